@@ -76,8 +76,8 @@ def summarize(
     names = PhaseNames({phase: tuple(ranges) for phase, ranges in (phases or {}).items()})
     configuration = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
     inputs = gather(
-        [Path(path) for path in paths], csv_paths, names=names, given=configuration, step_ms=step_ms, find_times=False,
-        with_tracks=with_tracks,
+        [Path(path) for path in paths], csv_paths, names=names, overrides=configuration, step_ms=step_ms,
+        find_times=False, with_tracks=with_tracks,
     )  # fmt: skip
     return tuple(map(write_texts, inputs.captures))
 

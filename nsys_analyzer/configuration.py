@@ -89,9 +89,9 @@ class Option:
         return (self.in_name or (word if self.kind is bool else f"{word}-{{}}")).format(value)
 
 
-def option(default: Value | None, help: str, choices: tuple[str, ...] = (), **more: Any) -> Any:
+def option(default: Value | None, help: str, choices: tuple[str, ...] = (), **attributes: Any) -> Any:
     """Returns a dataclass field of :class:`Options` with its :class:`Option`; its default, None, means unknown."""
-    return field(default=None, metadata={"option": Option(default, help, choices, **more)})
+    return field(default=None, metadata={"option": Option(default, help, choices, **attributes)})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -121,10 +121,10 @@ def transformer_targets(
     targets: dict[str, Target] = {}
     for model, *values in itertools.product(models, *values_of_options.values()):
         run = Run(model=find_model(model).name, **dict(zip(values_of_options, values, strict=True)))
-        given = {option: value for name, option in OPTIONS.items() if (value := getattr(run, name)) is not None}
-        arguments = [argument for option, value in given.items() for argument in option.arguments(value)]
+        options = {option: value for name, option in OPTIONS.items() if (value := getattr(run, name)) is not None}
+        arguments = [argument for option, value in options.items() for argument in option.arguments(value)]
         program = (sys.executable, "-m", "profiling_targets.transformer", "--model", str(run.model), *arguments)
-        name_parts = [part for option, value in given.items() if (part := option.name_part(value))]
+        name_parts = [part for option, value in options.items() if (part := option.name_part(value))]
         name = "_".join([f"{run.model}_ctx{run.context_length}_{run.mode}_{run.precision}", *name_parts])
         targets[name] = Target(name, (*program, *extra_arguments), run, timed=True)
     return tuple(targets.values())

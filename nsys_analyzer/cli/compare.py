@@ -114,7 +114,7 @@ def compare(
     if report := next((path for path, csv in inputs if csv and saved_reports_at(path)), None):
         raise ConfigurationError(f"{report} is a report, which holds its times", "Leave out its --csv option")
     runs_before, runs_after = (
-        load_runs(path, csv, tell=tell, names=names, given=configuration, workers=workers) for path, csv in inputs
+        load_runs(path, csv, tell=tell, names=names, overrides=configuration, workers=workers) for path, csv in inputs
     )
     if before.is_dir() and saved_reports_at(before):  # a baseline may hold runs on several machines
         runs_before = on_same_hardware(runs_before, runs_after)

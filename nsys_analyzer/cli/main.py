@@ -69,9 +69,7 @@ class _Commands(Group):
         del ctx
         for group, lines in _COMMANDS.items():
             with formatter.section(group):
-                formatter.write_dl(
-                    [(f"{name:<7}", line) for name, line in lines.items()]
-                )  # aligns all groups
+                formatter.write_dl([(f"{name:<7}", line) for name, line in lines.items()])  # aligns all groups
 
 
 #: The variable that a shell sets when it asks for completions.

@@ -50,7 +50,7 @@ def modules(
     from nsys_analyzer.report.renderers.json_report import MODULE_KEYS, captures_data
     from nsys_analyzer.report.sections.modules import modules_section
 
-    captures = gather((trace,), names=names, given=configuration, tell=tell).captures
+    captures = gather((trace,), names=names, overrides=configuration, tell=tell).captures
     section = modules_section(captures, each_layer=show_all)
     if output_format == "json":
         data = captures_data(captures, keys=MODULE_KEYS)

@@ -81,7 +81,7 @@ def evidence_options(function: Function) -> Function:
 
             workers = Workers(scheduler, show_reading)
             inputs = gather(
-                traces, csv_paths, names=names, given=configuration, step_ms=step_ms, in_order=in_order,
+                traces, csv_paths, names=names, overrides=configuration, step_ms=step_ms, in_order=in_order,
                 with_tracks=with_tracks, workers=workers, tell=tell,
             )  # fmt: skip
             return make_evidence(inputs, command_line())

@@ -40,7 +40,7 @@ _RANK_IN_NAME = re.compile(r"(?<![^\W_])(?:rank|r)[\W_]?(\d{1,6})(?![^\W_])", re
 
 
 def read_captures(
-    paths: Sequence[Path], names: PhaseNames | None = None, given: Run | None = None,
+    paths: Sequence[Path], names: PhaseNames | None = None, overrides: Run | None = None,
     *, has_times: bool = False, in_order: bool = False, with_tracks: bool = False, workers: Workers = SEQUENTIAL,
 ) -> list[CaptureSummary]:  # fmt: skip
     """Reads a summary for each process of each capture, in the order of a report.
@@ -51,7 +51,7 @@ def read_captures(
     Args:
         paths: traces, and folders that hold them.
         names: the names of the ranges of phases.
-        given: model, context length, batch size and precision from the command line.
+        overrides: model, context length, batch size and precision from the command line.
         has_times: whether the report has unprofiled times.
         in_order: whether the captures are the ranks of one run, in the order of the paths.
         with_tracks: whether to keep every operation of the measured steps for a timeline.
@@ -84,7 +84,13 @@ def read_captures(
     tracked = MOST_OPERATIONS // max(len(traces), 1) if with_tracks else 0  # the operations of a page in total
     captures = [
         _CaptureToRead(
-            trace, titles[trace], names or PhaseNames.parse(()), dict(given_classes), given or Run(), is_alone, tracked
+            trace,
+            titles[trace],
+            names or PhaseNames.parse(()),
+            dict(given_classes),
+            overrides or Run(),
+            is_alone,
+            tracked,
         )
         for trace in traces
     ]
@@ -121,7 +127,7 @@ class _CaptureToRead:
         title: the name of the capture in tables.
         names: the names of the ranges of phases.
         classes: the user's kernel classes.
-        given: the configuration from the command line.
+        overrides: the configuration from the command line.
         alone: whether the report has no other content, so that an error ends it.
         tracked: the approximate number of operations to keep for a timeline.
     """
@@ -130,7 +136,7 @@ class _CaptureToRead:
     title: str
     names: PhaseNames
     classes: OwnClasses
-    given: Run
+    overrides: Run
     alone: bool
     tracked: int
 
@@ -154,15 +160,15 @@ class _CaptureToRead:
 
 def _read(capture: _CaptureToRead) -> tuple[CaptureSummary, ...]:
     """Returns the rows of a capture: one for each process, or one with the error."""
-    path, given = capture.path, capture.given
+    path, overrides = capture.path, capture.overrides
     use_classes(capture.classes)  # a worker process has no classes of its own
-    configuration = _override(configuration_from_name(name_of_trace(path)), given)
+    configuration = _override(configuration_from_name(name_of_trace(path)), overrides)
     manifest = None
     try:
         if path.is_symlink() and not path.exists():
             raise TraceError(f"{path} is a broken link", f"See where it leads: readlink {path}")  # noqa: TRY301
         manifest = find_manifest(path) if path.exists() else None
-        configuration = _override(configuration_of(manifest), given) if manifest else configuration
+        configuration = _override(configuration_of(manifest), overrides) if manifest else configuration
         trace = Trace.load(path)
         summaries = summarize(trace, capture.title, capture.names, configuration, tracked=capture.tracked)
         return tuple(_with_manifest(summary, manifest) for summary in summaries)
@@ -184,19 +190,19 @@ def _read(capture: _CaptureToRead) -> tuple[CaptureSummary, ...]:
         return (_with_manifest(row, manifest),)
 
 
-def _override(configuration: Configuration | None, given: Run) -> Configuration | None:
+def _override(configuration: Configuration | None, overrides: Run) -> Configuration | None:
     """Returns the configuration with the values from the command line in place of its own.
 
     Raises:
         ConfigurationError: an unknown model.
     """
-    values: dict[str, Any] = {key: getattr(given, key) for key in ("context_length", "batch_size", "precision")}
-    values["model"] = None if given.model is None else find_model(given.model)
+    values: dict[str, Any] = {key: getattr(overrides, key) for key in ("context_length", "batch_size", "precision")}
+    values["model"] = None if overrides.model is None else find_model(overrides.model)
     values = {key: value for key, value in values.items() if value is not None}
     if not values:
         return configuration
     # The source of the model comes first, because a model from a file name is checked against the kernels.
-    keeps_model = configuration and configuration.model and not given.model
+    keeps_model = configuration and configuration.model and not overrides.model
     source = f"{configuration.source}, command line" if configuration and keeps_model else "command line"
     return structs.replace(configuration or Configuration(), **values, source=source)
 
@@ -246,16 +252,18 @@ def _with_ranks(rows: Sequence[CaptureSummary], order: Sequence[str]) -> list[Ca
     for name, row in candidates.items() if not order else ():
         for match in list(_RANK_IN_NAME.finditer(name))[-1:] if row.rank is None else ():
             names_by_rest[name[: match.start(1)] + name[match.end(1) :]][name] = int(match[1])
-    for rest, numbers in names_by_rest.items():
+    for name_without_rank, numbers in names_by_rest.items():
         # `_r1` and `_r2` may also be two runs.
-        is_rank = "rank" in rest.lower() or 0 in numbers.values()
+        is_rank = "rank" in name_without_rank.lower() or 0 in numbers.values()
         if is_rank and 1 < len(numbers) == len(set(numbers.values())):
-            ranks |= {name: (number, rest, candidates[name].members[0].run) for name, number in numbers.items()}
+            ranks |= {
+                name: (number, name_without_rank, candidates[name].members[0].run) for name, number in numbers.items()
+            }
     ranked = []
     for row in rows:
         if row.name in ranks:
-            rank, rest, run = ranks[row.name]
-            member = replace(row.members[0], rank=rank, name_without_rank=rest, run=run)
+            rank, name_without_rank, run = ranks[row.name]
+            member = replace(row.members[0], rank=rank, name_without_rank=name_without_rank, run=run)
             row = replace(row, rank=rank, process=f"rank {rank}", members=(member,))
         ranked.append(row)
     return ranked

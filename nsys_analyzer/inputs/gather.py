@@ -58,7 +58,7 @@ def gather(
     csv_paths: Sequence[Path] = (),
     *,
     names: PhaseNames | None = None,
-    given: Run | None = None,
+    overrides: Run | None = None,
     timings: Timings | None = None,
     step_ms: float | None = None,
     find_times: bool = True,
@@ -73,7 +73,7 @@ def gather(
         paths: traces, and folders that hold traces or experiments; without any, the folders of the tables of times.
         csv_paths: tables of unprofiled times.
         names: the names of the ranges of phases.
-        given: model, context length, batch size and precision from the command line. They take precedence over a
+        overrides: model, context length, batch size and precision from the command line. They take precedence over a
             manifest.
         timings: unprofiled times in place of tables, such as those of the sweep that was just run.
         step_ms: the time of a step without the profiler in place of tables, for one capture or the ranks of one run.
@@ -96,7 +96,7 @@ def gather(
     captures: tuple[CaptureSummary, ...] = ()
     if trace_places or timings or not all_bench_folders:
         rows = read_captures(
-            trace_places, names, given,
+            trace_places, names, overrides,
             has_times=timings is not None, in_order=in_order, with_tracks=with_tracks, workers=workers,
         )  # fmt: skip
         if timings or step_ms:
@@ -115,7 +115,7 @@ def gather_runs(
     csv_paths: Sequence[Path] = (),
     *,
     names: PhaseNames | None = None,
-    given: Run | None = None,
+    overrides: Run | None = None,
     workers: Workers = SEQUENTIAL,
     tell: Callable[[str], None] = lambda _: None,
     option: str = "--csv-before or --csv-after",
@@ -125,7 +125,7 @@ def gather_runs(
     Args:
         path: a capture, a folder of captures, the JSON of a report, or the folder of a baseline.
         csv_paths: tables of unprofiled times, in place of those beside the captures.
-        names, given, workers, tell: see ``gather``.
+        names, overrides, workers, tell: see ``gather``.
         option: the option that names other tables of times, for a line to the user.
 
     Raises:
@@ -134,7 +134,7 @@ def gather_runs(
     if reports := saved_reports_at(path):
         return tuple(run for report in reports for run in read_saved_report(report))
     timings = _read_timings(csv_paths) if csv_paths else _find_timings((path,), tell, option)
-    rows = read_captures((path,), names, given, has_times=timings is not None, workers=workers)
+    rows = read_captures((path,), names, overrides, has_times=timings is not None, workers=workers)
     captures = complete_captures(_match_timings(rows, timings, None) if timings else rows)
     return tuple(capture for capture in captures if path.is_dir() or capture.source == path.name)
 

@@ -58,10 +58,10 @@ def match_timings(captures: Sequence[CaptureSummary], timings: Timings, *, one_r
             used += fitting_rows
             capture = _with_times(capture, fitting_rows)
             if evidence:
-                chosen = Fact("row_chosen_by_kernels", place=fitting_rows[0].place, evidence=evidence)
-                capture = replace(capture, warnings=(*capture.warnings, chosen))
-        elif warning := _why_no_row_is_used(timings, fitting_rows, one_run=one_run):
-            capture = replace(capture, warnings=(*capture.warnings, warning))
+                warning = Fact("row_chosen_by_kernels", place=fitting_rows[0].place, evidence=evidence)
+                capture = replace(capture, warnings=(*capture.warnings, warning))
+        elif unused_rows := _why_no_row_is_used(timings, fitting_rows, one_run=one_run):
+            capture = replace(capture, warnings=(*capture.warnings, unused_rows))
         timed.append(capture)
     used_ids = {id(row) for row in used}
     unused = [
@@ -95,8 +95,11 @@ def _find_fitting_rows(
     best, evidence = list[PhaseTiming](), ""
     attempts = ((configuration.precision, run.compile), (precision, run.compile), (precision, compiled))
     for tried_precision, tried_compile in dict.fromkeys(attempts):
-        tried = structs.replace(configuration, precision=tried_precision), replace(run, compile=tried_compile)
-        scores = [_count_agreements(row, *tried) for row in rows]
+        tried_conditions = (
+            structs.replace(configuration, precision=tried_precision),
+            replace(run, compile=tried_compile),
+        )
+        scores = [_count_agreements(row, *tried_conditions) for row in rows]
         highest = max((score for score in scores if score is not None), default=0)
         fitting = [row for row, score in zip(rows, scores, strict=True) if score == highest]
         best = [row for row in fitting if highest >= 1 or (one_run and not row.run.capture)]
@@ -210,11 +213,11 @@ def _add_clocks(clocks: Sequence[Stats]) -> Stats:
     return Stats(None, sum(clock.mean or 0.0 for clock in clocks), sum(clock.std or 0.0 for clock in clocks))
 
 
-def _is_shorter(time: Stats, other: Stats) -> bool:
+def _is_shorter(time: Stats, reference: Stats) -> bool:
     """Returns whether a time is shorter than another by more than deviations and clock rates explain."""
-    if not time.mean or not other.mean:
+    if not time.mean or not reference.mean:
         return False
-    return other.mean - time.mean > (time.std or 0.0) + (other.std or 0.0) + _RUN_TOLERANCE * other.mean
+    return reference.mean - time.mean > (time.std or 0.0) + (reference.std or 0.0) + _RUN_TOLERANCE * reference.mean
 
 
 def _only_timed_runs(timings: Sequence[PhaseTiming], source: str) -> Iterator[CaptureSummary]:

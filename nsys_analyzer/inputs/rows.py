@@ -156,7 +156,7 @@ def from_json_values(kind: type[T], values: Mapping[str, Any]) -> T:
 
 @cache
 def _keys_of_parts(kind: type) -> dict[str, dict[str, str]]:
-    """Returns, for each part of a type, the JSON keys of the part with the names of their fields."""
+    """Returns the JSON keys of each part of a type, with the names of their fields."""
     keys = {}
     for name, hint in get_type_hints(kind).items():
         types = get_args(hint) if isinstance(hint, UnionType) else (hint,)
@@ -214,8 +214,8 @@ def read_rows_file(path: Path) -> tuple[dict[str, Any], tuple[Row[Any, Any], ...
     """
     remedy = "Make it anew: nsys-analyze bench"
     try:
-        *lines, rest = path.read_bytes().split(b"\n")
-        header, *entries = (decode_json(line) for line in (lines or [rest]))
+        *lines, last_line = path.read_bytes().split(b"\n")
+        header, *entries = (decode_json(line) for line in (lines or [last_line]))
         results = [{**entry, "message": entry.get("message") or ""} for entry in entries if "module" in entry]
         rows = {(row := msgspec.convert(result, _JsonRow)).key: row for result in results}
         commands = [entry["run"] for entry in (header, *entries) if entry.get("run") and "module" not in entry]

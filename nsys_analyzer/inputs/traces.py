@@ -103,7 +103,7 @@ def name_of_trace(path: Path) -> str:
     return capture_name(stem, Path(os.path.realpath(path)).parent)
 
 
-def read_each_trace(path: Path, read: Callable[[Path], Result], tell: Callable[[str], None]) -> Iterator[Result]:
+def read_each_trace(path: Path, read_trace: Callable[[Path], Result], tell: Callable[[str], None]) -> Iterator[Result]:
     """Yields the result of ``read`` for a trace, or for each trace of a folder.
 
     ``tell`` gets the error of a trace that cannot be read.
@@ -116,7 +116,7 @@ def read_each_trace(path: Path, read: Callable[[Path], Result], tell: Callable[[
         raise TraceError(f"{path} holds no trace", "Give a trace, or a folder with some")
     for trace in traces:
         try:
-            yield read(trace)
+            yield read_trace(trace)
         except NsysAnalyzerError as error:
             errors.append(error)
             if len(errors) == len(traces):

@@ -123,8 +123,8 @@ def _read_rows(path: Path) -> Iterator[PhaseTiming]:
     (_, header), *lines = _read_table(path)
     phase_columns = {name: match for name in header if (match := _PHASE_COLUMN.fullmatch(name))}
     columns_of_phase = {match[1]: {name: _UNITS_MS[match[2]]} for name, match in phase_columns.items()}
-    known = {*phase_columns, *_RUN_COLUMNS, "phase", *_ROW_COLUMNS}
-    unknown = [name for name in header if name not in known]
+    known_columns = {*phase_columns, *_RUN_COLUMNS, "phase", *_ROW_COLUMNS}
+    unknown = [name for name in header if name not in known_columns]
     row_columns = {"phase", *_ROW_COLUMNS} & {*header}
     has_duplicates = len({*header}) < len(header) or len(columns_of_phase) < len(phase_columns)
     if unknown or has_duplicates or (row_columns if columns_of_phase else not row_columns >= {"phase", "mean_ms"}):

@@ -104,8 +104,8 @@ def _insufficient_phases(phases: Sequence[str], share: float, on_cpu: bool, has_
     tenths = math.floor(share * 1000) / 10  # 89.99 % is not shown as 90 %
     time = "operators' time" if on_cpu else "GPU time (kernels, copies and fills)"
     forward = "" if has_forward else ", and no forward is among them"
-    found = f"The phases found ({', '.join(phases)}) hold {tenths:.1f}{NO_BREAK_SPACE}% of the {time}{forward}."
-    return f"{found} {_WHOLE_CAPTURE_TOO}"
+    sentence = f"The phases found ({', '.join(phases)}) hold {tenths:.1f}{NO_BREAK_SPACE}% of the {time}{forward}."
+    return f"{sentence} {_WHOLE_CAPTURE_TOO}"
 
 
 def _profiler_message(profiler: str, text: str, meaning: StrOrText) -> StrOrText:

@@ -238,17 +238,21 @@ def compared_phases(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
     if parts and capture.phases_suffice:
         return parts
     steps = tuple(phase for phase in visible if phase.phase == STEP)
-    whole, has_opaque = whole_if_needed(capture), any(phase.opaque for phase in capture.phases)
-    return (*parts, *steps, *((whole,) if whole and whole.kernels and not whole.opaque and not has_opaque else ()))
+    whole_capture = whole_if_needed(capture)
+    if whole_capture is None or not whole_capture.kernels:
+        return (*parts, *steps)
+    has_opaque = whole_capture.opaque or any(phase.opaque for phase in capture.phases)
+    return (*parts, *steps) if has_opaque else (*parts, *steps, whole_capture)
 
 
 def whole_if_needed(capture: CaptureSummary) -> PhaseSummary | None:
     """Returns the whole capture as a phase; None if the phases or the steps stand for it."""
-    whole, step = capture.whole, capture.phase(STEP)
-    if whole is None or capture.phases_suffice:
+    whole_capture, step = capture.whole, capture.phase(STEP)
+    if whole_capture is None or capture.phases_suffice:
         return None
     in_steps_ms = (step.kernel_time_ms.mean or 0.0) * step.instances if step else 0.0
-    return whole if in_steps_ms <= _SUFFICIENT_SHARE_IN_STEPS * (whole.kernel_time_ms.mean or 0.0) else None
+    total_ms = whole_capture.kernel_time_ms.mean or 0.0
+    return whole_capture if in_steps_ms <= _SUFFICIENT_SHARE_IN_STEPS * total_ms else None
 
 
 def parts_and_enclosing(capture: CaptureSummary) -> tuple[tuple[PhaseSummary, ...], tuple[PhaseSummary, ...]]:
@@ -326,34 +330,34 @@ def _is_inference_of(inference: CaptureSummary, training: CaptureSummary) -> boo
     return builds[0] == builds[1] and trained == structs.replace(forward, mode=trained.mode, source=trained.source)
 
 
-def with_counted_flops(capture: CaptureSummary, counted: CountedFlops) -> CaptureSummary:
+def with_counted_flops(capture: CaptureSummary, counted_flops: CountedFlops) -> CaptureSummary:
     """Returns the capture with the counted FLOPs of its modules, and of attention unless its shapes told them."""
-    modules = with_flops(capture.modules, counted) if capture.modules else None
+    modules = with_flops(capture.modules, counted_flops) if capture.modules else None
     attention = capture.attention
     if attention and attention.per == FORWARD and attention.flop_ratio is None:
-        attention = _with_attention_flops(attention, counted)
+        attention = _with_attention_flops(attention, counted_flops)
     return replace(capture, modules=modules, attention=attention)
 
 
-def _with_attention_flops(attention: AttentionSummary, counted: CountedFlops) -> AttentionSummary:
+def _with_attention_flops(attention: AttentionSummary, counted_flops: CountedFlops) -> AttentionSummary:
     """Returns attention with the FLOPs of one forward pass.
 
     If the matmuls inside attention modules have other FLOPs than attention itself, they include projections, and their
     time is left out.
     """
-    passes = counted.passes.get(FORWARD, 0)
-    if not passes or not counted.softmax or not counted.attention_matmul:
+    passes = counted_flops.passes.get(FORWARD, 0)
+    if not passes or not counted_flops.softmax or not counted_flops.attention_matmul:
         return attention
     module_flops = sum(
         flops.get(FORWARD, 0)
-        for name, flops in counted.modules.items()
+        for name, flops in counted_flops.modules.items()
         if find_module_role(MODULE_RANGE_PREFIX + name) == "attention"
     )
-    if attention.matmul_ms and module_flops and module_flops != counted.attention_matmul:
+    if attention.matmul_ms and module_flops and module_flops != counted_flops.attention_matmul:
         attention = replace(attention, matmul_ms=None, runtime_ratio=None)
     return replace(
         attention,
-        softmax_flops=round(counted.softmax / passes),
-        matmul_flops=round(counted.attention_matmul / passes),
-        flop_ratio=counted.attention_matmul / counted.softmax,
+        softmax_flops=round(counted_flops.softmax / passes),
+        matmul_flops=round(counted_flops.attention_matmul / passes),
+        flop_ratio=counted_flops.attention_matmul / counted_flops.softmax,
     )

@@ -136,10 +136,10 @@ def sum_by_group(operations: Operations, kernel: SmallInts, group: SmallInts, si
     """
     distinct_kernels, groups = sizes
     first, behind = operations.kernels, slice(operations.kernels.stop, None)  # kernels come first
-    kernels, others = operations.select(first), operations.select(behind)
+    kernels, other_operations = operations.select(first), operations.select(behind)
     return GroupSums(
         *sum_by_group_and_code(kernels, group[first], kernel[first], (groups, distinct_kernels)),
-        *sum_by_group_and_code(others, group[behind], others.kind, (groups, len(OPERATION_KINDS))),
+        *sum_by_group_and_code(other_operations, group[behind], other_operations.kind, (groups, len(OPERATION_KINDS))),
     )
 
 

@@ -146,22 +146,24 @@ class _RatesOfCapture:
                 )
                 yield PhaseRate(name, model_flops, ms, time_of, mfu, mfu_of_best)
 
-    def counted_flops(self, counted: CountedFlops) -> dict[str, int | None]:
+    def counted_flops(self, counted_flops: CountedFlops) -> dict[str, int | None]:
         """Returns the FLOPs of each phase that were counted in one step of the program."""
-        if counted.unknown:
-            self.notes.append(Fact("uncounted_operators", operators=tuple(counted.unknown)))
+        if counted_flops.unknown:
+            self.notes.append(Fact("uncounted_operators", operators=tuple(counted_flops.unknown)))
         # A prompt's pass and the passes of single tokens differ: their mean describes neither.
         has_backward = self.capture.phase("backward")
-        similar_passes = [name for name in _PASSES if counted.passes.get(name) == 1 or has_backward]
+        similar_passes = [name for name in _PASSES if counted_flops.passes.get(name) == 1 or has_backward]
         flops: dict[str, int | None] = {
-            name: round(sum(counted.flops_per_pass(name).values())) for name in similar_passes
+            name: round(sum(counted_flops.flops_per_pass(name).values())) for name in similar_passes
         }
         steps = self.capture.phase(STEP) or self.capture.phase(OTHER_STEP)
         instances = {name: phase.instances for name in _PASSES if (phase := self.capture.phase(name))}
-        if steps and any(count != counted.passes.get(name, 0) * steps.instances for name, count in instances.items()):
+        if steps and any(
+            count != counted_flops.passes.get(name, 0) * steps.instances for name, count in instances.items()
+        ):
             self.notes.append(Fact("no_whole_steps"))
             return flops
-        return flops if self.capture.times_calls else {**flops, STEP: round(counted.flops_per_step)}
+        return flops if self.capture.times_calls else {**flops, STEP: round(counted_flops.flops_per_step)}
 
     def step_flops(self, flops_of_forward: int, batch_size: int) -> int | None:
         """Returns the model's FLOPs in a step: three times a forward pass for each of its backward passes.

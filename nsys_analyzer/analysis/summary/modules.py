@@ -256,7 +256,7 @@ class _ModuleTree:
 # --- the FLOPs of each module
 
 
-def with_flops(modules: Modules, counted: CountedFlops) -> Modules:
+def with_flops(modules: Modules, counted_flops: CountedFlops) -> Modules:
     """Returns the modules with the FLOPs that were counted in one step, including those of the modules inside.
 
     Modules whose figures are not per step are returned unchanged.
@@ -264,7 +264,7 @@ def with_flops(modules: Modules, counted: CountedFlops) -> Modules:
     if modules.per != "step":
         return modules
     flops: dict[str, dict[str, float]] = {direction: defaultdict(float) for direction in DIRECTIONS}
-    for name, flops_by_phase in counted.modules.items():
+    for name, flops_by_phase in counted_flops.modules.items():
         words = split_module_path(name.rpartition(": ")[0])
         for phase, flops_of_phase in flops_by_phase.items():
             of_direction = flops["backward" if phase in _BACKWARD_PHASES else "forward"]

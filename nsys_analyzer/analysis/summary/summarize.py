@@ -106,10 +106,10 @@ class _ProcessSummarizer:
         contradiction = _contradiction(configuration, phases)
         if configuration and contradiction:
             configuration = structs.replace(configuration, model=None, model_name=None)
-        whole = self.whole() if len(self.operations) else None
+        whole_capture = self.whole() if len(self.operations) else None
         coverage = self.coverage()
-        matmuls = [row for row in whole.kernels if row.kernel_class in (MATMUL, FUSED)] if whole else []
-        gpu = trace.metadata.gpu(self.process.pid, int(self.operations.device[0])) if whole else None
+        matmuls = [row for row in whole_capture.kernels if row.kernel_class in (MATMUL, FUSED)] if whole_capture else []
+        gpu = trace.metadata.gpu(self.process.pid, int(self.operations.device[0])) if whole_capture else None
         by_ranges = self.steps is None or self.steps.windows.source in _RANGE_SOURCES
         modules = summarize_modules(self.attributed, self.process.global_pid, by_ranges=by_ranges)
         peak_memory_bytes, memory_events = find_peak_memory(self.attributed, self.process.global_pid)
@@ -126,7 +126,7 @@ class _ProcessSummarizer:
             metadata=trace.metadata,
             configuration=configuration,
             phases=phases,
-            whole=whole,
+            whole=whole_capture,
             attention=summarize_attention(self.attributed, self.process.global_pid, configuration, gpu),
             coverage=coverage,
             precisions=find_precision_shares(matmuls),
@@ -223,35 +223,39 @@ class _ProcessSummarizer:
             clocks: the GPU time of each instance.
             sums: the sums of operations by phase.
         """
-        measured = of_phase[self.instances.is_measured[of_phase]]
+        measured_instances = of_phase[self.instances.is_measured[of_phase]]
         ranges, instances = self.attributed.trace.ranges, self.instances
         names = [ranges.names[name] for name in distinct(np.sort(ranges.name[instances.range[of_phase]]))]
         unlisted = len(names) - _MAX_LISTED_RANGES
         is_inferred = all(name in self.attributed.roles.inferred or is_framework_name(name) for name in names)
-        kernels = clocks.kernels[measured] if is_inferred else measured[:0]
+        kernels = clocks.kernels[measured_instances] if is_inferred else measured_instances[:0]
         is_backward = self.own_instances & (instances.phase == instances.phases.index("backward"))
-        first = [column[measured[:1]] for column in (instances.process, instances.start, instances.end)]
-        skew = np.maximum(_CLOCK_SKEW_NS, (instances.end - instances.start)[measured] // 1000)
-        is_late = (clocks.span[measured] > 0) & (clocks.last_end[measured] > instances.end[measured] + skew)
+        first = [column[measured_instances[:1]] for column in (instances.process, instances.start, instances.end)]
+        wall_ns = (instances.end - instances.start)[measured_instances]
+        latest_end = instances.end[measured_instances] + np.maximum(_CLOCK_SKEW_NS, wall_ns // 1000)
+        has_work = clocks.span[measured_instances] > 0
+        is_late = has_work & (clocks.last_end[measured_instances] > latest_end)
         starts_backward = has_moments(instances.process[is_backward], instances.start[is_backward], *first)
         return structs.replace(
-            self._gpu_figures(instances.phases[code], code, measured, clocks, sums),
+            self._gpu_figures(instances.phases[code], code, measured_instances, clocks, sums),
             range=", ".join(names[:_MAX_LISTED_RANGES]) + (f" and {unlisted} more" if unlisted > 0 else ""),
-            instances=len(measured),
+            instances=len(measured_instances),
             warmup_instances=int(instances.warmup[of_phase].sum()),
             incomplete_instances=int((instances.incomplete & ~instances.warmup)[of_phase].sum()),
-            wall_ms=Stats.of_ns((instances.end - instances.start)[measured]),
-            wall_values_ms=sample_ms((instances.end - instances.start)[measured]),
-            busy_values_ms=sample_ms(clocks.busy[measured]),
-            synchronized=bool(is_late.sum() <= _LATE_INSTANCES_SHARE * len(measured)),
+            wall_ms=Stats.of_ns(wall_ns),
+            wall_values_ms=sample_ms(wall_ns),
+            busy_values_ms=sample_ms(clocks.busy[measured_instances]),
+            synchronized=bool(is_late.sum() <= _LATE_INSTANCES_SHARE * len(measured_instances)),
             holds_backward=bool(starts_backward.any()),
             inferred=is_inferred,
-            profiler_cost=self.recorded.cost(instances.start[measured], instances.end[measured]),
+            profiler_cost=self.recorded.cost(instances.start[measured_instances], instances.end[measured_instances]),
             kernels_least=int(kernels.min()) if len(kernels) else 0,
             kernels_most=int(kernels.max(initial=0)),
         )
 
-    def _gpu_figures(self, phase: str, code: int, measured: Ints, clocks: GpuClocks, sums: GroupSums) -> PhaseSummary:
+    def _gpu_figures(
+        self, phase: str, code: int, measured_instances: Ints, clocks: GpuClocks, sums: GroupSums
+    ) -> PhaseSummary:
         """Returns the figures of a phase's GPU operations.
 
         Args:
@@ -261,15 +265,17 @@ class _ProcessSummarizer:
             clocks: the GPU time of each instance.
             sums: the sums of operations by phase.
         """
-        instances = max(len(measured), 1)
+        instances = max(len(measured_instances), 1)
         kernels = make_kernel_rows(self.kernels, sums.kernels[code], sums.kernel_ns[code], instances)
         return PhaseSummary(
             phase=phase,
             instances=instances,
             kernels_per_instance=int(sums.kernels[code].sum()) / instances,
-            gpu_span_ms=Stats.of_ns(clocks.span[measured]),
-            gpu_busy_ms=Stats.of_ns(clocks.busy[measured]),
-            kernel_time_ms=Stats.of_ns([] if clocks.opaque[measured].any() else clocks.kernel_time[measured]),
+            gpu_span_ms=Stats.of_ns(clocks.span[measured_instances]),
+            gpu_busy_ms=Stats.of_ns(clocks.busy[measured_instances]),
+            kernel_time_ms=Stats.of_ns(
+                [] if clocks.opaque[measured_instances].any() else clocks.kernel_time[measured_instances]
+            ),
             classes=make_class_rows(kernels),
             kernels=kernels,
             memory=make_memory_rows(sums.others[code], sums.other_ns[code], instances),
@@ -280,11 +286,11 @@ class _ProcessSummarizer:
         is_warmup = self.attributed.is_warmup[self.in_process]
         instance = np.where(is_warmup, np.int32(NONE), np.int32(0))
         clocks = measure_gpu_clocks(self.operations, instance, 1)
-        whole = self._gpu_figures("whole capture", 0, np.zeros(1, np.int64), clocks, self._sum_by(instance, 1))
+        whole_capture = self._gpu_figures("whole capture", 0, np.zeros(1, np.int64), clocks, self._sum_by(instance, 1))
         start, end = clocks.last_end[0] - clocks.span[0], clocks.last_end[0]
         spans_warmup = (is_warmup & (self.operations.start >= start) & (self.operations.end <= end)).any()
         # A span that includes warm-up would not match the other figures.
-        return structs.replace(whole, gpu_span_ms=Stats()) if spans_warmup else whole
+        return structs.replace(whole_capture, gpu_span_ms=Stats()) if spans_warmup else whole_capture
 
     def count_passes(self, steps: Steps) -> dict[str, float]:
         """Returns how often each phase begins in a step, on average.
@@ -356,16 +362,16 @@ def check_attribution(summary: CaptureSummary) -> None:
     Raises:
         NsysAnalyzerError: a check fails, so the figures are wrong.
     """
-    coverage, whole = summary.coverage, summary.whole
-    if coverage is None or whole is None:
+    coverage, whole_capture = summary.coverage, summary.whole
+    if coverage is None or whole_capture is None:
         return
     in_leaves = sum(phase.kernels_per_instance * phase.instances for phase in summary.leaf_phases)
     gpu_ms_in_leaves = sum(phase.gpu_ms * phase.instances for phase in summary.leaf_phases)
-    by_name_ms = sum(row.ms_per_instance for row in whole.kernels)
+    by_name_ms = sum(row.ms_per_instance for row in whole_capture.kernels)
     checks = {
         "attributed + unattributed kernels are all kernels": coverage.attributed + coverage.unattributed
         == sum(coverage.how.values())
-        == whole.kernels_per_instance + coverage.in_warmup,
+        == whole_capture.kernels_per_instance + coverage.in_warmup,
         "their times add up": _is_equal(coverage.attributed_ms + coverage.unattributed_ms, coverage.kernel_ms),
         "kernels by name and in warm-up take the time of all kernels": _is_equal(
             by_name_ms + coverage.warmup_ms, coverage.kernel_ms
@@ -373,7 +379,7 @@ def check_attribution(summary: CaptureSummary) -> None:
         "phases have no more kernels than the ranges": in_leaves <= coverage.in_phases + _ROUNDING
         and coverage.in_warmup <= coverage.in_phases <= coverage.attributed + coverage.in_warmup,
         "phases have no more GPU time than the whole capture": gpu_ms_in_leaves
-        <= whole.gpu_ms * (1 + _ROUNDING) + _ROUNDING,
+        <= whole_capture.gpu_ms * (1 + _ROUNDING) + _ROUNDING,
     }
     failed = [name for name, holds in checks.items() if not holds]
     if failed:

@@ -438,8 +438,9 @@ class Summary:
 
         It is False only if every kernel is known and none belongs to a class that models consist of.
         """
-        whole = self.whole
-        return whole is None or whole.opaque or any(row.kernel_class in MODEL_CLASSES for row in whole.classes)
+        if self.whole is None or self.whole.opaque:
+            return True
+        return any(row.kernel_class in MODEL_CLASSES for row in self.whole.classes)
 
     @property
     def on_cpu(self) -> bool:

@@ -194,9 +194,9 @@ def _how_made(evidence: Evidence) -> Iterator[Block]:
     """Yields the commands that made the captures, if they are known, and the command of this report."""
     traced = [(capture, capture.run) for capture in evidence.captures if capture.run]
     sweeps = dict.fromkeys(run.run for _, run in traced if run.run)
-    own = [(capture.title, run.profile_command or run.command) for capture, run in traced if capture.metadata]
+    own_commands = [(capture.title, run.profile_command or run.command) for capture, run in traced if capture.metadata]
     parts = [("# the captures and their timings", *sweeps)] if sweeps else []
-    parts += [(f"# the capture {title}", command) for title, command in own[:1] if command]
+    parts += [(f"# the capture {title}", command) for title, command in own_commands[:1] if command]
     parts += [("# this report", evidence.command)] if evidence.command and evidence.command not in sweeps else []
     if lines := tuple(line for part in parts for line in ("", *part))[1:]:
         yield Listing(lines, "commands")
@@ -207,16 +207,16 @@ def _how_made(evidence: Evidence) -> Iterator[Block]:
 
 def _glossary(evidence: Evidence) -> Iterator[StrOrText]:
     """Yields the meanings of the terms, columns and kernel classes that the report uses."""
-    measured = [capture for capture in evidence.captures if capture.whole]
+    measured_captures = [capture for capture in evidence.captures if capture.whole]
     parts = (
         (True, _TERMS),
-        (any(not capture.on_cpu for capture in measured), _GPU_TERMS),
-        (any(capture.on_cpu for capture in measured), _CPU_TERMS),
+        (any(not capture.on_cpu for capture in measured_captures), _GPU_TERMS),
+        (any(capture.on_cpu for capture in measured_captures), _CPU_TERMS),
         (
-            any(capture.limits and (capture.limits.phases or capture.limits.classes) for capture in measured),
+            any(capture.limits and (capture.limits.phases or capture.limits.classes) for capture in measured_captures),
             _LIMIT_TERMS,
         ),
-        (any(capture.attention for capture in measured), _ATTENTION_TERMS),
+        (any(capture.attention for capture in measured_captures), _ATTENTION_TERMS),
     )
     for term, meaning in (pair for is_used, terms in parts if is_used for pair in terms.items()):
         yield join_texts("", (emphasis(term), f": {meaning}"))

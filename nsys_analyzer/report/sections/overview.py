@@ -234,8 +234,10 @@ def _find_places(captures: Sequence[CaptureSummary]) -> _Places:
         configuration = capture.configuration or Configuration()
         if configuration.context_length is None or configuration.model is None:
             return {}
-        own = ("" if shared else option for option, shared in zip(options[capture.title], is_shared, strict=True))
-        places[capture.title] = Place(configuration.model.name, configuration.context_length, Variant(*own))
+        own_options = (
+            "" if shared else option for option, shared in zip(options[capture.title], is_shared, strict=True)
+        )
+        places[capture.title] = Place(configuration.model.name, configuration.context_length, Variant(*own_options))
     contexts, models = {place.context for place in places.values()}, {place.model for place in places.values()}
     is_sweep = max(len(contexts), len(models)) >= _FEWEST_IN_GRID
     return places if is_sweep and len(set(places.values())) == len(captures) else {}

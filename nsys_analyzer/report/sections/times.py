@@ -21,8 +21,8 @@ _TIMED_BY_HOOKS = (
 
 def answer_times(capture: CaptureSummary) -> Iterator[Block]:
     """Yields the time of each phase with and without the profiler, and the time during which the GPU works in it."""
-    whole = whole_if_needed(capture)
-    phases = [*(phase for phase in capture.phases if phase.instances), *([whole] if whole else [])]
+    whole_capture = whole_if_needed(capture)
+    phases = [*(phase for phase in capture.phases if phase.instances), *([whole_capture] if whole_capture else [])]
     if not phases:
         return
     main_phases = [phase for phase in phases if phase.phase in TRAINING_PHASES] or phases
