@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
-from nsys_analyzer.cli.options import command_line
+from nsys_analyzer.cli.options import quote_command_line
 from nsys_analyzer.errors import ClusterError, TraceError
 from nsys_analyzer.experiments.evidence import make_evidence
 from nsys_analyzer.inputs.gather import gather
@@ -156,7 +156,7 @@ def test_an_address_without_the_extra(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("words", [["--scheduler", "tcp://host:1"], ["--scheduler=tcp://host:1"], []])
 def test_a_report_does_not_say_where_its_captures_were_read(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["nsys-analyze", "report", *words, "many", "-o", "-"])
-    assert command_line() == "nsys-analyze report many -o -"
+    assert quote_command_line() == "nsys-analyze report many -o -"
 
 
 # --- schedulers that do not do ---

@@ -28,9 +28,9 @@ from nsys_analyzer.verify.ledger import (
     Entry,
     Prediction,
     append_entry,
+    judge_change,
     prediction_holds,
     read_ledger,
-    verdict_of,
     widening_factor,
     with_calibrated_intervals,
 )
@@ -162,7 +162,7 @@ def test_another_computation_is_no_faster_one(other: TimedProcess, said: list[st
     before = TimedProcess((10.0,) * 6, losses=(2.3, 2.2), rows=(8, 8))
     turns = ProcessPairs(((before, other),) * 4)
     assert [*map(describe_work_difference, turns.work_differences)] == said
-    assert verdict_of(turns.change, said) == ("not comparable" if said else "faster")
+    assert judge_change(turns.change, said) == ("not comparable" if said else "faster")
 
 
 #: A program of three blocks; it writes its name when it has its turn, and again when it gives it up.

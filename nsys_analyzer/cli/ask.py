@@ -42,7 +42,7 @@ def ask(
     several processes, process=, rank= or capture= selects one. If TRACE does not hold the answer, ask prints the
     reason and the command that would record it, and exits with 4.
     """
-    from nsys_analyzer.questions.ask import Answers, in_words
+    from nsys_analyzer.questions.ask import Answers, format_answer
     from nsys_analyzer.questions.ask import ask as answer_question
     from nsys_analyzer.report.renderers.json_report import to_plain_data
 
@@ -52,6 +52,6 @@ def ask(
         print_json(to_plain_data(Answers(answers)), indent=None)
     else:
         for answer in answers:
-            click.echo(in_words(answer))
+            click.echo(format_answer(answer))
     if any(answer.cannot_answer for answer in answers):
         ctx.exit(CANNOT_ANSWER)

@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from nsys_analyzer.cli.help import EXPERIMENT, Command, Group, option
-from nsys_analyzer.cli.options import command_line, running_options, valued_option
+from nsys_analyzer.cli.options import quote_command_line, running_options, valued_option
 
 if TYPE_CHECKING:
     from nsys_analyzer.experiments.model import Bench
@@ -69,7 +69,7 @@ def _command(experiment: Bench) -> click.Command:
         folder = options["output_dir"]
         with handle_interruption(folder):
             report, ended_well = run_bench(
-                plan, folder, options["timeout"], options["resume"], show_progress, command_line()
+                plan, folder, options["timeout"], options["resume"], show_progress, quote_command_line()
             )
         print_answer(report)
         click.echo(f"\n{folder / f'{experiment.name}.md'}")

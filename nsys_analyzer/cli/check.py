@@ -32,7 +32,7 @@ def check(ctx: click.Context, evidence: Callable[[], Evidence], text: TextIO, ou
     not judged. The exit status is 3 if a line is false, else 4 if a line is not judged. TEXT is a file, or - for
     standard input.
     """
-    from nsys_analyzer.questions.ask import in_words
+    from nsys_analyzer.questions.ask import format_answer
     from nsys_analyzer.questions.claims import check as check_claims
     from nsys_analyzer.report.renderers.json_report import to_plain_data
 
@@ -43,7 +43,7 @@ def check(ctx: click.Context, evidence: Callable[[], Evidence], text: TextIO, ou
         explained: set[str] = set()
         for claim in claims.claims:
             click.echo(f"{'not judged' if claim.holds is None else str(claim.holds).lower()}: {claim.text}")
-            for detail in (*map(in_words, claim.answers), *claim.report):
+            for detail in (*map(format_answer, claim.answers), *claim.report):
                 click.echo(f"    {detail}")
             missing = None if claim.answers else claim.cannot_answer
             if missing and missing.why not in explained:  # print each explanation once

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nsys_analyzer.cli.help import CRITERIA, INPUT, OUTPUT, Function, command, format_option, option
-from nsys_analyzer.cli.options import PATH, configuration_options, format_of, names_options, scheduler_option, tell
+from nsys_analyzer.cli.options import PATH, choose_format, configuration_options, names_options, scheduler_option, tell
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.comparison.pairs import Comparisons
@@ -101,12 +101,12 @@ def compare(
     from nsys_analyzer.report.sections.comparison import require_comparisons
     from nsys_analyzer.report.writing import check_target
     from nsys_analyzer.system.cluster import Workers
-    from nsys_analyzer.verify.baselines import on_same_hardware
+    from nsys_analyzer.verify.baselines import select_same_hardware
 
     budgets = read_budgets(budgets_path) if budgets_path else None
     target = Path(output) if output and output != "-" else None
     given_format = None if output_format == "text" else output_format
-    output_format = format_of(target, given_format, {"markdown": ".md", "json": ".json"}, "text")
+    output_format = choose_format(target, given_format, {"markdown": ".md", "json": ".json"}, "text")
     if target:
         check_target(target, (before, after, *csv_before, *csv_after), force=force)
     workers = Workers(scheduler, show_reading)
@@ -117,7 +117,7 @@ def compare(
         load_runs(path, csv, tell=tell, names=names, overrides=configuration, workers=workers) for path, csv in inputs
     )
     if before.is_dir() and saved_reports_at(before):  # a baseline may hold runs on several machines
-        runs_before = on_same_hardware(runs_before, runs_after)
+        runs_before = select_same_hardware(runs_before, runs_after)
     comparisons = require_comparisons(
         compare_runs(runs_before, runs_after, cpu_spread=cpu_spread, repeats=repeats, force=force, budgets=budgets)
     )

@@ -40,7 +40,7 @@ def explain(
     evidence, the lines of code to try, and how to check it. TRACE is a capture or a folder of captures. Several
     captures may be the ranks of a run.
     """
-    from nsys_analyzer.questions.ask import brief
+    from nsys_analyzer.questions.ask import write_ranked_answers
     from nsys_analyzer.report.renderers.json_report import STEP_KEYS, captures_data
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.report.sections import EXPLAIN_SECTION_KEYS, build_report
@@ -53,7 +53,7 @@ def explain(
     if calibrate:
         gathered = replace(gathered, captures=with_calibrated_intervals(gathered.captures, ledger, tell))
     if budget:
-        click.echo(brief(gathered, budget), nl=False, file=data_stream())
+        click.echo(write_ranked_answers(gathered, budget), nl=False, file=data_stream())
         return
     if output_format == "json":
         print_json(captures_data(gathered.captures, gathered.runs, STEP_KEYS))

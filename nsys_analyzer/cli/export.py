@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nsys_analyzer.cli.help import OUTPUT, command, option
-from nsys_analyzer.cli.options import PATH, force_option, format_of, names_options
+from nsys_analyzer.cli.options import PATH, choose_format, force_option, names_options
 from nsys_analyzer.export import load_formats
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def export(
     from nsys_analyzer.text import format_bytes, visible
 
     suffixes = {name: exporter.suffix for name, exporter in load_formats().items()}
-    output_format = format_of(output, output_format, suffixes, "perfetto")
+    output_format = choose_format(output, output_format, suffixes, "perfetto")
     target = output or default_name(traces[0], output_format)
     size = write(
         traces,

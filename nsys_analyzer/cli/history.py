@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from nsys_analyzer.cli.help import OUTPUT, SELECTION, command, option
-from nsys_analyzer.cli.options import PATH, format_of, ledger_option, tell
+from nsys_analyzer.cli.options import PATH, choose_format, ledger_option, tell
 
 
 @command(epilog="Example: nsys-analyze history -o history.html")
@@ -25,7 +25,7 @@ def history(ledger: Path, calibrate: bool, output: Path | None, force: bool) -> 
     from nsys_analyzer.verify.section import history_report
 
     report = history_report(read_ledger(ledger, tell), calibrate=calibrate)
-    output_format = format_of(output, None, {"markdown": ".md", "html": ".html"}, "markdown")
+    output_format = choose_format(output, None, {"markdown": ".md", "html": ".html"}, "markdown")
     if output:
         check_target(output, (ledger,), force=force)
         write_report(output_format, report, output, force=force)

@@ -53,7 +53,7 @@ def kernels(
     from nsys_analyzer.report.renderers.terminal import print_table
     from nsys_analyzer.report.screen import data_stream
 
-    rows = kernel_rows(trace, phase, kernel_class, top, names)
+    rows = list_kernels(trace, phase, kernel_class, top, names)
     if output_format == "json":
         print_json(rows)
     elif output_format == "csv":
@@ -67,7 +67,7 @@ def kernels(
         print_table(_table(rows))
 
 
-def kernel_rows(
+def list_kernels(
     trace: Path, phase: str | None, kernel_class: str | None, top: int | None, names: PhaseNames | None = None
 ) -> list[_Row]:
     """Returns a row for each kernel of a capture, or of each capture in a folder.

@@ -16,12 +16,12 @@ from nsys_analyzer.analysis.comparison.pairs import compare_runs
 from nsys_analyzer.analysis.what_if import Question as WhatIfQuestion
 from nsys_analyzer.analysis.what_if import answer_all
 from nsys_analyzer.cli.confined_reader import ConfinedReader
-from nsys_analyzer.cli.kernels import kernel_rows
+from nsys_analyzer.cli.kernels import list_kernels
 from nsys_analyzer.cli.modules import NO_MODULES
 from nsys_analyzer.experiments.evidence import load_runs, make_evidence
 from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.inputs.saved_reports import GENERATOR
-from nsys_analyzer.questions.ask import Answers, brief, list_figures
+from nsys_analyzer.questions.ask import Answers, list_figures, write_ranked_answers
 from nsys_analyzer.questions.ask import ask as answer_text
 from nsys_analyzer.questions.claims import check as check_claims
 from nsys_analyzer.report.evidence import Evidence
@@ -42,7 +42,7 @@ _LONG_LINE = re.compile(rf"(.{{{_MAX_LINE}}}).+")
 
 
 class Tools:
-    """The tools. The docstring of a tool is the description that the agent reads.
+    """The tools of an agent. The docstring of a tool is the description that the agent reads.
 
     Attributes:
         reading: the tools that only read captures.
@@ -63,7 +63,7 @@ class Tools:
     def explain(self, path: _Paths, budget: int = 2000) -> str:
         """Explains in at most budget bytes why a step takes so long, which rank is late, and what would save time."""
         with self._load(path) as evidence:
-            return _shorten_strings(brief(evidence, budget))
+            return _shorten_strings(write_ranked_answers(evidence, budget))
 
     def ask(self, path: _Paths, questions: list[str]) -> str:
         """Returns figures by their names, such as "gpu_busy_ms phase=forward", with the data that each rests on."""
@@ -83,7 +83,7 @@ class Tools:
     def kernels(self, path: str, phase: str = "", kernel_class: str = "", top: int = 10) -> str:
         """Lists the kernels with the most time, of a phase or the whole capture, of one class or all."""
         with self._reader.open_copies(path) as (copy,):
-            return _to_json(kernel_rows(copy, phase or None, kernel_class or None, top))
+            return _to_json(list_kernels(copy, phase or None, kernel_class or None, top))
 
     def modules(self, path: _Paths) -> str:
         """Lists the modules with the most time, forward and backward; it adds up layers of one kind."""
@@ -118,7 +118,7 @@ class Tools:
     def verify(
         self, before: str, program: list[str], old: str = "", finding: str = "", time_limit_s: float = 600
     ) -> str:  # fmt: skip
-        """Measures whether a changed program is faster than that of a folder of capture, as a finding predicted."""
+        """Measures whether a program is faster than the one in a folder of capture, as a finding predicted."""
         options = [f"--before={old}"] * bool(old) + [f"--finding={finding}"] * bool(finding)
         words = [str(self._reader.resolve(before)), f"--time-limit={time_limit_s}", *options]
         return self._run("verify", words, program)

@@ -84,7 +84,7 @@ def evidence_options(function: Function) -> Function:
                 traces, csv_paths, names=names, overrides=configuration, step_ms=step_ms, in_order=in_order,
                 with_tracks=with_tracks, workers=workers, tell=tell,
             )  # fmt: skip
-            return make_evidence(inputs, command_line())
+            return make_evidence(inputs, quote_command_line())
 
         return function(*args, evidence=evidence, **options)
 
@@ -272,7 +272,7 @@ def list_option(
 
 
 def _without_value(kind: Any) -> dict[str, Any]:
-    """Returns the attributes by which an option of this type may stand alone: a switch is then on."""
+    """Returns the attributes of an option that may stand without a value: a switch is then on."""
     return {"is_flag": False, "flag_value": "on"} if isinstance(kind, _Switch) else {}
 
 
@@ -310,7 +310,7 @@ def _refuse_nan(ctx: click.Context, param: click.Parameter, time: float | None) 
 # --- helpers of commands
 
 
-def format_of(path: Path | None, output_format: str | None, suffixes: Mapping[str, str], default: str) -> str:
+def choose_format(path: Path | None, output_format: str | None, suffixes: Mapping[str, str], default: str) -> str:
     """Returns the requested format, else the format of the file's suffix, else the default.
 
     Raises:
@@ -353,7 +353,7 @@ def tell(line: str) -> None:
     click.echo(line, err=True)
 
 
-def command_line() -> str:
+def quote_command_line() -> str:
     """Returns the command line of this process as a reader of the report would type it in the folder of the captures.
 
     It leaves out ``--scheduler``, which does not change a report, and hides keys and passwords.

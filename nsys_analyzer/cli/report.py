@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nsys_analyzer.cli.help import OUTPUT, SELECTION, command, option
-from nsys_analyzer.cli.options import PATH, evidence_options, force_option, format_of, tell
+from nsys_analyzer.cli.options import PATH, choose_format, evidence_options, force_option, tell
 from nsys_analyzer.report.renderers import RENDERERS
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def report(
     if not traces and not csv_paths:
         raise click.UsageError("Give a trace, a folder of traces, or --csv with the timings.csv beside them.")
     suffixes = {name: Path(renderer.file).suffix for name, renderer in RENDERERS.items()}
-    output_format = format_of(Path(output) if output else None, output_format, suffixes, "markdown")
+    output_format = choose_format(Path(output) if output else None, output_format, suffixes, "markdown")
     if open_page and (output_format != "html" or output == "-"):
         raise click.UsageError("--open shows a page in a browser: it needs --format html, and a file instead of -o -.")
     import webbrowser

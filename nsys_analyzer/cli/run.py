@@ -12,7 +12,7 @@ import click
 
 from nsys_analyzer.analysis.transformer.models import list_model_names
 from nsys_analyzer.cli.help import CONFIGURATION, PROGRAM, RECORDING, command, option
-from nsys_analyzer.cli.options import command_line, list_option, running_options, target_options
+from nsys_analyzer.cli.options import list_option, quote_command_line, running_options, target_options
 from nsys_analyzer.configuration import OPTIONS
 from nsys_analyzer.errors import CaptureError, NoSpaceError
 
@@ -111,9 +111,9 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
         with handle_interruption(folder), locked(folder):
             unfinished = remaining(plan.targets, folder, plan.profiler, resume)
             with show_progress(len(plan.targets), len(plan.targets) - len(unfinished)) as progress:
-                results = run_sweep(unfinished, folder, plan.profiler, timeout_s, progress, command_line())
+                results = run_sweep(unfinished, folder, plan.profiler, timeout_s, progress, quote_command_line())
             timings = read_sweep_timings(folder)  # without rows, no program was timed
-            evidence = make_evidence(gather([folder], timings=timings if timings.rows else None), command_line())
+            evidence = make_evidence(gather([folder], timings=timings if timings.rows else None), quote_command_line())
             report = build_report(evidence)
             write_report("markdown", report, folder / "report.md")
     except BrokenPipeError:

@@ -63,7 +63,7 @@ class CannotAnswer(msgspec.Struct, frozen=True):
 
 
 class RestsOn(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The rows that an answer rests on: of a table of nsys, or of a category of a trace's events."""
+    """The rows that an answer rests on: rows of a table of nsys, or events of a category in a trace of PyTorch."""
 
     capture: str
     process: str | None = None
@@ -128,7 +128,7 @@ def parse_question(text: str) -> Question:
     arguments = {key: value for key, _, value in (pair.partition("=") for pair in pairs)}
     keys = (*FIGURES[name].keys, *_SELECTING_ARGUMENTS)
     if not {*FIGURES[name].needs} <= arguments.keys() <= {key.strip("[]") for key in keys}:
-        raise ConfigurationError(f"{text!r} lacks an argument, or has one too many", f"Ask for {usage(name)}")
+        raise ConfigurationError(f"{text!r} lacks an argument, or has one too many", f"Ask for {format_usage(name)}")
     return Question(name, arguments, text)
 
 
@@ -151,7 +151,7 @@ def answer_question(evidence: Evidence, question: Question) -> Answer:
 
 
 def _is_selected(capture: CaptureSummary, question: Question) -> bool:
-    """Tells whether the question may be about this process."""
+    """Tells whether the arguments of a question select this process."""
     names = {
         "capture": (capture.name, capture.source),
         "process": (capture.process,),
@@ -190,7 +190,7 @@ def _round(value: float) -> float:
     return int(rounded) if rounded.is_integer() else rounded
 
 
-def in_words(answer: Answer) -> str:
+def format_answer(answer: Answer) -> str:
     """Returns an answer as a line of text."""
     if answer.cannot_answer:
         needs = f". It needs: {answer.cannot_answer.needs}" if answer.cannot_answer.needs else "."
@@ -203,16 +203,16 @@ def in_words(answer: Answer) -> str:
 
 def list_figures() -> str:
     """Returns the name of each figure with the arguments of a question, its unit and its meaning."""
-    return "".join(f"{usage(name)}\n    {figure.unit}: {figure.doc}\n" for name, figure in FIGURES.items())
+    return "".join(f"{format_usage(name)}\n    {figure.unit}: {figure.doc}\n" for name, figure in FIGURES.items())
 
 
-def usage(name: str) -> str:
+def format_usage(name: str) -> str:
     """Returns how a question about a figure is written: ``class_ms class=… [phase=…]``."""
     keys = (f"[{key[1:-1]}=…]" if key[0] == "[" else f"{key}=…" for key in FIGURES[name].keys)
     return " ".join((name, *keys))
 
 
-def values_of(capture: CaptureSummary, key: str) -> tuple[str, ...]:
+def list_argument_values(capture: CaptureSummary, key: str) -> tuple[str, ...]:
     """Returns the values of an argument in questions about a capture, such as its phases or its findings."""
     if key == "phase":
         return tuple(phase.phase for phase in capture.phases if phase.instances)
@@ -225,9 +225,9 @@ def values_of(capture: CaptureSummary, key: str) -> tuple[str, ...]:
     return tuple(finding.id for finding in capture.findings or ()) if key == "finding" else ()
 
 
-def brief(evidence: Evidence, budget: int) -> str:
-    """Returns the most valuable answers as JSON of at most ``budget`` bytes; the first that does not fit ends it."""
-    ranked = list(answers(evidence))
+def write_ranked_answers(evidence: Evidence, budget: int) -> str:
+    """Returns the most valuable answers as JSON of at most ``budget`` bytes, up to the first that does not fit."""
+    ranked = list(rank_answers(evidence))
     count = 0
     while count < len(ranked) and len(_to_json(ranked, count + 1)) <= budget:
         count += 1
@@ -239,7 +239,7 @@ def _to_json(answers: list[Answer], count: int) -> str:
     return in_json(to_plain_data(Answers(tuple(answers[:count]), len(answers) - count)), indent=None)
 
 
-def answers(evidence: Evidence) -> Iterator[Answer]:
+def rank_answers(evidence: Evidence) -> Iterator[Answer]:
     """Yields the answers about runs of ranks and about captures, the most valuable first.
 
     Questions without an answer follow, one for each capture and reason.
@@ -282,5 +282,5 @@ def _answers_of_capture(evidence: Evidence, capture: CaptureSummary) -> Iterator
         if argument is None:
             yield _answer_for(capture, evidence, Question.about(name))
             continue
-        for value in values_of(capture, argument):
+        for value in list_argument_values(capture, argument):
             yield _answer_for(capture, evidence, Question.about(name, **{argument: value}))

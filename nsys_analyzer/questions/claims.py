@@ -19,7 +19,7 @@ import msgspec
 
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.inputs.saved_reports import GENERATOR
-from nsys_analyzer.questions.ask import Answer, CannotAnswer, ask, in_words
+from nsys_analyzer.questions.ask import Answer, CannotAnswer, ask, format_answer
 from nsys_analyzer.questions.named_figures import FIGURES
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Answer as AnswerBlock
@@ -283,7 +283,7 @@ class _TextReader:
             answer = ask(self._evidence, parts[1])
         except ConfigurationError as error:
             return _Part(line, "line", (Claim(words, None, cannot_answer=CannotAnswer(error.message, error.hint)),))
-        right = _without_markup(in_words(answer))
+        right = _without_markup(format_answer(answer))
         source = right.partition(f" {answer.unit}")[2]  # ", median of 5 instances (…)", which a text may leave out
         holds = None if answer.cannot_answer else _has_value(parts[3].removesuffix(".").removesuffix(source), answer)
         if right in (words, words.removesuffix(".")):

@@ -137,7 +137,7 @@ def figure(
     part: Part[T], unit: Unit, *, needs: tuple[str, ...] = (), rows: tuple[RowKind, ...] = KERNELS,
     obstacles: tuple[Obstacle, ...] = (), count_kernels: Callable[Concatenate[T, Arguments], float] | None = None,
 ) -> Callable[[Compute[T, Arguments]], Compute[T, Arguments]]:  # fmt: skip
-    """Makes a function a figure with the function's name, and with its docstring as the meaning.
+    """Registers a function as a figure. Its name is the figure's name, and its docstring is the figure's meaning.
 
     The function takes the part, and then each argument that the figure needs.
     """

@@ -51,7 +51,7 @@ def save_baseline(runs: Sequence[Summary], folder: Path, source: Path, tell: Cal
         yield path
 
 
-def on_same_hardware(baseline: Sequence[Summary], runs: Sequence[Summary]) -> tuple[Summary, ...]:
+def select_same_hardware(baseline: Sequence[Summary], runs: Sequence[Summary]) -> tuple[Summary, ...]:
     """Returns the runs of a baseline on the hardware of other runs; all of them if none ran there."""
     hardware = {run.hardware for run in runs}
     return tuple(run for run in baseline if run.hardware in hardware) or tuple(baseline)

@@ -45,7 +45,7 @@ class Prediction(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One verification.
+    """The result of one verification, which is a line of the ledger.
 
     Attributes:
         verdict: the result of the measurement.
@@ -88,7 +88,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
         return -self.change_ms
 
 
-def verdict_of(change: Change, reasons: Sequence[str]) -> Verdict:
+def judge_change(change: Change, reasons: Sequence[str]) -> Verdict:
     """Returns the verdict on a measured change; ``reasons`` say why the programs cannot be compared."""
     if reasons:
         return "not comparable"

@@ -56,7 +56,7 @@ class Program:
 
     @property
     def is_one_process(self) -> bool:
-        """Returns whether its steps run in a single process of Python, which can wait for its turn."""
+        """Returns whether one process of Python runs all its steps, so that it can wait for its turn."""
         words = self.target.program
         return is_python(words[0]) and not self.target.ranks and "torch.distributed" not in " ".join(words)
 
@@ -128,7 +128,7 @@ def _read_process(program: Program, results: Path, folder: Path) -> TimedProcess
 
 
 def with_blocks_of_steps(target: Target, step_ms: float | None) -> Target:
-    """Returns the target with as many steps, in blocks, as a process should measure.
+    """Returns the target with the number of steps that a process should measure, in blocks.
 
     Args:
         target: the program.

@@ -20,7 +20,7 @@ from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
 from nsys_analyzer.experiments.evidence import load_runs
 from nsys_analyzer.share.names import without_secrets
 from nsys_analyzer.system.process import Progress
-from nsys_analyzer.verify.ledger import Entry, Prediction, now, prediction_holds, verdict_of
+from nsys_analyzer.verify.ledger import Entry, Prediction, judge_change, now, prediction_holds
 from nsys_analyzer.verify.section import describe_work_difference
 from nsys_analyzer.verify.turns import HOW_TO_NAME_OLD, Program, checkout, take_turns, with_blocks_of_steps
 
@@ -115,7 +115,7 @@ def verify(request: Request, tell: Callable[[str], None]) -> Verification:
         for program in programs
     )
     entry = Entry(
-        verdict=verdict_of(change, reasons), time=now(), before=old, after=new, before_ms=change.before_ms,
+        verdict=judge_change(change, reasons), time=now(), before=old, after=new, before_ms=change.before_ms,
         after_ms=change.after_ms, change_ms=change.ms, low_ms=change.low_ms, high_ms=change.high_ms,
         pairs=len(turns.pairs), reasons=reasons, prediction=prediction,
         held=prediction_holds(prediction, change) if prediction else None, version=request.version,
