@@ -182,8 +182,7 @@ def test_explain_says_it_too(run_main: Main, apart: list[Path]) -> None:
     assert "is late by" in said
     # The programs need the CPU for all of a step: without the lateness it would be as long, and nothing is to be saved.
     assert (
-        "Without this delay, a step would hardly be shorter. The other ranks are limited by the CPU: each needs"
-        in said
+        "Without this delay, a step would hardly be shorter. The other ranks are limited by the CPU: each needs" in said
     )
     assert "All ranks wait for one" not in said
 

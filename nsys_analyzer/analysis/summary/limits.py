@@ -41,6 +41,8 @@ _LEAST_SHARE_OF_ROOF = 0.05
 #: The matmuls of unfused attention, which are also part of the class matmul.
 ATTENTION_MATMUL = "attention matmul"
 
+#: The classes of copies, in the order of ``COPY_KINDS``.
+COPY_CLASSES = tuple("copy" if kind == "other" else f"copy, {kind}" for kind in COPY_KINDS)
 #: The passes whose FLOPs are known.
 _PASSES = ("forward", "backward")
 #: The kernel classes that may need fewer FLOPs than counted, with the fact that says so.
@@ -307,14 +309,13 @@ class _RatesOfCapture:
         study = self.capture.study
         if study is None:
             return
-        for kind, name in enumerate(COPY_KINDS):
+        for kind, kernel_class in enumerate(COPY_CLASSES):
             of_kind = (study.pieces.kind == MEMCPY) & (study.pieces.copy == kind) & (study.pieces.size > 0)
             duration_ns = int(study.pieces.duration_ns[of_kind].sum())
             if duration_ns:
                 moved_bytes = float(np.sum(study.pieces.size[of_kind])) * (2 if kind == ON_DEVICE else 1) / study.steps
                 ms = duration_ns / study.steps / NS_PER_MS
                 bytes_per_s = self.possible_bytes_per_s(moved_bytes / (ms / MS_PER_S))
-                kernel_class = f"copy, {name}" if name != "other" else "copy"
                 yield ClassRate(kernel_class, STEP, ms, None, moved_bytes, bytes_per_s)
 
     def find_doubt(self, phases: Sequence[PhaseRate], classes: Sequence[ClassRate]) -> Fact | None:

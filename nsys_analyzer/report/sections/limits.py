@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nsys_analyzer.analysis.summary.limits import COPY_CLASSES
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, ClassRate, Limits, PhaseRate
 from nsys_analyzer.report.facts import say, say_all
 from nsys_analyzer.report.model import Answer, Block, Field, Listing, Paragraph, make_table
 from nsys_analyzer.report.units import format_ms, format_number, format_percent
 from nsys_analyzer.text import StrOrText, Text, join_names, join_texts, phrase
+from nsys_analyzer.trace.columns import ON_DEVICE
 from nsys_analyzer.trace.phase_names import STEP
 
 #: The origins of a time, in words.
@@ -100,7 +102,7 @@ def explain_missing_mfu(limits: Limits) -> Text:
 
 def _share_of_bandwidth(rate: ClassRate, limits: Limits) -> float | None:
     """Returns a rate's share of the memory's peak; None for copies to and from the host, which the bus limits."""
-    uses_bus = rate.kernel_class.startswith("copy") and "on the device" not in rate.kernel_class
+    uses_bus = rate.kernel_class in COPY_CLASSES and rate.kernel_class != COPY_CLASSES[ON_DEVICE]
     if rate.bytes_per_s is None or not limits.peak_bytes_per_s or uses_bus:
         return None
     return rate.bytes_per_s / limits.peak_bytes_per_s
