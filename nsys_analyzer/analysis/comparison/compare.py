@@ -83,6 +83,7 @@ def _compare_steps(before: Side, after: Side, spread: RunSpread) -> StepChange |
         return None
 
     def estimate_busy(step: StepSummary) -> Estimate:
+        """Returns the GPU's work in a step."""
         return Estimate.of_values(step.busy_values_ms, step.instances).with_run_error(spread.of_busy(step))
 
     wall, wall_correlation = _compare_times(

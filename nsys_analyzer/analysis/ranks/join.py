@@ -196,6 +196,7 @@ class JoinedRanks:
             near = steps[(walls >= shortest) & (walls <= longest)]
 
         def mean_ms(ns: Ints) -> float:
+            """Returns the mean of a column of times over the steps near the median, ms."""
             return float(ns[near].mean()) / NS_PER_MS if len(near) else 0.0
 
         # The mean of the steps near the median is not exactly the median. Exposed communication and idle time are

@@ -116,6 +116,7 @@ def _concatenate(studies: Sequence[Study]) -> Study:
     replays = [study.replay for study in studies]
 
     def concatenate(tables: Sequence[Any], names: Iterable[str]) -> dict[str, Any]:
+        """Returns columns with the rows of all ranks."""
         return {name: np.concatenate([getattr(table, name) for table in tables]) for name in names}
 
     def shift(tables: Sequence[Any], names: Iterable[str], counts: Sequence[int]) -> dict[str, Any]:
