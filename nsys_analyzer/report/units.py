@@ -34,7 +34,12 @@ def format_cell(value: Cell, unit: Unit) -> StrOrText:
         std = "" if value.std is None else f"{_SPACE}±{_SPACE}{format_fixed(value.std, _decimal_places(value.mean))}"
         return format_number(value.mean, unit) + std
     if isinstance(value, MedianRange):
-        return _format_median_range(value)
+        # The range shows how many decimal places of the median are meaningful.
+        width, places = value.most - value.least, _decimal_places(value.median)
+        places = min(places, max(0, 1 - math.floor(math.log10(width)))) if width > 0 else places
+        median, least, most = (format_fixed(number, places) for number in (value.median, value.least, value.most))
+        # Lines may break after a dash, but not at a no-break space.
+        return median if least == most else f"{median}{_SPACE}({least}{_SPACE}–{_SPACE}{most})"
     if isinstance(value, Interval):
         return format_bounds(value.low, value.high, f"{_SPACE}–{_SPACE}")
     if isinstance(value, SignedChange):
@@ -56,16 +61,6 @@ def _format_signed(value: float, largest: float, unit: Unit) -> str:
     places = (1 if largest < 1 else 0) if unit == "percent" else _decimal_places(largest)
     sign = "+" if round(scale * value, places) > 0 else ""
     return f"{sign}{format_fixed(scale * value, places)}{suffix}"
-
-
-def _format_median_range(value: MedianRange) -> str:
-    """Returns the median, and the range in brackets, in no more digits than are meaningful for the range."""
-    width = value.most - value.least
-    meaningful = max(0, 1 - math.floor(math.log10(width))) if width > 0 else _decimal_places(value.median)
-    places = min(_decimal_places(value.median), meaningful)
-    median, least, most = (format_fixed(number, places) for number in (value.median, value.least, value.most))
-    # Lines may break after a dash, but not at a no-break space.
-    return median if least == most else f"{median}{_SPACE}({least}{_SPACE}–{_SPACE}{most})"
 
 
 def format_bounds(low: float, high: float, dash: str = "–") -> str:

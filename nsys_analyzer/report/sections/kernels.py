@@ -139,20 +139,23 @@ def answer_matmul(capture: CaptureSummary) -> Iterator[Block]:
 def _matmul_sentence(capture: CaptureSummary, share: MatmulShare) -> str:
     phases, step, inference = share.phases, share.step, share.inference
     if any(shares.matmul is None for shares in (*phases, *([inference] if inference else []))):
-        bounds = []
+        clauses = []
         for shares in phases:  # kernels without a name may be matmuls
             least, unnamed = shares.of(MATMUL), shares.of(UNKNOWN)
-            text = (
-                f"{format_percent(least)} to {format_percent(least + unnamed)}" if unnamed < 1 else "an unknown share"
-            )
-            bounds.append(f"{text} of {_scope_in_sentence(shares.scope)}")
-        return f"Matmul is {', '.join(bounds)}: the capture lacks names of kernels."
-    parts = ", ".join(f"{_matmul_share(shares)} of {_scope_in_sentence(shares.scope)}" for shares in share.scopes)
-    text = f"Matmul is {parts}, by total {kernel_word(capture)} time."
-    fused = [(shares.of(FUSED), _scope_in_sentence(shares.scope)) for shares in phases if shares.of(FUSED)]
+            bounds = f"{format_percent(least)} to {format_percent(least + unnamed)}"
+            clauses.append(f"{bounds if unnamed < 1 else 'an unknown share'} of {_scope_in_sentence(shares.scope)}")
+        return f"Matmul is {', '.join(clauses)}: the capture lacks names of kernels."
+    clauses = []
+    for shares in share.scopes:
+        clause = format_percent(shares.of(MATMUL))
+        if shares.communicates:
+            clause += f" ({format_percent(shares.without_communication().of(MATMUL))} without communication)"
+        clauses.append(f"{clause} of {_scope_in_sentence(shares.scope)}")
+    text = f"Matmul is {', '.join(clauses)}, by total {kernel_word(capture)} time."
+    fused = [shares for shares in phases if shares.of(FUSED)]
     if fused:
-        parts = ", ".join(f"{format_percent(value)} of {scope}" for value, scope in fused)
-        text += f" Fused attention is not included: it is {parts}."
+        clauses = [f"{format_percent(shares.of(FUSED))} of {_scope_in_sentence(shares.scope)}" for shares in fused]
+        text += f" Fused attention is not included: it is {', '.join(clauses)}."
     if inference and step:
         origin = f"of {share.inference_of}" if share.inference_of else "the forward pass"
         condition = ", without communication," if step.communicates or inference.communicates else ""
@@ -160,14 +163,6 @@ def _matmul_sentence(capture: CaptureSummary, share: MatmulShare) -> str:
         comparison = _compare(*scopes, f"in inference ({origin})")
         text += f" In the {step.scope}{condition} it is {comparison}."
     return text
-
-
-def _matmul_share(shares: ClassShares) -> str:
-    """Returns matmul's share, and its share of the time without communication if there is any."""
-    share = format_percent(shares.of(MATMUL))
-    if not shares.communicates:
-        return share
-    return f"{share} ({format_percent(shares.without_communication().of(MATMUL))} without communication)"
 
 
 def _compare(inference: ClassShares, step: ClassShares, reference: str) -> str:
