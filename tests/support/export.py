@@ -125,6 +125,13 @@ class Export:
         self._gpu(kind, start, end, self.call(api, launch, tid, pid), pid, stream, device)
         return self
 
+    def captured_node(self, at: int, node: int, original: int | None = None) -> Export:
+        """Adds a node of a graph, made at a time, and the node that it is a copy of."""
+        return self.add(
+            "CUDA_GRAPH_NODE_EVENTS", start=at, end=at, globalTid=global_tid(), graphNodeId=node,
+            originalGraphNodeId=original,
+        )  # fmt: skip
+
     def graph(self, launch: int, start: int, end: int) -> Export:
         """An opaque replay of a CUDA graph."""
         self._gpu("GRAPH_TRACE", start, end, self.call("cudaGraphLaunch_v10000", launch), PID, 7, 0)
