@@ -139,7 +139,11 @@ def figure(
 ) -> Callable[[Compute[T, Arguments]], Compute[T, Arguments]]:  # fmt: skip
     """Registers a function as a figure. Its name is the figure's name, and its docstring is the figure's meaning.
 
-    The function takes the part, and then each argument that the figure needs.
+    Args:
+        part: the part of a summary that the function takes.
+        unit: the unit of the value.
+        needs: the arguments that a question must have; the function takes them after the part.
+        rows, obstacles, count_kernels: the attributes of the ``Figure``.
     """
 
     def register(compute: Compute[T, Arguments]) -> Compute[T, Arguments]:
