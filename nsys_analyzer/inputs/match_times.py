@@ -22,7 +22,7 @@ _PHASES_WITHOUT_OPTIMIZER = ("forward", "loss", "backward", "forward+backward")
 _UNREMARKABLE_STATUSES = ("ok", "missing")
 #: The most columns, and the most values of each, that a warning names.
 _MAX_LISTED = 3
-#: The facts that a row of its own tells of a run besides its configuration.
+#: The columns that describe a run without a capture, besides its configuration.
 _RUN_CONDITIONS = ("compile", "cuda_graph", "attention", "optimizer", "device")
 #: The phases that a time covers if the capture has no range for it.
 _PARTS = {"forward+backward": ("forward", "loss", "backward"), "step": ("forward", "loss", "backward", "optimizer")}

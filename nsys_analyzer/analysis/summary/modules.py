@@ -34,7 +34,7 @@ _BACKWARD_PHASES = ("backward", "recomputed")
 _LAYER_NUMBER = re.compile(r"(?:(?<![^.])|(?<=[\s_\-\[a-z]))\d+(?=\]?$)")
 #: A layer is an outlier if its time differs from the median by more than this share of the median.
 _OUTLIER_SHARE = 0.2
-#: The fewest layers among which an outlier can be told: of two, either may be the usual one.
+#: The fewest similar layers for which outliers are reported: of two layers, either may be the usual one.
 _FEWEST_WITH_OUTLIER = 3
 
 

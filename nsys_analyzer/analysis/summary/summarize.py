@@ -64,7 +64,9 @@ def summarize(
     trace: Trace, name: str, names: PhaseNames | None = None, configuration: Configuration | None = None,
     *, tracked: int = 0,
 ) -> tuple[CaptureSummary, ...]:  # fmt: skip
-    """Returns a summary, without findings, of each process of a trace that uses a GPU, or else that has phases.
+    """Returns a summary of each process that uses a GPU, or of each process with phases if none does.
+
+    The summaries have no findings yet.
 
     Args:
         trace: the capture.
