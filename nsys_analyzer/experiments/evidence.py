@@ -30,9 +30,9 @@ def make_evidence(inputs: Inputs, command: str = "") -> Evidence:
     is_alone = len(inputs.bench_folders) == 1 and not inputs.captures
     benches = []
     for folder in inputs.bench_folders:
-        try:
-            from nsys_analyzer.experiments.results import read_finished  # a report of captures starts faster without it
+        from nsys_analyzer.experiments.results import read_finished  # a report of captures starts faster without it
 
+        try:
             benches.append(read_finished(folder))
         except NsysAnalyzerError as error:
             if is_alone:
