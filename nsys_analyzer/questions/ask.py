@@ -163,10 +163,9 @@ def _is_selected(capture: CaptureSummary, question: Question) -> bool:
 def _answer_for(capture: CaptureSummary, evidence: Evidence, question: Question) -> Answer:
     """Returns the answer to a question about one process."""
     figure = FIGURES[question.name]
-    same_source = [
-        other for other in evidence.captures if (other.source, other.process) == (capture.source, capture.process)
-    ]
-    source = capture.source if len(same_source) == 1 else f"{capture.name}/{capture.source}"
+    sources = [(summary.source, summary.process) for summary in evidence.captures]
+    is_unique = sources.count((capture.source, capture.process)) == 1
+    source = capture.source if is_unique else f"{capture.name}/{capture.source}"
     try:
         value, of, table, rows = evaluate(figure, Subject(capture, evidence.runs, question.arguments))
     except CannotAnswerError as error:
