@@ -25,7 +25,8 @@ from nsys_analyzer.configuration import CountedFlops
 from nsys_analyzer.report.sections.modules import answer_modules
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.schema import NS_PER_MS
-from tests.support.export import ADD, AUTOGRAD, GEMM, MAIN, PID, Export
+from tests.support.cases import make_case_test
+from tests.support.export import AUTOGRAD, GEMM, MAIN, Export
 
 RealCapture = Callable[[str], Path]
 RealSummary = Callable[[str], CaptureSummary]
@@ -36,23 +37,34 @@ def summaries(export: Export, path: Path) -> tuple[CaptureSummary, ...]:
     return summarize(Trace.load(export.write(path)), "t")
 
 
-def modules_of(export: Export, tmp_path: Path) -> Modules:
-    (summary,) = summaries(export, tmp_path / "t.sqlite")
-    assert summary.modules is not None
-    return summary.modules
-
-
 def in_ns(work: Work) -> float:
     return round(work.ms * NS_PER_MS, 3)
 
 
-def times(modules: Modules) -> dict[str, tuple[float, float]]:
-    """Forward and backward of each module by its path, ns."""
-    return {one.path: (in_ns(one.forward), in_ns(one.backward)) for one in modules.modules}
+def times(modules: Modules | None) -> dict[str, tuple[float, float]] | None:
+    """Returns forward and backward of each module by its path, ns; None where there are no modules."""
+    return modules and {one.path: (in_ns(one.forward), in_ns(one.backward)) for one in modules.modules}
 
 
 def outside(modules: Modules) -> tuple[float, float]:
     return in_ns(modules.outside_forward), in_ns(modules.outside_backward)
+
+
+test_modules = make_case_test(
+    "modules",
+    {
+        "times": lambda capture: times(capture.summary.modules),
+        "outside": lambda capture: capture.summary.modules and outside(capture.summary.modules),
+        "communication": lambda capture: (
+            in_ns(capture.summary.modules.communication_forward), in_ns(capture.summary.modules.communication_backward)
+        ),
+        "labels": lambda capture: [(one.label, one.depth, one.kind) for one in capture.summary.modules.modules],
+        "own times": lambda capture: [
+            (round(one.own_forward_ms * NS_PER_MS, 3), round(one.own_backward_ms * NS_PER_MS, 3))
+            for one in capture.summary.modules.modules
+        ],
+    },
+)  # fmt: skip
 
 
 def all_ns(summary: CaptureSummary, units: int) -> tuple[int, int]:
@@ -70,149 +82,6 @@ def phases_ns(summary: CaptureSummary) -> tuple[int, int]:
         if one.phase not in ("optimizer", "step", "step without backward"):
             found[one.phase == "backward"] += round((one.kernel_time_ms.mean or 0) * one.instances * NS_PER_MS)
     return found[False], found[True]
-
-
-# --- the time of modules ---------------------------------------------------------------------------------------------
-
-
-def forward_and_backward(export: Export, at: int) -> Export:
-    """One pass of 600 ns from ``at``: what is in it stands in the comments.
-
-    forward [0, 300): in ``Net`` the operator of ``fc`` launches 100 ns and that of ``act`` 20 ns; behind it 7 ns
-    backward [300, 600): autograd launches 30 ns for ``act`` and 150 ns for ``fc``; the main thread launches 5 ns
-    """
-    number = at // 100
-    export.range("forward", at, at + 300).range("nn.Module: Net: Net", at + 10, at + 290)
-    export.range("nn.Module: Net/fc: Linear", at + 20, at + 100)
-    export.range(f"aten::addmm, seq = {number}, op_id = 1", at + 30, at + 90)
-    export.kernel(GEMM, at + 40, at + 50, at + 150)
-    export.range("nn.Module: Net/act: ReLU", at + 110, at + 200)
-    export.range(f"aten::relu, seq = {number + 1}, op_id = 1", at + 120, at + 190)
-    export.kernel(ADD, at + 130, at + 160, at + 180)
-    export.kernel(ADD, at + 295, at + 297, at + 304)
-    export.range("backward", at + 300, at + 600).kernel(ADD, at + 301, at + 305, at + 310)
-    export.range(f"ReluBackward0, seq = {number + 1}", at + 320, at + 350, AUTOGRAD)
-    export.kernel(ADD, at + 330, at + 340, at + 370, tid=AUTOGRAD)
-    export.range(f"AddmmBackward0, seq = {number}", at + 370, at + 500, AUTOGRAD)
-    return export.kernel(GEMM, at + 380, at + 390, at + 540, tid=AUTOGRAD)
-
-
-def train(export: Export, at: int, passes: int = 1) -> Export:
-    """A step of some passes and an optimizer of 80 ns."""
-    export.range("step", at, at + 600 * passes + 300)
-    for number in range(passes):
-        forward_and_backward(export, at + 600 * number)
-    end = at + 600 * passes
-    return export.range("optimizer", end, end + 200).kernel(ADD, end + 10, end + 20, end + 100)
-
-
-def autograd() -> Export:
-    return Export().thread(AUTOGRAD, "pt_autograd_0").gpu()
-
-
-#: Of one pass: Net holds both modules, 100 + 20 and 150 + 30 ns.
-PASS = {"Net": (120, 180), "Net.fc": (100, 150), "Net.act": (20, 30)}
-
-
-def test_a_module_holds_the_time_of_those_inside_in_both_directions(tmp_path: Path) -> None:
-    """Two steps of one pass: the figures are those of one step; kernels of no module and of the optimizer are none."""
-    modules = modules_of(train(train(autograd(), 0), 1000), tmp_path)
-    assert modules.per == "step"
-    assert times(modules) == PASS
-    assert outside(modules) == (7, 5)
-    net, fc, act = modules.modules
-    assert (net.depth, fc.depth, act.depth) == (0, 1, 1)
-    assert (net.label, fc.label, fc.kind) == ("Net", "fc", "Linear")
-    assert (net.own_forward_ms, net.own_backward_ms) == (0, 0)  # all its kernels are of fc and act
-    assert fc.own_forward_ms * NS_PER_MS == pytest.approx(100)
-    assert (net.forward.launches, net.backward.launches) == (2, 2)
-    # 120 of 127 ns, and 180 of 185.
-    assert modules.forward_coverage == pytest.approx(120 / 127)
-    assert modules.backward_coverage == pytest.approx(180 / 185)
-
-
-def test_steps_in_warm_up_are_left_out(tmp_path: Path) -> None:
-    """Three steps, of which the first lies in warm-up and calls another module besides."""
-    export = autograd().range("warmup", 0, 1000)
-    for at in (0, 1000, 2000):
-        train(export, at)
-    export.range("nn.Module: Net/first: Linear", 205, 280).kernel(GEMM, 210, 220, 270)
-    modules = modules_of(export, tmp_path)
-    assert times(modules) == PASS
-    assert outside(modules) == (7, 5)
-
-
-def test_figures_are_those_of_a_step_else_of_a_forward(tmp_path: Path) -> None:
-    """Two steps of two forwards and two backwards: twice those of a pass. Three passes in no step: those of a pass."""
-    modules = modules_of(train(train(autograd(), 0, 2), 2000, 2), tmp_path)
-    assert modules.per == "step"
-    assert times(modules) == {path: (2 * one, 2 * other) for path, (one, other) in PASS.items()}
-    assert outside(modules) == (14, 10)
-    export = autograd()
-    for at in (0, 1000, 2000):
-        forward_and_backward(export, at)
-    modules = modules_of(export, tmp_path)
-    assert (modules.per, times(modules)) == ("forward", PASS)
-    # One step of the profiler around all of them is not theirs.
-    modules = modules_of(export.range("ProfilerStep#1", 0, 2900), tmp_path)
-    assert (modules.per, times(modules)) == ("forward", PASS)
-
-
-def test_without_any_forward_figures_are_those_of_the_capture(tmp_path: Path) -> None:
-    """Two losses of 30 ns, each in a module, and nothing else."""
-    export = Export()
-    for at in (0, 100):
-        export.range("loss", at, at + 90).range("nn.Module: Loss: Loss", at + 5, at + 80)
-        export.kernel(GEMM, at + 10, at + 20, at + 50)
-    modules = modules_of(export, tmp_path)
-    assert modules.per == "capture"
-    assert times(modules) == {"Loss": (60, 0)}
-    assert modules.backward_coverage is None
-
-
-def test_a_module_without_a_range_of_its_own_is_no_row(tmp_path: Path) -> None:
-    """``h`` has no range: the layers lie in ``GPT`` in the order of their calls, and their labels hold both words."""
-    export = Export().range("forward", 0, 100).range("nn.Module: GPT: GPT", 5, 95)
-    for layer, at in ((1, 10), (0, 50)):
-        export.range(f"nn.Module: GPT/h.{layer}: Block", at, at + 30).kernel(GEMM, at + 5, at + 7, at + 17)
-    modules = modules_of(export, tmp_path)
-    assert [(one.path, one.label, one.depth) for one in modules.modules] == [
-        ("GPT", "GPT", 0),
-        ("GPT.h.1", "h.1", 1),
-        ("GPT.h.0", "h.0", 1),
-    ]
-
-
-def test_a_module_that_launches_nothing_is_left_out(tmp_path: Path) -> None:
-    """And without any kernel in a module there are no modules."""
-    export = Export().range("forward", 0, 100).range("nn.Module: Net: Net", 5, 50).kernel(GEMM, 60, 62, 70)
-    (summary,) = summaries(export, tmp_path / "t.sqlite")
-    assert summary.modules is None
-    export.kernel(GEMM, 10, 12, 20).range("nn.Module: Net/drop: Dropout", 30, 40)
-    assert times(modules_of(export, tmp_path)) == {"Net": (8, 0)}
-
-
-def test_collectives_are_of_no_module(tmp_path: Path) -> None:
-    """A bucket of gradients is of many: its 40 ns are in none, and coverage leaves them out."""
-    export = forward_and_backward(autograd(), 0)
-    collective = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096>)"
-    export.kernel(collective, 400, 540, 580, tid=AUTOGRAD)  # inside the node of fc
-    modules = modules_of(export, tmp_path)
-    assert times(modules) == PASS
-    assert outside(modules) == (7, 5)
-    assert (in_ns(modules.communication_forward), in_ns(modules.communication_backward)) == (0, 40)
-    assert round(modules.backward_ms * NS_PER_MS) == 180 + 5 + 40
-    assert modules.backward_coverage == pytest.approx(180 / 185)
-
-
-def test_each_process_has_modules_of_its_own(tmp_path: Path) -> None:
-    """Two processes of one program: 30 ns in the first, 50 ns in the second."""
-    export = Export()
-    for pid, length in ((PID, 30), (PID + 1, 50)):
-        export.range("forward", 0, 100, pid=pid).range("nn.Module: Net: Net", 5, 95, pid=pid)
-        export.kernel(GEMM, 10, 12, 12 + length, pid=pid)
-    found = [one.modules for one in summaries(export, tmp_path / "t.sqlite")]
-    assert [times(one) if one else None for one in found] == [{"Net": (30, 0)}, {"Net": (50, 0)}]
 
 
 @dataclass
@@ -555,17 +424,6 @@ def test_counted_flops_are_those_of_a_step_alone() -> None:
     assert with_flops(modules, CountedFlops(passes={}, classes={})) == modules
 
 
-# --- what a figure is a mean of --------------------------------------------------------------------------------------
-
-
-def step(export: Export, at: int) -> Export:
-    """A step of 300 ns with a forward of one kernel of 100 ns in ``Net``."""
-    export.range("step", at, at + 300).range("forward", at + 10, at + 200).range(
-        "nn.Module: Net: Net", at + 20, at + 190
-    )
-    return export.kernel(GEMM, at + 30, at + 40, at + 140)
-
-
 @pytest.mark.parametrize(
     ("by_flops", "said"),
     [
@@ -587,24 +445,3 @@ def test_the_load_of_experts(tmp_path: Path, by_flops: bool, said: str) -> None:
     blocks = answer_modules(replace(summary, modules=of_steps(found)))
     text = " ".join(plain(getattr(block, "text", "")) for block in blocks).replace("\N{NO-BREAK SPACE}", " ")
     assert f"{said}h.0.experts." in text
-
-
-def test_a_forward_outside_every_step_is_not_counted(tmp_path: Path) -> None:
-    """Of two forward passes one lies in the only step: 100 ns a step, not 200."""
-    export = step(Export().gpu(), 0).range("forward", 400, 600).range("nn.Module: Net: Net", 410, 590)
-    assert times(modules_of(export.kernel(GEMM, 430, 440, 540), tmp_path)) == {"Net": (100, 0)}
-
-
-def test_the_forward_of_a_step_that_lacks_kernels_is_not_counted(tmp_path: Path) -> None:
-    """The second step has lost a kernel behind its forward: 100 ns of the first one, not 200."""
-    export = step(step(Export().gpu(), 0), 1000)
-    export.call("cudaLaunchKernel_v7000", 1250)
-    assert times(modules_of(export, tmp_path)) == {"Net": (100, 0)}
-
-
-def test_collectives_alone_are_no_modules(tmp_path: Path) -> None:
-    """There is nothing to say of ``Net``."""
-    export = Export().gpu().range("forward", 0, 1000).range("nn.Module: Net: Net", 10, 900)
-    export.kernel("ncclDevKernel_AllGather_RING_LL(x)", 300, 400, 600)
-    (summary,) = summaries(export, tmp_path / "t.sqlite")
-    assert summary.modules is None

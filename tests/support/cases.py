@@ -53,6 +53,7 @@ CASES = Path(__file__).parents[1] / "cases"
 _NAMES: dict[str, Any] = {
     "-": None, "GEMM": exports.GEMM, "ADD": exports.ADD, "SOFTMAX": exports.SOFTMAX, "AUTOGRAD": exports.AUTOGRAD,
     "CALL": "torch.nn.modules.Module.__call__", "ENGINE": "autograd::engine::evaluate_function: MmBackward0",
+    "ADAM": "void at::native::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor>()",
     "NCCL": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
 }  # fmt: skip
 _TORCH_NAMES = {**_NAMES, "AUTOGRAD": kineto.AUTOGRAD}
@@ -126,6 +127,7 @@ Figure = Callable[[Capture], Any]
 _FIGURES: dict[str, Figure] = {
     "warnings": lambda capture: capture.warnings,
     "report": Capture.report,
+    "summary": lambda capture: capture.summary,
     "phases": lambda capture: {one.phase: (one.instances, one.kernels_per_instance) for one in capture.summary.phases},
     "instances": lambda capture: {
         one.phase: (one.instances, one.warmup_instances, one.incomplete_instances) for one in capture.summary.phases
