@@ -10,113 +10,16 @@ from hypothesis import strategies as st
 
 from nsys_analyzer.analysis.kernels.class_rules import RULES
 from nsys_analyzer.analysis.kernels.labels import make_short_labels
+from tests.support.cases import read_names
 
 _VECTORIZED = "void at::native::vectorized_elementwise_kernel<(int)4, "
 _MUL = "at::native::BinaryFunctor<float, float, float, at::native::binary_internal::MulFunctor<float>>"
-_MULTI = "void at::native::<unnamed>::multi_tensor_apply_kernel<at::native::<unnamed>::TensorListMetadata<(int)2>, "
 
-EXAMPLES = [
-    (f"{_VECTORIZED}{_MUL}, std::array<char *, (unsigned long)3>>(int, T2, T3)", "elementwise mul float"),
-    (
-        f"{_VECTORIZED}at::native::exp_kernel_cuda(at::TensorIteratorBase &)::[lambda() (instance 2)]::operator ()() "
-        "const::[lambda(float) (instance 1)], std::array<char *, (unsigned long)2>>(int, T2, T3)",
-        "elementwise exp float",
-    ),
-    (
-        f"{_VECTORIZED}at::native::bfloat16_copy_kernel_cuda(at::TensorIteratorBase &)::[lambda(float) (instance 1)], "
-        "std::array<char *, (unsigned long)2>>(int, T2, T3)",
-        "elementwise copy float to bf16",
-    ),
-    (
-        f"{_VECTORIZED}at::native::CUDAFunctorOnOther_add<long>, std::array<char *, (unsigned long)2>>(int, T2, T3)",
-        "elementwise add long",
-    ),
-    (
-        "void at::native::elementwise_kernel<(int)128, (int)2, void at::native::gpu_kernel_impl_nocast<at::native::"
-        "<unnamed>::where_kernel_impl(at::TensorIterator &)::[lambda() (instance 1)]::operator ()() const::[lambda("
-        "bool, float, float) (instance 1)]>(at::TensorIteratorBase &, const T1 &)::[lambda(int) (instance 1)]>(int)",
-        "elementwise where float",
-    ),
-    (
-        "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >("
-        "int, at::native::FillFunctor<float>, std::array<char*, 1ul>)",
-        "elementwise fill float",
-    ),
-    (
-        "void at::native::reduce_kernel<(int)512, (int)1, at::native::ReduceOp<float, at::native::MaxOps<float>, "
-        "unsigned int, float, (int)4, (int)4>>(T3)",
-        "reduce max float",
-    ),
-    (
-        "void at::native::reduce_kernel<(int)512, (int)1, at::native::ReduceOp<float, at::native::func_wrapper_t<"
-        "float, at::native::sum_functor<float, float, float>::operator ()(at::TensorIterator &)::[lambda(float, "
-        "float) (instance 1)]>, unsigned int, float, (int)4, (int)4>>(T3)",
-        "reduce sum float",
-    ),
-    (
-        f"{_MULTI}at::native::<unnamed>::TernaryOpScalarFunctor<float, (int)2, (int)2, (int)0>, "
-        "at::native::LerpFunctor<float>, float>(T1, T2, T3...)",
-        "multi_tensor lerp float",
-    ),
-    (
-        f"{_MULTI}at::native::<unnamed>::BinaryOpScalarFunctor<float, (int)1, (int)1, (int)0>, "
-        "std::multiplies<float>, float>(T1, T2, T3...)",
-        "multi_tensor mul float",
-    ),
-    (
-        "void at::native::<unnamed>::cunn_SoftMaxForwardSmem<(int)8, c10::BFloat16, float, c10::BFloat16, "
-        "at::native::<unnamed>::LogSoftMaxForwardEpilogue, long>(T4 *, const T2 *, T6)",
-        "log_softmax forward bf16",
-    ),
-    (
-        "void <unnamed>::softmax_warp_backward<c10::BFloat16, c10::BFloat16, float, (int)9, (bool)1, (bool)0>(T2 *)",
-        "log_softmax backward bf16",
-    ),
-    (
-        "void (anonymous namespace)::softmax_warp_forward<float, float, float, 4, false, false>(float*, int)",
-        "softmax forward float",
-    ),
-    (
-        "sm80_xmma_gemm_f32f32_f32f32_f32_nt_n_tilesize64x64x8_stage3_warpsize1x4x1_ffma_aligna4_alignc4_"
-        "execute_kernel__5x_cublas",
-        "xmma gemm f32 nt_n 64x64x8",
-    ),
-    (
-        "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4_"
-        "execute_split_k_kernel__5x_cublas",
-        "xmma gemm f32 tn_n 128x128x8 split_k",
-    ),
-    (
-        "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>(T1::Params)",
-        "cutlass simt sgemm 256x128_8x4_nn",
-    ),
-    ("nvjet_sm90_tst_96x64_64x8_2x4_h_bz_NTN", "nvjet tst 96x64_64x8_2x4_h_bz_NTN"),
-    (
-        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1_cga1x1x1_kernel0_0",
-        "cudnn sdpa sm90 flash fprop wgmma f16 64x128x64",
-    ),
-    (
-        "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<(unsigned long)4096>)",
-        "nccl AllReduce Sum f32 RING LL",
-    ),
-    ("std::enable_if<!T7, void>::type internal::gemvx::kernel<int, int, float, float>(T13)", "gemvx float"),
-    (
-        "void <unnamed>::indexing_backward_kernel<float, (int)4>(const long *, const long *, const T1 *, bool)",
-        "indexing_backward_kernel",
-    ),
-    (
-        "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_13AUnaryFunctorIllbNS0_51_GLOBAL__N__28ce311f_18_"
-        "CompareEQKernel_cu_d8008c9616CompareEqFunctorIlEEEENS_6detail5ArrayIPcLi2EEEEEviT0_T1_",
-        "elementwise compare_eq",
-    ),
-    ("[CUDA memcpy Host-to-Device]", "CUDA memcpy Host-to-Device"),
-    ("aten::addmm", "aten::addmm"),
-    ("_attn_fwd", "_attn_fwd"),
-]
+EXAMPLES = read_names("kernel_labels")
 
 
-@pytest.mark.parametrize(("name", "label"), EXAMPLES)
-def test_label_alone(name: str, label: str) -> None:
+@pytest.mark.parametrize(("label", "name"), EXAMPLES)
+def test_label_alone(label: str, name: str) -> None:
     assert make_short_labels([name]) == {name: label}
 
 
@@ -154,31 +57,9 @@ def test_long_names_lose_their_ends() -> None:
 
 
 _PIECES = [
-    "void ",
-    "at::native::",
-    "<unnamed>::",
-    "f",
-    "reduce_kernel<",
-    "elementwise_kernel<",
-    "(int)4",
-    "float",
-    ", ",
-]
-_PIECES += [
-    "MulFunctor<",
-    ">",
-    "(",
-    ")",
-    "|",
-    "`",
-    "\n",
-    " #2",
-    "_Z",
-    "N2at",
-    "6native",
-    "cutlass_80_",
-    "128x64_8x4_nn",
-]
+    "void ", "at::native::", "<unnamed>::", "f", "reduce_kernel<", "elementwise_kernel<", "(int)4", "float", ", ",
+    "MulFunctor<", ">", "(", ")", "|", "`", "\n", " #2", "_Z", "N2at", "6native", "cutlass_80_", "128x64_8x4_nn",
+]  # fmt: skip
 
 
 def test_an_endless_name_costs_no_time() -> None:
@@ -188,7 +69,7 @@ def test_an_endless_name_costs_no_time() -> None:
 
 
 _NAMES = st.one_of(
-    st.sampled_from([rule.example for rule in RULES] + [name for name, _ in EXAMPLES]),
+    st.sampled_from([rule.example for rule in RULES] + [name for _, name in EXAMPLES]),
     st.lists(st.sampled_from(_PIECES), max_size=12).map("".join),
     st.text(max_size=90),
 )

@@ -160,6 +160,13 @@ def _read_cases(path: Path) -> list[Case]:
     return cases
 
 
+def read_names(file: str) -> list[tuple[str, str]]:
+    """Returns the names in ``tests/cases/FILE.txt``, each behind the line at the margin that it is indented below."""
+    lines = (CASES / f"{file}.txt").read_text(encoding="utf-8").splitlines()
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and line.strip()[0] != "#"]
+    return [(head.text, name.text) for head in _nest(numbered) for name in head.below]
+
+
 def _nest(lines: Sequence[tuple[int, str]]) -> tuple[Line, ...]:
     """Returns lines with those that are indented below each."""
     if not lines:
