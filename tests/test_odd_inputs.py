@@ -129,7 +129,7 @@ def test_timings_of_a_manifest_that_no_sweep_wrote(tmp_path: Path, timings: obje
     if not timings:
         assert write_timings(tmp_path).is_file()
         return
-    with pytest.raises(ConfigurationError, match=r"one/manifest\.json: its timings are none of a sweep's"):
+    with pytest.raises(ConfigurationError, match=r"one/manifest\.json: its timings were not written by a sweep"):
         write_timings(tmp_path)
 
 
