@@ -39,6 +39,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture
+def folder(here: Path) -> Path:
+    """The working folder, with a capture of two steps: train.sqlite."""
+    two_steps().write(here / "train.sqlite")
+    return here
+
+
 def report(*arguments: object) -> str:
     result = CliRunner().invoke(cli, ["report", *map(str, arguments)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
@@ -100,25 +107,27 @@ def captures_table(markdown: str) -> list[tuple[str, str]]:
 # --- what it writes ---
 
 
-def test_markdown_and_figures(here: Path) -> None:
-    two_steps().write(here / "capture.sqlite")
-    out = report("capture.sqlite")
-    assert sorted(path.name for path in here.iterdir()) == ["capture.sqlite", "report.md", "report_figures"]
-    text = (here / "report.md").read_text(encoding="utf-8")
-    links = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
-    assert len(links) == 1
-    for link in links:
-        assert (here / link).read_bytes().startswith(PNG)
-    assert sorted(links) == sorted(f"report_figures/{path.name}" for path in (here / "report_figures").iterdir())
-    assert out.endswith("\nreport.md\n")
-    assert "≈ 10.6" in out  # the first block
+@pytest.mark.parametrize(
+    ("options", "name"), [((), "report"), (("-o", "out/deep/answers.md", "--force"), "out/deep/answers")]
+)
+def test_a_report_stands_beside_its_figure_and_is_replaced(folder: Path, options: tuple[str, ...], name: str) -> None:
+    page, figures = folder / f"{name}.md", folder / f"{name}_figures"
+    out = report("train.sqlite", *options)
+    assert out.endswith(f"\n{name}.md\n")
+    assert "≈ 10.6" in out  # the first screen
     assert "Findings" not in out
+    assert {*page.parent.iterdir()} - {folder / "train.sqlite"} == {page, figures}
+    (link,) = re.findall(r"!\[[^]]+\]\(([^)]+)\)", page.read_text(encoding="utf-8"))
+    assert [page.parent / link] == [*figures.iterdir()]
+    assert (page.parent / link).read_bytes().startswith(PNG)
+    first = page.read_bytes()
+    report("train.sqlite", *options)
+    assert page.read_bytes() == first
 
 
-def test_the_figures_of_the_report_are_right(here: Path) -> None:
-    two_steps().write(here / "train.sqlite")
+def test_the_figures_of_the_report_are_right(folder: Path) -> None:
     report("train.sqlite", "--no-figures")
-    text = (here / "report.md").read_text(encoding="utf-8").replace("\N{NO-BREAK SPACE}", " ")
+    text = (folder / "report.md").read_text(encoding="utf-8").replace("\N{NO-BREAK SPACE}", " ")
     shown = re.sub(" +", " ", text)
     # span of forward: from 0.1 ms to 2.5001 ms
     # 101 API calls of 5.2 us are 0.525 ms at most: 1.5 of 4 to 1.5 of 3.475 ms; in backward two of 6 ms
@@ -137,10 +146,9 @@ def test_the_figures_of_the_report_are_right(here: Path) -> None:
     )
 
 
-def test_what_comes_first(here: Path) -> None:
+def test_what_comes_first(folder: Path) -> None:
     """The decision above every title, then findings, then the answers; all else is folded; nothing is empty."""
-    two_steps().write(here / "train.sqlite")
-    text = report("train.sqlite", "-o", "-", "--no-figures").replace("\N{NO-BREAK SPACE}", " ")
+    text = report(folder / "train.sqlite", "-o", "-", "--no-figures").replace("\N{NO-BREAK SPACE}", " ")
     first, *parts = re.split(r"^## ", text, flags=re.M)
     assert first.startswith("# train\n\nNVIDIA H200 · fp32 · 2 training steps · nsys 2025.3\n\n**≈ 10.6 ms a step (")
     assert "Do first" in first
@@ -156,59 +164,49 @@ def test_what_comes_first(here: Path) -> None:
     assert not re.search(r"</summary>\s*</details>", text)
 
 
-def test_output_file_and_its_folder(here: Path) -> None:
-    two_steps().write(here / "capture.sqlite")
-    report("capture.sqlite", "-o", "out/deep/answers.md", "--force")
-    assert sorted(path.name for path in (here / "out/deep").iterdir()) == ["answers.md", "answers_figures"]
-    text = (here / "out/deep/answers.md").read_text(encoding="utf-8")
-    assert "](answers_figures/" in text
-
-
-def test_a_dash_prints(here: Path) -> None:
-    two_steps().write(here / "capture.sqlite")
-    printed = report("capture.sqlite", "-o", "-")
+def test_a_dash_prints(folder: Path) -> None:
+    printed = report("train.sqlite", "-o", "-")
     assert printed.startswith("# ")
     assert "![" not in printed
-    assert [path.name for path in here.iterdir()] == ["capture.sqlite"]
+    assert [path.name for path in folder.iterdir()] == ["train.sqlite"]
 
 
-def test_a_page_is_opened(here: Path, run_main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_is_opened(folder: Path, run_main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
     """After it is written; a name with what a URL has no place for is escaped."""
-    two_steps().write(here / "capture.sqlite")
     opened: list[tuple[str, bool]] = []
 
     def browser(url: str) -> bool:
-        opened.append((url, (here / "a page#1.html").exists()))
+        opened.append((url, (folder / "a page#1.html").exists()))
         return True
 
     monkeypatch.setattr(webbrowser, "open", browser)
-    done = run_main("report", "capture.sqlite", "--format", "html", "--open", "--no-figures", "-o", "a page#1.html")
+    done = run_main("report", "train.sqlite", "--format", "html", "--open", "--no-figures", "-o", "a page#1.html")
     assert done.code == 0, done.err
-    assert opened == [((here / "a page#1.html").as_uri(), True)]
+    assert opened == [((folder / "a page#1.html").as_uri(), True)]
     assert opened[0][0].endswith("/a%20page%231.html")
     assert "browser" not in done.err
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the browser is a shell script")
-def test_the_users_browser_is_opened(here: Path) -> None:
-    two_steps().write(here / "capture.sqlite")
-    browser = here / "browser.sh"
+def test_the_users_browser_is_opened(folder: Path) -> None:
+    browser = folder / "browser.sh"
     browser.write_text('#!/bin/sh\nprintf %s "$1" > opened\n')
     browser.chmod(0o755)
     subprocess.run(
-        [sys.executable, "-m", "nsys_analyzer", "report", "capture.sqlite", "--format", "html", "--open"],
+        [sys.executable, "-m", "nsys_analyzer", "report", "train.sqlite", "--format", "html", "--open"],
         env={**os.environ, "BROWSER": f"{browser} %s"}, check=True, capture_output=True,
     )  # fmt: skip
-    assert (here / "opened").read_text() == (here / "report.html").as_uri()
+    assert (folder / "opened").read_text() == (folder / "report.html").as_uri()
 
 
-def test_where_no_browser_can_be_opened(here: Path, run_main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
-    two_steps().write(here / "capture.sqlite")
+def test_if_no_browser_can_be_opened_the_page_is_named(
+    folder: Path, run_main: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(webbrowser, "open", lambda _: False)
-    done = run_main("report", "capture.sqlite", "--format", "html", "--open", "--no-figures")
+    done = run_main("report", "train.sqlite", "--format", "html", "--open", "--no-figures")
     assert done.code == 0
     assert done.err == "No browser could be opened. Open report.html in one.\n"
-    assert (here / "report.html").exists()
+    assert (folder / "report.html").exists()
 
 
 @pytest.mark.parametrize("given", [(), ("--format", "json"), ("--format", "html", "-o", "-")])
@@ -221,20 +219,10 @@ def test_only_a_page_can_be_opened(here: Path, run_main: Main, given: tuple[str,
     assert not list(here.iterdir())
 
 
-def test_no_figures(here: Path) -> None:
-    two_steps().write(here / "capture.sqlite")
-    report("capture.sqlite", "--no-figures")
-    assert "![" not in (here / "report.md").read_text(encoding="utf-8")
-    assert not (here / "report_figures").exists()
-
-
-def test_a_report_is_replaced(here: Path) -> None:
-    two_steps().write(here / "capture.sqlite")
-    report("capture.sqlite")
-    first = (here / "report.md").read_bytes()
-    report("capture.sqlite")
-    assert first.startswith(b"# ")
-    assert (here / "report.md").read_bytes() == first
+def test_no_figures(folder: Path) -> None:
+    report("train.sqlite", "--no-figures")
+    assert "![" not in (folder / "report.md").read_text(encoding="utf-8")
+    assert not (folder / "report_figures").exists()
 
 
 def test_the_command_makes_the_report_again(here: Path, run_main: Main) -> None:
@@ -310,9 +298,8 @@ def test_json_schema(real_capture: RealCapture) -> None:
     assert len(set(label_of.values())) == len(label_of)
 
 
-def test_json_values(here: Path) -> None:
-    two_steps().write(here / "train.sqlite")
-    (capture,) = as_json("train.sqlite")["captures"]
+def test_json_values(folder: Path) -> None:
+    (capture,) = as_json(folder / "train.sqlite")["captures"]
     forward = capture["phases"][0]
     assert (forward["phase"], forward["range"], forward["instances"]) == ("forward", "forward", 2)
     assert forward["kernels_per_instance"] == 101
@@ -329,10 +316,9 @@ def test_json_values(here: Path) -> None:
     assert capture["profiler_version"] == "2025.3.2.0"
 
 
-def test_json_holds_the_answers(here: Path) -> None:
+def test_json_holds_the_answers(folder: Path) -> None:
     """Forward and backward have 1.0 and 2.0 ms of matmul in 1.5 and 3.0 ms; the step 3.0 in 5.5, and 2.5 of ADD."""
-    two_steps().write(here / "train.sqlite")
-    (capture,) = as_json("train.sqlite")["captures"]
+    (capture,) = as_json(folder / "train.sqlite")["captures"]
     leaders = {one["scope"]: one["kernel"] for one in capture["top_kernels"]}
     assert list(leaders) == ["forward", "backward", "forward+backward"]
     assert {one["name"] for one in leaders.values()} == {GEMM}
@@ -347,10 +333,9 @@ def test_json_holds_the_answers(here: Path) -> None:
     assert capture["peak_memory_bytes"] is None
 
 
-def test_json_into_a_file(here: Path) -> None:
-    two_steps().write(here / "train.sqlite")
+def test_json_into_a_file(folder: Path) -> None:
     assert report("train.sqlite", "--format", "json", "-o", "answers.json") == ""
-    data = json.loads((here / "answers.json").read_text(encoding="utf-8"))
+    data = json.loads((folder / "answers.json").read_text(encoding="utf-8"))
     assert data == as_json("train.sqlite")
     assert data == as_json("train.sqlite", "-o", "-")
 
@@ -389,9 +374,8 @@ def test_an_export_beside_its_report_is_one_capture(here: Path) -> None:
     assert [capture["source"] for capture in as_json("runs")["captures"]] == ["train.sqlite"]
 
 
-def test_a_file_given_twice_is_one_capture(here: Path) -> None:
-    two_steps().write(here / "train.sqlite")
-    assert len(as_json("train.sqlite", ".", "./train.sqlite")["captures"]) == 1
+def test_a_file_given_twice_is_one_capture(folder: Path) -> None:
+    assert len(as_json(folder / "train.sqlite", ".", "./train.sqlite")["captures"]) == 1
 
 
 def test_a_run_out_of_memory_keeps_a_row(here: Path) -> None:
@@ -515,6 +499,19 @@ def timed(here: Path) -> Path:
     return here
 
 
+def captures_with_times(folder: Path, timings: str, *paths: str) -> list[dict[str, Any]]:
+    """The captures in a report with these unprofiled times."""
+    (folder / "timings.csv").write_text(timings, encoding="utf-8")
+    captures: list[dict[str, Any]] = as_json(*paths, "--csv", "timings.csv")["captures"]
+    return captures
+
+
+def forward_of(captures: list[dict[str, Any]]) -> tuple[float | None, list[str]]:
+    """The unprofiled mean of the first capture's forward, and the warnings that speak of timings."""
+    python = captures[0]["phases"][0]["python_ms"]
+    return python and python["mean"], [line for line in captures[0]["warnings"] if "timings" in line]
+
+
 def test_python_clock_and_overhead(timed: Path) -> None:
     text = report("small_ctx256.sqlite", "--csv", timed / "timings.csv", "-o", "-").replace("\N{NO-BREAK SPACE}", " ")
     # 4 ÷ 3.2 - 1 = 25 %; 6 ÷ 5 - 1 = 20 %; 1.5 of 3.2 ms, 3 of 5 ms
@@ -550,8 +547,7 @@ def test_only_another_precision_ran_out_of_memory(here: Path) -> None:
         "small,256,4,bf16,train,forward,10,,,oom\n"
         "small,512,4,fp32,train,forward,10,9.0,,ok\n"
     )
-    (here / "timings.csv").write_text(HEADER + rows, encoding="utf-8")
-    captures = as_json("--csv", "timings.csv")["captures"]
+    captures = captures_with_times(here, HEADER + rows)
     assert [(c["name"], c["status"], c["configuration"]["precision"]) for c in captures] == [
         ("small_ctx256_b4_fp32", "oom", "fp32"),
         ("small_ctx256_bf16", "ok", "bf16"),
@@ -573,20 +569,11 @@ TWO_CONDITIONS = (
 )
 
 
-def forward_of(*arguments: object) -> tuple[float | None, list[str]]:
-    """The unprofiled mean of the first capture's forward, and the warnings that speak of timings."""
-    (capture, *_) = as_json(*arguments)["captures"]
-    python = capture["phases"][0]["python_ms"]
-    return python and python["mean"], [line for line in capture["warnings"] if "timings" in line]
-
-
 def test_rows_of_two_conditions_are_not_chosen_from(timed: Path) -> None:
     """Of conditions that no kernel tells."""
     rows = TWO_CONDITIONS.replace("precision", "optimizer").replace("compile", "attention")
-    (timed / "timings.csv").write_text(rows, encoding="utf-8")
-    mean, warnings = forward_of("small_ctx256.sqlite", "--csv", "timings.csv")
+    mean, (warning,) = forward_of(captures_with_times(timed, rows, "small_ctx256.sqlite"))
     assert mean is None
-    (warning,) = warnings
     assert warning.startswith("timings.csv: ")
     assert "attention (False, True), optimizer (fp32, bf16)" in warning
     assert "give a file with only the rows of this run" in warning
@@ -597,23 +584,19 @@ def test_rows_of_two_conditions_are_not_chosen_from(timed: Path) -> None:
 def test_rows_that_fit_a_capture_are_no_other_runs(timed: Path) -> None:
     """Of an unknown context they may be the capture's: only the other model is a run without a capture."""
     rows = "small,False,3.2\nsmall,True,2.1\nxl,False,90\n"
-    (timed / "timings.csv").write_text("model,compile,forward_ms\n" + rows, encoding="utf-8")
-    names = [capture["name"] for capture in as_json("--csv", "timings.csv")["captures"]]
-    assert names == ["small_ctx256", "xl_ctx?"]
+    captures = captures_with_times(timed, "model,compile,forward_ms\n" + rows)
+    assert [capture["name"] for capture in captures] == ["small_ctx256", "xl_ctx?"]
 
 
 def test_the_run_says_which_row(timed: Path) -> None:
-    (timed / "timings.csv").write_text(TWO_CONDITIONS, encoding="utf-8")
     manifest = {"model": "small", "context_length": 256, "precision": "fp32", "compile": True, "mode": "train"}
     (timed / "small_ctx256.manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-    assert forward_of("small_ctx256.sqlite", "--csv", "timings.csv") == (2.1, [])
+    assert forward_of(captures_with_times(timed, TWO_CONDITIONS, "small_ctx256.sqlite")) == (2.1, [])
 
 
 def test_conditions_that_were_only_timed_have_rows_of_their_own(timed: Path) -> None:
     rows = "".join(f"small,512,fp32,{row}\n" for row in ("False,sdpa,9", "True,sdpa,6", "False,flex,10", "True,flex,7"))
-    text = "model,context_length,precision,compile,attention,forward_ms\n" + rows
-    (timed / "timings.csv").write_text(text, encoding="utf-8")
-    captures = as_json("--csv", "timings.csv")["captures"][1:]
+    _, *captures = captures_with_times(timed, f"model,context_length,precision,compile,attention,forward_ms\n{rows}")
     assert {c["name"]: c["unprofiled"]["phases"]["forward"]["mean"] for c in captures} == {
         "small_ctx512_fp32_sdpa": 9.0,
         "small_ctx512_fp32_compiled_sdpa": 6.0,
@@ -664,9 +647,8 @@ def test_the_time_of_a_step(timed: Path, run_main: Main) -> None:
 )
 def test_times_that_cannot_be_right_are_flagged(timed: Path, mean: str, std: str, reason: str) -> None:
     rows = f"small,256,4,fp32,train,backward,10,5.0,0.2,ok\nsmall,256,4,fp32,train,forward,10,{mean},{std},ok\n"
-    (timed / "timings.csv").write_text(HEADER + rows, encoding="utf-8")
-    unprofiled = as_json("small_ctx256.sqlite", "--csv", "timings.csv")["captures"][0]["unprofiled"]
-    _, warnings = forward_of("small_ctx256.sqlite", "--csv", "timings.csv")
+    captures = captures_with_times(timed, HEADER + rows, "small_ctx256.sqlite")
+    unprofiled, (_, warnings) = captures[0]["unprofiled"], forward_of(captures)
     assert unprofiled["phases"]["forward"]["mean"] == float(mean)
     assert list(unprofiled["doubts"]) == (["forward"] if reason else [])
     if not reason:
@@ -681,30 +663,29 @@ def test_times_that_cannot_be_right_are_flagged(timed: Path, mean: str, std: str
 def test_one_stall_is_no_doubt_about_a_median(timed: Path) -> None:
     """Nine steps of 3.0 ms and one of 18: their mean is 4.5 ms, their deviation 4.7, their median 3.0."""
     rows = "small,256,4,fp32,train,forward,10,4.5,4.7,3.0,ok\n"
-    (timed / "timings.csv").write_text(HEADER.replace("status", "median_ms,status") + rows, encoding="utf-8")
-    assert as_json("small_ctx256.sqlite", "--csv", "timings.csv")["captures"][0]["unprofiled"]["doubts"] == {}
+    header = HEADER.replace("status", "median_ms,status")
+    assert captures_with_times(timed, header + rows, "small_ctx256.sqlite")[0]["unprofiled"]["doubts"] == {}
 
 
 def test_a_time_of_several_phases_is_compared_with_their_sum(timed: Path) -> None:
     """GPU busy of forward and backward: 1.5 + 3 = 4.5 ms; of the step, with the optimizer, 5.5 ms."""
     rows = "small,256,4,fp32,train,forward+backward,10,4,0,ok\nsmall,256,4,fp32,train,step,10,5,0,ok\n"
-    (timed / "timings.csv").write_text(HEADER + rows, encoding="utf-8")
-    _, warnings = forward_of("small_ctx256.sqlite", "--csv", "timings.csv")
+    _, warnings = forward_of(captures_with_times(timed, HEADER + rows, "small_ctx256.sqlite"))
     busy = [re.search(r"busy for longer, ([\d.]+) ms", line) for line in warnings]
     assert [found and found[1] for found in busy] == ["4.500", "5.500"]
 
 
 def test_a_deviation_above_the_mean_without_a_capture(timed: Path) -> None:
-    (timed / "timings.csv").write_text(HEADER + "xl,512,4,fp32,train,forward,10,50,99,ok\n", encoding="utf-8")
-    captures = as_json("--csv", "timings.csv")["captures"]
+    captures = captures_with_times(timed, HEADER + "xl,512,4,fp32,train,forward,10,50,99,ok\n")
     assert "deviation, 99.000 ms" in captures[1]["warnings"][0]
 
 
 # --- what goes wrong ---
 
 
-def bad_files(here: Path) -> None:
-    """An existing report beside everything that cannot be read or written."""
+@pytest.fixture
+def bad_files(here: Path) -> Path:
+    """A working folder with an existing report beside everything that cannot be read or written."""
     whole = two_steps().write(here / "good.sqlite").read_bytes()
     (here / "cut.sqlite").write_bytes(whole[: len(whole) // 2])
     (here / "text.sqlite").write_text("no database\n", encoding="utf-8")
@@ -719,6 +700,7 @@ def bad_files(here: Path) -> None:
     for name in ("t.pftrace", "host.xplane.pb", "snapshot.pickle"):
         (here / name).write_bytes(b"\n\x20P\x01Z\x04")
     (here / "report.md").write_text(OLD, encoding="utf-8")
+    return here
 
 
 @pytest.mark.parametrize(
@@ -755,16 +737,15 @@ def bad_files(here: Path) -> None:
         ("good.sqlite --format json -o file/report.json", "cannot be written"),
     ],
 )
-def test_one_line_and_exit_code_1(here: Path, run_main: Main, arguments: str, said: str) -> None:
-    bad_files(here)
-    before = sorted(here.rglob("*"))
+def test_one_line_and_exit_code_1(bad_files: Path, run_main: Main, arguments: str, said: str) -> None:
+    before = sorted(bad_files.rglob("*"))
     outcome = run_main("report", *shlex.split(arguments))
     assert (outcome.code, outcome.out) == (1, "")
     (line,) = outcome.err.splitlines()
     assert line.startswith("Error: ")
     assert said in line
-    assert (here / "report.md").read_text(encoding="utf-8") == OLD
-    assert sorted(here.rglob("*")) == before  # nothing half-made is left
+    assert (bad_files / "report.md").read_text(encoding="utf-8") == OLD
+    assert sorted(bad_files.rglob("*")) == before  # nothing half-made is left
 
 
 @pytest.mark.parametrize(
@@ -779,40 +760,27 @@ def test_one_line_and_exit_code_1(here: Path, run_main: Main, arguments: str, sa
         ("good.sqlite --step-ms nan", "nan is not a time"),
     ],
 )
-def test_usage_errors_exit_with_2(here: Path, run_main: Main, arguments: str, said: str) -> None:
-    bad_files(here)
+def test_usage_errors_exit_with_2(bad_files: Path, run_main: Main, arguments: str, said: str) -> None:
     outcome = run_main("report", *shlex.split(arguments))
     assert (outcome.code, outcome.out) == (2, "")
     assert said in outcome.err
     assert "Traceback" not in outcome.err
-    assert (here / "report.md").read_text(encoding="utf-8") == OLD
+    assert (bad_files / "report.md").read_text(encoding="utf-8") == OLD
 
 
-def test_an_unreadable_file_in_a_subprocess(here: Path) -> None:
-    bad_files(here)
-    done = subprocess.run(
-        [sys.executable, "-m", "nsys_analyzer", "report", "cut.sqlite"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert re.fullmatch(r"Error: cut\.sqlite is damaged or truncated.*\n", done.stderr)
-
-
-def test_a_report_in_a_subprocess(here: Path) -> None:
-    two_steps().write(here / "train.sqlite")
+def test_a_report_in_a_subprocess(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "nsys_analyzer", "report", "train.sqlite"],
         capture_output=True, text=True, encoding="utf-8", check=False, env={**os.environ, "PYTHONUTF8": "1"},
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("report.md\n")
-    text = (here / "report.md").read_text(encoding="utf-8")
+    text = (folder / "report.md").read_text(encoding="utf-8")
     assert "nsys-analyze report train.sqlite" in text
-    assert len(list((here / "report_figures").glob("*.png"))) == 1
+    assert len(list((folder / "report_figures").glob("*.png"))) == 1
 
 
-def test_a_terminal_without_utf_8(here: Path) -> None:
-    two_steps().write(here / "train.sqlite")
+def test_a_terminal_without_utf_8(folder: Path) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
     done = subprocess.run(
         [sys.executable, "-m", "nsys_analyzer", "report", "train.sqlite", "--no-figures"],
@@ -820,30 +788,28 @@ def test_a_terminal_without_utf_8(here: Path) -> None:
     )  # fmt: skip
     assert b"Traceback" not in done.stderr
     assert done.returncode == 0
-    assert "\N{NO-BREAK SPACE}ms" in (here / "report.md").read_text(encoding="utf-8")
+    assert "\N{NO-BREAK SPACE}ms" in (folder / "report.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["train.sqlite", "timings.csv", "capture.nsys-rep"])
-def test_no_report_is_written_over_an_input(here: Path, run_main: Main, name: str) -> None:
-    two_steps().write(here / "train.sqlite")
-    before = (here / "train.sqlite").read_bytes()
+def test_no_report_is_written_over_an_input(folder: Path, run_main: Main, name: str) -> None:
+    before = (folder / "train.sqlite").read_bytes()
     for output_format in ("markdown", "json"):
         outcome = run_main("report", "train.sqlite", "--no-figures", "--format", output_format, "-o", name)
         assert outcome.code == 1
         assert "has the name of an input" in outcome.err
-    assert (here / "train.sqlite").read_bytes() == before
-    assert {path.name for path in here.iterdir()} == {"train.sqlite"}
+    assert (folder / "train.sqlite").read_bytes() == before
+    assert {path.name for path in folder.iterdir()} == {"train.sqlite"}
 
 
-def test_the_suffix_says_the_format(here: Path, run_main: Main) -> None:
-    two_steps().write(here / "train.sqlite")
+def test_the_suffix_says_the_format(folder: Path, run_main: Main) -> None:
     for name, start in (("r.md", "# "), ("r.html", "<!doctype html>"), ("r.JSON", "{")):
         assert run_main("report", "train.sqlite", "--no-figures", "-o", name).code == 0
-        assert (here / name).read_text(encoding="utf-8").lower().startswith(start)
+        assert (folder / name).read_text(encoding="utf-8").lower().startswith(start)
     for words in (("-o", "r.parquet"), ("-o", "r.csv"), ("-o", "x.html", "--format", "json")):
         ended = run_main("report", "train.sqlite", *words)
         assert (ended.code, "Name another file with -o" in ended.err) == (1, True)
-        assert not (here / words[1]).exists()
+        assert not (folder / words[1]).exists()
 
 
 def test_an_option_does_not_make_a_file_name_believed(here: Path) -> None:
@@ -855,26 +821,26 @@ def test_an_option_does_not_make_a_file_name_believed(here: Path) -> None:
         assert "1,998,235,200" not in text
 
 
-def test_a_phase_that_no_range_is_called(here: Path) -> None:
-    two_steps().write(here / "train.sqlite")
-    text = report("train.sqlite", "--phase-name", "forward=nosuch", "-o", "-")
+def test_a_phase_that_no_range_is_called(folder: Path) -> None:
+    text = report(folder / "train.sqlite", "--phase-name", "forward=nosuch", "-o", "-")
     assert "No range is called `nosuch`" in section(text, " warning")
 
 
-def test_the_precision_of_the_kernels_decides_between_rows_that_fit_alike(tmp_path: Path) -> None:
-    """Nothing names the capture's precision, but its only GEMM is an sgemm."""
+@pytest.mark.parametrize(
+    ("name", "timings", "options", "expected"),
+    [
+        # Nothing names the capture's precision, but its only GEMM is an sgemm.
+        ("small_ctx256", "model,context_length,precision,phase,mean_ms\nsmall,256,bf16,forward,4\n"
+         "small,256,fp32,forward,8\n", (), 8),
+        # A table without a model takes the option.
+        ("run", "phase,mean_ms\nforward,5\n", ("--model", "small", "--context-length", "256"), 5),
+    ],
+)  # fmt: skip
+def test_the_kernels_or_an_option_tell_which_row_is_the_captures(
+    here: Path, name: str, timings: str, options: tuple[str, ...], expected: float
+) -> None:
     export = Export().gpu().range("forward", 0, 9_000_000).kernel(GEMM, 10, 20, 2_000_020)
-    trace = export.write(tmp_path / "small_ctx256.sqlite")
-    rows = "model,context_length,precision,phase,mean_ms\nsmall,256,bf16,forward,4\nsmall,256,fp32,forward,8\n"
-    (tmp_path / "t.csv").write_text(rows, encoding="utf-8")
-    words = (trace, "--csv", tmp_path / "t.csv")
-    capture = next(one for one in as_json(*words)["captures"] if one["name"] == "small_ctx256")
-    assert capture["unprofiled"]["phases"]["forward"]["mean"] == 8
-
-
-def test_a_table_without_a_model_takes_the_option(tmp_path: Path) -> None:
-    trace = Export().gpu().range("forward", 0, 9_000_000).kernel(GEMM, 10, 20, 2_000_020).write(tmp_path / "run.sqlite")
-    (tmp_path / "t.csv").write_text("phase,mean_ms\nforward,5\n", encoding="utf-8")
-    words = (trace, "--csv", tmp_path / "t.csv", "--model", "small", "--context-length", "256")
-    (capture,) = as_json(*words)["captures"]
-    assert capture["unprofiled"]["phases"]["forward"]["mean"] == 5
+    export.write(here / f"{name}.sqlite")
+    captures = captures_with_times(here, timings, f"{name}.sqlite", *options)
+    (capture,) = (capture for capture in captures if capture["name"] == name)
+    assert capture["unprofiled"]["phases"]["forward"]["mean"] == expected
