@@ -19,7 +19,6 @@ from nsys_analyzer.analysis.summary.kernel_tables import (
     ClassRow,
     ClassShares,
     KernelRow,
-    MemoryRow,
     find_class_share,
     make_class_rows,
     make_kernel_rows,
@@ -30,153 +29,34 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.models import Configuration, find_model
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.report.facts import say_all
-from tests.support.export import ADD, AUTOGRAD, GEMM, MAIN, SOFTMAX, Export, training_step
+from tests.support.cases import make_case_test
+from tests.support.export import ADD, AUTOGRAD, GEMM, MAIN, Export
 
 MS = 1e-6  # ms in one ns
+
+test_summary = make_case_test(
+    "summary",
+    {
+        "kernels": lambda capture: [
+            (row.name, row.launches_per_instance, row.ms_per_instance, row.avg_us, row.share)
+            for row in capture.summary.phases[0].kernels
+        ],
+        "shares of classes": lambda capture: {row.kernel_class: row.share for row in capture.summary.phases[0].classes},
+        "memory": lambda capture: [
+            (row.kind, row.operations_per_instance, row.ms_per_instance) for row in capture.summary.phases[0].memory
+        ],
+        "ranges": lambda capture: {phase.phase: phase.range for phase in capture.summary.phases},
+        "with backward": lambda capture: [phase.phase for phase in capture.summary.phases if phase.holds_backward],
+        "precisions": lambda capture: list(capture.summary.precisions.items()),
+        "processes": lambda capture: [
+            (one.process, one.rank, one.gpu, one.coverage and one.coverage.kernels) for one in capture.summaries
+        ],
+    },
+)
 
 
 def summaries(export: Export, tmp_path: Path) -> tuple[CaptureSummary, ...]:
     return summarize(Trace.load(export.write(tmp_path / "t.sqlite")), "t")
-
-
-def test_the_five_clocks_of_a_step(step_trace: Path) -> None:
-    (summary,) = summarize(Trace.load(step_trace), "step")
-    forward, backward, optimizer, step = summary.phases
-    assert [p.phase for p in summary.phases] == ["forward", "backward", "optimizer", "step"]
-    # forward: range [10, 300); kernels [30, 130) and [130, 150): busy 120, span 120, sum 120.
-    assert forward.wall_ms.mean == pytest.approx(290 * MS)
-    assert forward.gpu_span_ms.mean == pytest.approx(120 * MS)
-    assert forward.gpu_busy_ms.mean == pytest.approx(120 * MS)
-    assert forward.kernel_time_ms.mean == pytest.approx(120 * MS)
-    # backward: [360, 560) and [560, 600); both launched by autograd.
-    assert backward.kernel_time_ms.mean == pytest.approx(240 * MS)
-    # optimizer: [720, 800).
-    assert optimizer.kernel_time_ms.mean == pytest.approx(80 * MS)
-    # step: all five, 120 + 240 + 80 = 440, from 30 to 800.
-    assert step.kernels_per_instance == 5
-    assert step.kernel_time_ms.mean == pytest.approx(440 * MS)
-    assert step.gpu_span_ms.mean == pytest.approx(770 * MS)
-    assert [phase.holds_backward for phase in summary.phases] == [False, True, False, True]
-
-
-def test_classes_and_kernels_of_a_phase(step_trace: Path) -> None:
-    (summary,) = summarize(Trace.load(step_trace), "step")
-    forward = summary.phases[0]
-    # GEMM 100 of 120, ADD 20 of 120.
-    assert [(r.kernel_class, r.share) for r in forward.classes] == [
-        ("matmul", pytest.approx(100 / 120)),
-        ("elementwise", pytest.approx(20 / 120)),
-    ]
-    assert [(r.name, r.launches_per_instance, r.avg_us) for r in forward.kernels] == [
-        (GEMM, 1.0, pytest.approx(0.1)),
-        (ADD, 1.0, pytest.approx(0.02)),
-    ]
-
-
-def test_mean_and_spread_over_instances(tmp_path: Path) -> None:
-    # Walls of 100, 120 and 140 ns: mean 120, sample deviation sqrt((400 + 0 + 400) / 2) = 20.
-    export = Export()
-    for number, wall in enumerate((100, 120, 140)):
-        at = number * 1000
-        export.range("forward", at, at + wall).kernel(GEMM, at + 10, at + 20, at + 50)
-    (summary,) = summaries(export, tmp_path)
-    wall_ms = summary.phases[0].wall_ms
-    assert (wall_ms.n, wall_ms.mean, wall_ms.std) == (3, pytest.approx(120 * MS), pytest.approx(20 * MS))
-    assert (wall_ms.min, wall_ms.median, wall_ms.max) == tuple(pytest.approx(w * MS) for w in (100, 120, 140))
-
-
-def test_overlapping_streams_count_once_in_busy_and_twice_in_the_sum(tmp_path: Path) -> None:
-    # [20, 60) on stream 7 and [40, 80) on stream 8: busy 60, span 60, sum 80.
-    export = Export().range("forward", 0, 100).kernel(GEMM, 10, 20, 60).kernel(ADD, 11, 40, 80, stream=8)
-    (summary,) = summaries(export, tmp_path)
-    phase = summary.phases[0]
-    assert phase.gpu_busy_ms.mean == pytest.approx(60 * MS)
-    assert phase.kernel_time_ms.mean == pytest.approx(80 * MS)
-
-
-def test_copies_and_fills_are_busy_time_but_no_kernels(tmp_path: Path) -> None:
-    # Kernel [20, 30), copy [30, 50), fill [60, 65): busy 35, span 45, kernel sum 10.
-    export = Export().range("forward", 0, 100).kernel(GEMM, 10, 20, 30)
-    export.memory("MEMCPY", 12, 30, 50).memory("MEMSET", 14, 60, 65)
-    (summary,) = summaries(export, tmp_path)
-    phase = summary.phases[0]
-    assert (phase.gpu_busy_ms.mean, phase.gpu_span_ms.mean) == (pytest.approx(35 * MS), pytest.approx(45 * MS))
-    assert phase.kernel_time_ms.mean == pytest.approx(10 * MS)
-    assert phase.kernels_per_instance == 1
-    assert [(r.kind, r.operations_per_instance) for r in phase.memory] == [("memcpy", 1.0), ("memset", 1.0)]
-
-
-def test_a_range_that_does_not_wait_for_its_kernel(tmp_path: Path) -> None:
-    # The range ends at 50 µs, its kernel at 90 µs.
-    export = Export().range("forward", 0, 50_000).kernel(GEMM, 10, 20_000, 90_000)
-    (summary,) = summaries(export, tmp_path)
-    assert not summary.phases[0].synchronized
-
-
-def test_an_opaque_graph_is_busy_time_with_unknown_kernels(tmp_path: Path) -> None:
-    export = Export().range("forward", 0, 100).graph(10, 20, 80)
-    (summary,) = summaries(export, tmp_path)
-    phase = summary.phases[0]
-    assert summary.status == "no_kernels"
-    assert phase.gpu_busy_ms.mean == pytest.approx(60 * MS)
-    assert phase.kernel_time_ms.mean is None
-    assert any("--cuda-graph-trace=node" in warning for warning in say_all(summary.warnings))
-
-
-def test_two_processes_are_two_entries_by_device(tmp_path: Path) -> None:
-    export = Export().gpu(0).gpu(1, "NVIDIA H200 NVL")
-    training_step(export, pid=100)
-    export.range("forward", 10, 50, tid=200, pid=200).kernel(GEMM, 20, 30, 45, tid=200, pid=200, device=1)
-    first, second = summaries(export, tmp_path)
-    assert (first.process, second.process) == ("device 0", "device 1")
-    assert (first.rank, second.rank) == (None, None)
-    assert second.gpu is None  # no table says which GPU device 1 of pid 200 is
-    assert first.coverage is not None
-    assert second.coverage is not None
-    assert (first.coverage.kernels, second.coverage.kernels) == (5, 1)
-
-
-def test_processes_that_share_a_gpu_are_called_by_their_ids(tmp_path: Path) -> None:
-    export = training_step(Export(), pid=100)
-    export.kernel(GEMM, 20, 30, 45, tid=200, pid=200)
-    assert [s.process for s in summaries(export, tmp_path)] == ["pid 100", "pid 200"]
-
-
-def test_softmax_against_the_products(tmp_path: Path) -> None:
-    # Products: GEMM [110, 140) and [200, 230) = 60. Softmax: max, exp, divide = 5 + 10 + 5 = 20, without a softmax
-    # in any name. The scale inside `scores` ([140, 150)) is neither. Ratio 60 / 20.
-    export = Export().range("forward", 0, 1000).range("scaled dot product attention", 100, 300)
-    export.range("computing attention scores", 100, 150).kernel(GEMM, 101, 110, 140).kernel(ADD, 102, 140, 150)
-    export.range("computing softmax", 150, 190)
-    for at, length in ((151, 5), (152, 10), (153, 5)):
-        export.kernel(ADD, at, at + 10 * (at - 150), at + 10 * (at - 150) + length)
-    export.range("final matmul", 190, 290).kernel(GEMM, 195, 200, 230)
-    export.kernel(GEMM, 400, 500, 600).kernel(SOFTMAX, 410, 600, 700)
-    export.range("softmax", 420, 450).kernel(ADD, 430, 700, 800)  # a sampler's
-    (summary,) = summaries(export, tmp_path)
-    attention = summary.attention
-    assert attention is not None
-    assert attention.matmul_ms == pytest.approx(60 * MS)
-    assert attention.softmax_ms == pytest.approx(20 * MS)
-    assert attention.runtime_ratio == pytest.approx(3.0)
-    assert (attention.matmul_launches, attention.softmax_launches) == (2, 3)
-
-
-def test_a_softmax_by_name_counts_inside_attention_only(tmp_path: Path) -> None:
-    export = Export().range("forward", 0, 1000).range("attention", 100, 300)
-    export.kernel(GEMM, 101, 110, 140).kernel(SOFTMAX, 102, 140, 150).kernel(SOFTMAX, 900, 910, 990)
-    (summary,) = summaries(export, tmp_path)
-    assert summary.attention is not None
-    assert summary.attention.softmax_ms == pytest.approx(10 * MS)
-
-
-def test_no_phases_still_gives_the_whole_capture(tmp_path: Path) -> None:
-    export = Export(drop=("NVTX_EVENTS",)).kernel(GEMM, 10, 20, 60).kernel(ADD, 11, 40, 80, stream=8)
-    (summary,) = summaries(export, tmp_path)
-    assert summary.phases == ()
-    assert summary.whole is not None
-    assert summary.whole.gpu_busy_ms.mean == pytest.approx(60 * MS)
-    assert any("NVTX" in warning for warning in say_all(summary.warnings))
 
 
 events = st.lists(
@@ -259,25 +139,6 @@ def test_a_file_names_model_needs_four_matmuls_a_layer_and_a_head(matmuls: int, 
     assert told.configuration == Configuration(model, 256, source="manifest")
 
 
-def test_rows_are_of_one_instance(tmp_path: Path) -> None:
-    # Two forwards with GEMMs of 10, 30 and 20 ns, 60 in three launches, copies of 4 and 8 ns, and an ADD of 15.
-    export = Export().range("forward", 0, 100).range("forward", 200, 300)
-    for launch, start, end in ((10, 20, 30), (11, 30, 60), (210, 220, 240)):
-        export.kernel(GEMM, launch, start, end)
-    export.kernel(ADD, 211, 240, 255).memory("MEMCPY", 12, 60, 64).memory("MEMCPY", 212, 260, 268)
-    (summary,) = summaries(export, tmp_path)
-    forward = summary.phases[0]
-    assert [(r.name, r.launches_per_instance, r.ms_per_instance, r.avg_us, r.share) for r in forward.kernels] == [
-        (GEMM, 1.5, pytest.approx(30 * MS), pytest.approx(0.020), pytest.approx(60 / 75)),
-        (ADD, 0.5, pytest.approx(7.5 * MS), pytest.approx(0.015), pytest.approx(15 / 75)),
-    ]
-    assert forward.memory == (MemoryRow("memcpy", 1.0, pytest.approx(6 * MS)),)
-    # Kernel sums of 40 and 35: mean 37.5, sample deviation sqrt(2 · 2.5²).
-    total = forward.kernel_time_ms
-    assert (total.n, total.mean, total.std) == (2, pytest.approx(37.5 * MS), pytest.approx(3.5355339 * MS))
-    assert summary.precisions == {"fp32": 1.0}
-
-
 def test_tables_of_phases_together() -> None:
     # 2 launches of 3 ms each and 1 of 2 ms are 8 ms in 3 launches, of 10 ms together.
     gemm = KernelRow("gemm", "matmul", 2.0, 6.0, 3000.0, 0.75)
@@ -314,75 +175,6 @@ def test_shares_of_the_classes_that_compute() -> None:
     nothing = structs.replace(rows[1], ms_per_instance=0.0)
     assert ClassShares("step", (nothing,)).without_communication().classes == (nothing,)
     assert ClassShares("step", (rows[0], nothing)).without_communication().classes[0].share == 0.0
-
-
-@pytest.mark.parametrize(
-    ("length", "late", "synchronized"),
-    [(50_000, 5_000, True), (50_000, 5_001, False), (9_000_000, 9_000, True), (9_000_000, 9_001, False)],
-)
-def test_a_few_microseconds_are_no_lack_of_synchronisation(
-    length: int, late: int, synchronized: bool, tmp_path: Path
-) -> None:
-    # Clock skew: 5 µs, or a thousandth of the range where that is more.
-    start = 10**9
-    export = (
-        Export().range("forward", start, start + length).kernel(GEMM, start + 10, start + 20, start + length + late)
-    )
-    (summary,) = summaries(export, tmp_path)
-    assert summary.phases[0].synchronized == synchronized
-
-
-@pytest.mark.parametrize(("stragglers", "synchronized"), [(1, True), (2, False)])
-def test_one_instance_in_twenty_may_end_late(stragglers: int, synchronized: bool, tmp_path: Path) -> None:
-    export = Export()
-    for number in range(20):
-        at = number * 100_000
-        export.range("forward", at, at + 1000)
-        export.kernel(GEMM, at + 10, at + 20, at + (90_000 if number < stragglers else 900))
-    (summary,) = summaries(export, tmp_path)
-    assert summary.phases[0].synchronized == synchronized
-
-
-def test_the_names_of_a_phases_ranges(tmp_path: Path) -> None:
-    export = Export().range("optimizer", 900, 950).kernel(GEMM, 910, 920, 930)
-    for number in range(5):
-        export.range(f"step {number}", number * 100, number * 100 + 50)
-    for number, name in enumerate(("forward", "fwd", "forward pass")):
-        export.range(name, number * 100, number * 100 + 20)
-    (summary,) = summaries(export, tmp_path)
-    assert {phase.phase: phase.range for phase in summary.phases} == {
-        "forward": "forward, forward pass, fwd",
-        "optimizer": "optimizer",
-        "step": "step 0, step 1, step 2 and 2 more",
-    }
-    assert not any(phase.holds_backward for phase in summary.phases)
-
-
-def test_precisions_by_time_of_matmul_and_attention(tmp_path: Path) -> None:
-    # fp32 10 + 10, tf32 60, unknown 20 of 100; ADD is no matmul.
-    export = Export()
-    for at, (name, length) in enumerate(
-        ((GEMM, 10), ("cutlass_80_tensorop_s1688tf32gemm_128x128", 60), (GEMM, 10), ("gemm_kernel", 20), (ADD, 50))
-    ):
-        export.kernel(name, at * 100, at * 100 + 10, at * 100 + 10 + length)
-    (summary,) = summaries(export, tmp_path)
-    assert list(summary.precisions.items()) == [("tf32", 0.6), ("fp32", 0.2), ("unknown", 0.2)]
-
-
-def test_counts_and_times_of_coverage(tmp_path: Path) -> None:
-    # Process 100: a kernel of 100 ns in the step and in no other phase, one of 40 outside every range, one of 5 without
-    # a launch. It lasts from its first call at 10 to the end of its step at 2000; waits of 20, 10. Process 200: one
-    # kernel of 7 ns that waits for 3, from 4000 to 4010.
-    export = Export().range("step", 500, 2000).kernel(GEMM, 600, 620, 720).kernel(ADD, 10, 20, 60)
-    export.kernel(ADD, None, 800, 805).kernel(GEMM, 4000, 4003, 4010, tid=200, pid=200, device=1)
-    ours, other = (summary.coverage for summary in summaries(export, tmp_path))
-    assert ours is not None
-    assert other is not None
-    assert (ours.kernels, ours.attributed, ours.in_phases, ours.unattributed, ours.without_launch) == (3, 1, 1, 2, 1)
-    assert (ours.kernel_ms, ours.attributed_ms, ours.unattributed_ms) == tuple(
-        pytest.approx(t * MS) for t in (145, 100, 45)
-    )
-    assert ours.how == {"none": 2, "same thread": 1, "other thread": 0, "graph": 0}
 
 
 def test_a_broken_law_is_an_error_not_a_warning(step_trace: Path) -> None:

@@ -282,7 +282,7 @@ class _Check:
         name, relation, text = match.groups()
         words = _Words(ns=1e-6, us=1e-3, inf=float("inf"), **{k: v for k, v in self.known.items() if v is not None})
         expected, actual = eval(text, {}, words), _figure(self.capture, name, self.figures)
-        where = f"{self.case.file}:{line.number}: {name} is {actual!r}, and {text} is expected"
+        where = f"{self.case.file}:{line.number}: {name} is {actual!r:.2000}, and {text} is expected"
         if relation == ":":
             assert _matches(actual, expected), where
         else:
