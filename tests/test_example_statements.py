@@ -52,8 +52,8 @@ STATEMENTS: tuple[Callable[[], Iterator[str]], ...] = (
 
 #: Figures that others published, with the source that the page links in the same paragraph.
 PUBLISHED = {
-    "45 TFLOP/s for the forward of one GPT-2 layer and 53 with backward on an A100, "
-    "where a matmul alone reaches 116 in fp32 (TF32) and 230 in fp16": "https://github.com/mli/transformers-benchmarks",
+    "45 TFLOP/s for the forward pass of one GPT-2 layer and 53 with backward, on an A100 "
+    "on which a matmul alone reaches 116 in fp32 (TF32) and 230 in fp16": "https://github.com/mli/transformers-benchmarks",
     "about 3 times": "https://github.com/huggingface/transformers/issues/14450",
     "s·b·h·(34 + 5·a·s/h) bytes in 16 bits: 17 such tensors and 2.5 such matrices": "https://arxiv.org/abs/2205.05198",
     "its feed-forward network has two matmuls": "https://arxiv.org/abs/2205.05198",
@@ -64,23 +64,22 @@ PUBLISHED = {
     "73 % (230 TFLOP/s) of an A100's": "https://arxiv.org/abs/2307.08691",
     "PyTorch 2.0 announcement": "https://pytorch.org/get-started/pytorch-2.0/",
     "1.21 and 1.51 (fp32 and AMP, means over 163 models": "https://pytorch.org/get-started/pytorch-2.0/",
-    "Llama-7B at batch 1 on an A100, makes 25.5 tokens/s: 13.5 GB of weights each, 17 % of 2 TB/s": (
-        "https://pytorch.org/blog/accelerating-generative-ai-2/"
-    ),
+    "Llama-7B at batch 1 on an A100, generates 25.5 tokens/s and reads 13.5 GB of weights for each, "
+    "which is 17 % of 2 TB/s": "https://pytorch.org/blog/accelerating-generative-ai-2/",
 }
 
 #: What is no measurement: names, conditions, and what follows from the models' definition.
 GIVEN = (
     "fp32 | bf16 | fp32, compiled |",
-    "it has two matmuls for each of forward's",
+    "it has two matmuls for each matmul of forward",
     "where SwiGLU has three",
     "where the naive one is five",  # maximum, difference, exponential, sum, quotient
     "(fp32, context 512). The optimizer",
-    "At context 512 in fp32 small becomes",
-    "Profiling such a step costs most",  # `sweep.launches` finds the two highest
+    "At context 512 in fp32, small becomes",
+    "slows such a step down most",  # `sweep.launches` finds the two highest
     "--model small --precision bf16 --requests 16 --batch-size 8 --tokens 32",  # the command line of the server
     "`torchrun --nproc-per-node 2 -m profiling_targets.distributed`",
-    "one bucket, 25 MiB, and 25 MiB over NVLink",  # DistributedDataParallel's own size of buckets
+    "with buckets of 25 MiB, and with such buckets over NVLink",  # DistributedDataParallel's own size of buckets
     "on one H100, six of them three at a time",  # faults were recorded beside each other
 )
 

@@ -29,7 +29,7 @@ def attention() -> Iterator[str]:
         powers.append(float(np.polyfit(*np.log(np.array(points, float)).T, 1)[0]))
     batch = eager[0].case["batch_size"]
     yield (
-        f"Without heads, batch {batch}, what is saved for backward grows with the context to the power "
+        f"without heads, at batch {batch}. The tensors that it saves for backward grow with the context to the power "
         f"{span(powers, 2)}"
     )
     longest = [one for (_, length), one in shapes.items() if length == 16384]
@@ -38,8 +38,9 @@ def attention() -> Iterator[str]:
     assert {f"{one['peak_bytes'] / GIB:.0f}" for one in longest} == {"56"}
     inputs = max(one["inputs_bytes"] for one in longest) / GIB
     yield (
-        f"at 16,384 tokens {scores / GIB:.0f} GiB, 3 score matrices and little else, and 56 GiB at the peak, beside "
-        f"at most {inputs:.1f} GiB of inputs"
+        f"At 16,384 tokens they take {scores / GIB:.0f} GiB, nearly all of it for 3 score matrices; the peak is "
+        "56 GiB, "
+        f"and the inputs take at most {inputs:.1f} GiB"
     )
     long = [shape for shape in shapes if shape[1] >= 4096]
     short = [shape for shape in shapes if shape[1] <= 1024]
@@ -47,15 +48,15 @@ def attention() -> Iterator[str]:
     def gains(chosen: list[tuple[int, int]], *passes: str) -> list[float]:
         return [shapes[shape][f"{one}_ms"] / compiled[shape][f"{one}_ms"] for shape in chosen for one in passes]
 
-    yield f"{span(gains(long, 'forward', 'backward'), 1)} times as fast from 4,096 tokens on"
+    yield f"{span(gains(long, 'forward', 'backward'), 1)} times as fast at 4,096 tokens and more"
     kept = [compiled[shape]["before_backward_bytes"] / shapes[shape]["before_backward_bytes"] * 100 for shape in long]
     peak = [compiled[shape]["peak_bytes"] / shapes[shape]["peak_bytes"] * 100 for shape in long]
     assert all(round(share) == round(statistics.median(shares)) for shares in (kept, peak) for share in shares)
     yield (
-        f"what is saved for backward falls to {statistics.median(kept):.0f} %, the peak to "
+        f"the tensors saved for backward shrink to {statistics.median(kept):.0f} %, and the peak to "
         f"{statistics.median(peak):.0f} %"
     )
-    yield f"At 256 and 1,024 tokens forward is {span(gains(short, 'forward'), 1)} times as fast"
+    yield f"At 256 and 1,024 tokens, forward is {span(gains(short, 'forward'), 1)} times as fast"
 
 
 def variants() -> Iterator[str]:
@@ -72,10 +73,14 @@ def variants() -> Iterator[str]:
 
     slow = [ratio for variant in ("blocked", "fused", "tiled") for ratio in over_naive(variant)]
     assert min(slow) > 1
-    yield f"the variants in PyTorch's operators are slower than the naive forward in all {len(slow)} comparisons"
+    yield (
+        "the variants that are written in PyTorch's operators are slower than the naive forward in all "
+        f"{len(slow)} comparisons"
+    )
     wins = {name: sum(ratio < 1 for ratio in over_naive(name)) for name in ("sdpa", "flash")}
     yield (
-        f"PyTorch's kernel is faster in {wins['sdpa']} of {len(over_naive('sdpa'))}, the Triton kernel in "
+        f"faster than the naive forward in {wins['sdpa']} of {len(over_naive('sdpa'))} comparisons, and the "
+        "Triton kernel in "
         f"{wins['flash']} of {len(over_naive('flash'))}"
     )
     largest = shapes[64, 32, 4096, 128, "bf16", False]
@@ -84,7 +89,7 @@ def variants() -> Iterator[str]:
     scores = 64 * 32 * 4096**2 * 2 / GIB
     assert naive.status == "oom"
     yield (
-        f"At batch 64, 32 heads, 4,096 tokens in bf16, where the scores alone are {scores:.0f} GiB, they are "
+        f"At batch 64, 32 heads and 4,096 tokens in bf16, where the scores alone take {scores:.0f} GiB, they are "
         f"{gains[0]:.1f} and {gains[1]:.1f} times as fast as the naive forward"
     )
     sizes = [
@@ -95,14 +100,13 @@ def variants() -> Iterator[str]:
     less = [pair for pair in sizes if pair[0] < pair[1]]
     (more,) = (pair for pair in sizes if pair not in less)
     yield (
-        f"needs {span([tiled for tiled, _ in less], 1)} MiB where naive needs {span([naive for _, naive in less])} "
-        "MiB in "
-        f"{len(less)} of {len(sizes)} shapes, but {more[0]:.0f} MiB against {more[1]:.0f} in the other (batch 4, 32 "
-        "heads, "
-        "128 tokens)"
+        f"In {len(less)} of {len(sizes)} shapes, it needs {span([tiled for tiled, _ in less], 1)} MiB where naive "
+        "needs "
+        f"{span([naive for _, naive in less])} MiB; in the other shape (batch 4, 32 heads, 128 tokens), it needs "
+        f"{more[0]:.0f} MiB against {more[1]:.0f} MiB"
     )
     both = over_naive("tiled", "end_to_end_ms")
-    yield f"takes {span(over_naive('tiled'))} times as long forward and {span(both)} times with backward"
+    yield f"It takes {span(over_naive('tiled'))} times as long in forward, and {span(both)} times as long with backward"
     yield from causal_masks(shapes)
 
 
@@ -121,12 +125,11 @@ def causal_masks(shapes: dict[tuple[object, ...], dict[str, Row]]) -> Iterator[s
     assert [shape[2] for shape in halved] == [4096]
     found = [change(halved[0], name) * 100 for name in kernels]
     yield (
-        f"A causal mask shortens forward of the kernels that skip what it hides to {span(found)} % at that largest "
-        "shape, "
-        f"and in the other {len(full) - 1} leaves it at {span([ratio * 100 for ratio in others])} %"
+        f"With the mask, their forward takes {span(found)} % of the time without it at that largest shape, and "
+        f"{span([ratio * 100 for ratio in others])} % in the other {len(full) - 1} shapes"
     )
     naive = [change(shape, "naive") for shape in full if shape not in halved]
-    yield f"the naive forward takes {span(naive, 1)} times as long with it"
+    yield f"The naive forward takes {span(naive, 1)} times as long with the mask"
 
 
 def flash() -> Iterator[str]:
@@ -150,9 +153,9 @@ def flash() -> Iterator[str]:
     }
     assert kernels == {"sdpa": {"CudnnAttention"}, "sdpa_flash": {"FlashAttention"}}
     yield (
-        f"From context 4,096 on the Triton FlashAttention-2 takes {span(ratios('sdpa_flash', 4096, 65536), 2)} times "
-        "as "
-        f"long as PyTorch's FlashAttention backend (bf16, batch 1, 8 heads, causal, forward and backward), and "
+        f"At context 4,096 and above, the Triton FlashAttention-2 takes {span(ratios('sdpa_flash', 4096, 65536), 2)} "
+        "times as long as PyTorch's FlashAttention backend (bf16, batch 1, 8 heads, causal, forward and "
+        "backward), and "
         f"{span(ratios('sdpa', 4096, 65536), 2)} times as long as cuDNN's kernel"
     )
 
@@ -168,19 +171,18 @@ def flash() -> Iterator[str]:
         best(name, way, factor) for name in ("flash", "sdpa_flash") for way, factor in (("forward", 2), ("backward", 5))
     ]
     yield (
-        f"It reaches {rates[0]:.0f} TFLOP/s forward and {rates[1]:.0f} backward (d_head {max(widths)}), PyTorch's "
-        "backend "
-        f"{rates[2]:.0f} and {rates[3]:.0f}"
+        f"It reaches {rates[0]:.0f} TFLOP/s in forward and {rates[1]:.0f} in backward (d_head {max(widths)}); "
+        f"PyTorch's backend reaches {rates[2]:.0f} and {rates[3]:.0f}"
     )
     peaks = find_peaks("NVIDIA H200")
     assert peaks is not None
-    yield f"The backend's forward is at {percent(rates[2] * 1e12 / peaks.flops_per_s['bf16'])} of the peak"
-    yield f"Up to 1,024 tokens it takes {span(ratios('sdpa', 128, 1024), 1)} times as long as cuDNN's"
+    yield f"The backend's forward reaches {percent(rates[2] * 1e12 / peaks.flops_per_s['bf16'])} of the peak"
+    yield f"Up to 1,024 tokens, the Triton kernel takes {span(ratios('sdpa', 128, 1024), 1)} times as long as cuDNN's"
     longest = {name: [by_case[name, d_head, 65536] for d_head in widths] for name in ("flash", "unfused")}
     assert all(one.status == "oom" and "backward_ms" not in one.figures for one in longest["unfused"])
     yield (
-        "At 65,536 tokens unfused attention still runs forward "
-        f"({span([one.figures['forward_ms'] for one in longest['unfused']])} "
-        f"ms) and runs out of memory in backward, where flash needs "
+        "At 65,536 tokens, unfused attention still completes forward "
+        f"(in {span([one.figures['forward_ms'] for one in longest['unfused']])} "
+        f"ms), but runs out of memory in backward, where flash needs "
         f"{span([one.figures['peak_bytes'] / MIB for one in longest['flash']])} MiB"
     )

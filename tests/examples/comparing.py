@@ -40,9 +40,9 @@ def comparison() -> Iterator[str]:
     assert not called
     assert not any(change.is_change for change in halves)
     counts = [len(one["of_program"](every, kind)) for kind in one["PROGRAMS"]]
-    yield f"{counts[0]} runs of a program that the GPU limits, and {counts[1]} of one that launching limits"
-    yield f"none of {len(made)} pairs of figures, and none of {len(halves)} pairs of halves"
-    yield f"an interval made of the steps alone calls {by_steps} of the {len(alone)} changed"
+    yield f"{counts[0]} runs of a GPU-bound program and {counts[1]} runs of a launch-bound program"
+    yield f"none of {len(made)} pairs of figures, and in none of {len(halves)} pairs of the two halves of a run"
+    yield f"from the steps alone reports a change in {by_steps} of the {len(alone)}"
     gpu, launching = one["PROGRAMS"]
     wall = clocks[1]
     found = {share: one["planted"](every, gpu, wall, share) for share in one["shares"](every, gpu)}
@@ -51,7 +51,7 @@ def comparison() -> Iterator[str]:
     least, middle, most = found
     yield f"matmuls of {real[least]} of a step are found in {seen[least]} of {len(found[least])} pairs"
     assert (seen[middle], seen[most]) == (len(found[middle]), len(found[most]))
-    yield f"those of {real[middle]} and {real[most]} in all"
+    yield f"those of {real[middle]} and {real[most]} in all pairs"
     missed = [
         change
         for share in one["shares"](every, launching)

@@ -68,7 +68,7 @@ def turns() -> Iterator[str]:
     timed = json.loads((EXAMPLES / "ranks" / "turns.json").read_bytes())
     assert timed["gpu"] == "NVIDIA H200"
     (count,) = {len(times) for times in timed["step_ms"].values()}
-    yield f"with the options of `ranks/captures`, of {timed['steps']} steps each, in {COUNTS[count]} turns"
+    yield f"with the options of `ranks/captures`, for {timed['steps']} steps each, in {COUNTS[count]} turns"
 
 
 def late_rank() -> Iterator[str]:
@@ -79,16 +79,19 @@ def late_rank() -> Iterator[str]:
     assert run.lost[0].range == "input"
     assert run.skew_ms is not None
     assert abs(run.skew_ms / PLANTED_MS - 1) <= 0.1
-    yield f"One rank sleeps {PLANTED_MS:.0f} ms before each forward. It is called late by {run.skew_ms:.1f} ms"
+    yield (
+        f"One rank sleeps {PLANTED_MS:.0f} ms before each forward. The report says that it is late by "
+        f"{run.skew_ms:.1f} ms"
+    )
     assert run.slowest_rank.slowest_steps == run.steps == 6
     yield "in each of six steps"
     fast = run.ranks[0]
     assert fast.waiting_ms is not None
     assert fast.exposed_waiting_ms is not None
     hidden_ms = fast.waiting_ms - fast.exposed_waiting_ms
-    yield f"waits {fast.waiting_ms:.0f} ms a step, of which {hidden_ms:.0f} beside backward"
-    yield f"runs {run.slowed_ms:.1f} ms slower for it"
-    yield f"differ by {kernel_starts_ms():.1f} ms only (median)"
+    yield f"waits {fast.waiting_ms:.0f} ms a step. {hidden_ms:.0f} ms of that overlap with backward"
+    yield f"runs {run.slowed_ms:.1f} ms slower because of it"
+    yield f"differ by only {kernel_starts_ms():.1f} ms (median)"
 
 
 def kernel_starts_ms() -> float:
@@ -109,17 +112,18 @@ def one_bucket() -> Iterator[str]:
     row, found = run.collectives[0], run.findings[0]
     assert (found.id, row.count) == ("large_buckets", 1)
     assert row.bytes is not None
-    yield f"One bucket of {row.bytes / 2**20:.0f} MiB"
-    yield f"is reduced in {row.transfer_ms:.1f} ms that nothing hides"
+    yield f"One bucket of {row.bytes / 2**20:.0f} MiB, sent through the host's memory"
+    yield f"is reduced in {row.transfer_ms:.1f} ms, and nothing hides that time"
     saved = unprofiled_ms("one_bucket") - unprofiled_ms("usual_buckets")
     assert found.saves_ms_low <= saved <= found.saves_ms_high
     yield (
-        f"Buckets of 25 MiB should save {found.saves_ms_low:.1f} to {found.saves_ms_high:.1f} ms, and save {saved:.1f}"
+        f"Buckets of 25 MiB should save {found.saves_ms_low:.1f} to {found.saves_ms_high:.1f} ms, and save "
+        f"{saved:.1f} ms"
     )
     usual = runs()["usual_buckets"]
     assert usual.ranks[0].exposed_transfer_ms is not None
     transfer_ms = sum(row.transfer_ms or 0.0 for row in usual.collectives)
-    yield f"{usual.ranks[0].exposed_transfer_ms:.1f} ms of {transfer_ms:.1f} stay exposed"
+    yield f"{usual.ranks[0].exposed_transfer_ms:.1f} ms of {transfer_ms:.1f} ms stay exposed"
 
 
 def bandwidth() -> Iterator[str]:
@@ -128,7 +132,9 @@ def bandwidth() -> Iterator[str]:
     def fastest(name: str) -> float:
         return max(row.bus_bytes_per_s or 0.0 for row in runs()[name].collectives) / 1e9
 
-    yield f"{fastest('one_bucket'):.0f} GB/s through the host's memory, up to {fastest('fsdp'):.0f} GB/s over NVLink"
+    yield (
+        f"{fastest('one_bucket'):.0f} GB/s through the host's memory, and up to {fastest('fsdp'):.0f} GB/s over NVLink"
+    )
 
 
 def sharing() -> Iterator[str]:
@@ -139,7 +145,7 @@ def sharing() -> Iterator[str]:
     yield f"FSDP2 has {sum(row.count for row in fsdp.collectives):.0f} collectives a step"
     count = sum(row.count for row in tensor.collectives)
     exposed = max(one.exposed_transfer_ms or 0.0 for one in tensor.ranks)
-    yield f"tensor parallel {count:.0f} all-reduces, and nothing hides their {exposed:.1f} ms"
+    yield f"Tensor parallel has {count:.0f} all-reduces a step, and nothing hides their {exposed:.1f} ms"
     waits = [one.exposed_waiting_ms or 0.0 for one in pipeline.ranks]
     step = max(one.step_ms.median or 0.0 for one in pipeline.ranks)
-    yield f"the stages of the pipeline wait {min(waits):.0f} and {max(waits):.0f} ms of {step:.0f}"
+    yield f"The stages of the pipeline wait {min(waits):.0f} and {max(waits):.0f} ms of a step of {step:.0f} ms"

@@ -34,16 +34,15 @@ def rooflines() -> Iterator[str]:
     rates = [peaks.flops_per_s[name] / 1e12 for name in ("fp32", "tf32", "bf16")]
     yield (
         f"{rates[0]:.0f} TFLOP/s in fp32, {rates[1]:.0f} in TF32, {rates[2]:.0f} in bf16, "
-        f"{peaks.bytes_per_s / 1e12:.1f} TB/s"
+        f"and {peaks.bytes_per_s / 1e12:.1f} TB/s"
     )
     fp32, tf32, bf16 = (ceilings("product_flops_per_s", name) for name in ("fp32", "tf32", "bf16"))
     copies = [rate for name in ("fp32", "tf32", "bf16") for rate in ceilings("copy_bytes_per_s", name)]
     assert f"{min(fp32):.0f}" == f"{max(fp32):.0f}"
     assert len(tf32) == 1
     yield (
-        f"a large matmul reaches {fp32[0]:.0f} TFLOP/s in fp32, {tf32[0]:.0f} in TF32 and {span(bf16)} in bf16, a "
-        "large "
-        f"copy {span(copies, 2)} TB/s"
+        f"a large matmul reaches {fp32[0]:.0f} TFLOP/s in fp32, {tf32[0]:.0f} in TF32 and {span(bf16)} in bf16, and a "
+        f"large copy reaches {span(copies, 2)} TB/s"
     )
 
 
@@ -60,8 +59,8 @@ def timing() -> Iterator[str]:
     ]
     assert rates == sorted(rates)
     yield (
-        f"at context 512 forward runs at {rates[0]:.0f} TFLOP/s in small and at {rates[-1]:.0f} in 2.7B, of the "
-        f"{ceilings('product_flops_per_s', 'fp32')[0]:.0f} that a large matmul reaches"
+        f"the rate of a large matmul, which is {ceilings('product_flops_per_s', 'fp32')[0]:.0f} TFLOP/s: at context "
+        f"512, forward runs at {rates[0]:.0f} TFLOP/s in small and at {rates[-1]:.0f} in 2.7B"
     )
 
 
@@ -81,25 +80,27 @@ def precision() -> Iterator[str]:
     tf32, bf16 = gains("tf32"), gains("bf16")
     yield (
         f"TF32 makes forward and backward {tf32[0]:.1f} times (small, batch {batch['small']}) and {tf32[1]:.1f} times "
-        f"(large, batch {batch['large']}) as fast, bf16 autocast {bf16[0]:.1f} and {bf16[1]:.1f} times"
+        f"(large, batch {batch['large']}) as fast, and bf16 autocast {bf16[0]:.1f} and {bf16[1]:.1f} times"
     )
     limit = {name: ceilings("product_flops_per_s", name)[0] for name in ("fp32", "tf32", "bf16")}
     yield (
-        f"a large matmul is {limit['tf32'] / limit['fp32']:.0f} and {limit['bf16'] / limit['fp32']:.0f} times as fast"
+        f"A large matmul becomes {limit['tf32'] / limit['fp32']:.0f} and {limit['bf16'] / limit['fp32']:.0f} "
+        "times as fast"
     )
     name = "peak_allocated_bytes"
     saved = [1 - figure(name, size, "bf16") / figure(name, size, "fp32") for size in reversed(sizes)]
     yield (
-        f"bf16 autocast saves {saved[0] * 100:.0f} to {percent(saved[1])} of the peak of forward and backward at "
-        "these batches"
+        f"bf16 autocast saves {saved[0] * 100:.0f} to {percent(saved[1])} of the peak memory of forward and "
+        "backward at "
+        "these batch sizes"
     )
     trained = [1 - peak_gib(capture(size, 512, "bf16")) / peak_gib(capture(size, 512)) for size in SIZES]
     yield (
-        f"{min(trained) * 100:.0f} to {percent(max(trained))} of that of a training step at batch 4 and context 512 "
-        "(the sweep)"
+        f"{min(trained) * 100:.0f} to {percent(max(trained))} of the peak memory of a training step at batch 4 and "
+        "context 512 (the sweep)"
     )
     more = figure(name, "large", "bf16", "forward") / figure(name, "large", "fp32", "forward") - 1
-    yield f"Forward alone of large needs {percent(more)} more"
+    yield f"Forward alone of large needs {percent(more)} more memory"
 
 
 def _phase(one: Row, name: str) -> dict[str, float]:
@@ -136,39 +137,38 @@ def memory() -> Iterator[str]:
     bf16 = [difference / MIB for precision, difference in above if precision == "bf16"]
     assert all(_phase(one, "optimizer")["peak_bytes"] < one.figures["step_peak_bytes"] for one in trained)
     yield (
-        f"in the {len(fp32)} fp32 runs of {len(trained)} the peak of forward lies within {max(fp32)} bytes of it, in "
-        "the "
-        f"{len(bf16)} in bf16 the loss adds {span(bf16)} MiB"
+        f"Of {len(trained)} runs, {len(fp32)} are in fp32: the peak of their forward lies within {max(fp32)} bytes of "
+        f"the peak of the step. In the {len(bf16)} runs in bf16, the loss adds {span(bf16)} MiB"
     )
     large = row("memory", "memory_history", model="large", context_length=512, mode="train", precision="fp32").figures
     layers, size = DIMENSIONS["large"].num_layers, DIMENSIONS["large"]
     assert large["layer_saves_bytes"] == large["layer_saves_by_shapes_bytes"]
     each = large["layer_saves_bytes"]
     yield (
-        f"Large at context 512 rises from {large['base_bytes'] / GIB:.1f} to {large['step_peak_bytes'] / GIB:.1f} GiB; "
-        f"{layers * each / GIB:.1f} GiB of it are what {layers} layers save for backward, {each / MIB:.0f} MiB each"
+        f"In large at context 512, the memory rises from {large['base_bytes'] / GIB:.1f} to "
+        f"{large['step_peak_bytes'] / GIB:.1f} GiB. {layers * each / GIB:.1f} GiB of this are the tensors that "
+        f"{layers} "
+        f"layers save for backward, {each / MIB:.0f} MiB each"
     )
     scores = 3 * 4 * 4 * size.num_heads * 512**2  # three fp32 matrices, batch 4
     residuals = (each - scores) / large["residual_bytes"]
     yield (
-        f"{percent(scores / each)} of that is scores: 3 matrices of shape (B, H, S, S) a layer, beside "
-        f"{residuals:.0f} tensors "
-        f"of the residual's size"
+        f"{percent(scores / each)} of them are attention scores: each layer saves 3 matrices of shape (B, H, S, S), "
+        f"beside {residuals:.0f} tensors of the residual's size"
     )
     one = row("memory", "memory_history", model="large", context_length=512, mode="train", precision="fp32")
     first, last = _paces(one, "forward")
     yield (
-        f"{first:.0f} GB/s in the first third of the time in which forward is issued, "
-        f"until the launch queue is full, and then at the GPU's, "
-        f"{last:.0f} GB/s"
+        f"by {first:.0f} GB/s in the first third of the time in which forward is issued. When the launch queue is "
+        f"full, it rises at the pace of the GPU: by {last:.0f} GB/s in the last third"
     )
     names = ("forward", "backward")
     phases = [(one, name) for one in rows("memory", "memory_history") for name in names if _has(one, name)]
     bound = [(one.case["model"], one.case["precision"]) for one, name in phases if _waits(_phase(one, name)) < 0.1]
     assert set(bound) == {("small", "bf16")}
     yield (
-        f"In {len(bound)} of {len(phases)} forward and backward passes, those of small in bf16, the GPU waits for "
-        "the host throughout"
+        f"In {len(bound)} of {len(phases)} forward and backward passes, all of them of small in bf16, the GPU "
+        "waits for the host throughout"
     )
 
 
@@ -201,15 +201,18 @@ def compiling() -> Iterator[str]:
 
     eager, fused = elementwise(False), elementwise(True)
     yield (
-        f"in bf16 elementwise kernels fall from {eager[0]:.1f} to {fused[0]:.1f} ms and from {eager[1]:,.0f} "
+        f"in bf16, elementwise kernels fall from {eager[0]:.1f} to {fused[0]:.1f} ms and from {eager[1]:,.0f} "
         f"launches to {fused[1]:,.0f}"
     )
     shares = [matmul / total for total, _, matmul in (kernels(name, False) for name in ("fp32", "bf16"))]
-    yield f"{percent(shares[0])} of the eager fp32 step's kernel time and {percent(shares[1])} of the eager bf16 step's"
+    yield (
+        f"Matmul is {percent(shares[0])} of the eager fp32 step's kernel time and {percent(shares[1])} of the "
+        "eager bf16 step's"
+    )
     bf16 = [kernels("bf16", compiled) for compiled in (False, True)]
     filled = [kernel[0] / pair["step_median_ms"] for kernel, pair in zip(bf16, pairs["bf16"], strict=True)]
     assert percent(filled[0]) == percent(filled[1])
-    yield f"In bf16 the kernels fill {percent(filled[0])} of the unprofiled step, eager and compiled"
+    yield f"In bf16, the kernels fill {percent(filled[0])} of the unprofiled step, eager and compiled"
     yield f"{bf16[1][1]:,} kernels a step instead of {bf16[0][1]:,}"
     seconds = [(one["first_step_ms"] - one["step_median_ms"]) / 1e3 for _, one in pairs.values()]
     repaid = [
@@ -217,8 +220,8 @@ def compiling() -> Iterator[str]:
         for second, (before, after) in zip(seconds, pairs.values(), strict=True)
     ]
     yield (
-        f"Compiling takes {seconds[0]:.1f} s in fp32 and {seconds[1]:.1f} s in bf16, repaid after {repaid[0]:,.0f} "
-        f"and {repaid[1]:,.0f} steps"
+        f"Compiling takes {seconds[0]:.1f} s in fp32 and {seconds[1]:.1f} s in bf16, which is repaid after "
+        f"{repaid[0]:,.0f} and {repaid[1]:,.0f} steps"
     )
 
 
@@ -239,23 +242,26 @@ def decode() -> Iterator[str]:
     with_cache, without = ([next_ms(*kind, cache) for kind in kinds] for cache in (True, False))
     first = found["fp32", "unfused", True]
     yield (
-        f"With a cache a token takes {span(with_cache)} ms instead of {span(without)} (small, batch "
+        f"With a KV cache, a token takes {span(with_cache)} ms instead of {span(without)} ms (small, batch "
         f"{first.case['batch_size']}, prompt {first.case['prompt_length']:,})"
     )
     change = [next_ms("bf16", name, True) / next_ms("fp32", name, True) - 1 for name in ("unfused", "sdpa")]
     yield (
-        f"bf16 changes that by {percent(change[0], sign='+')} with unfused attention and by "
+        f"bf16 changes this by {percent(change[0], sign='+')} with unfused attention and by "
         f"{percent(change[1], sign='+')} with PyTorch's"
     )
     used = [_bytes(found[(*kind, True)]) / next_ms(*kind, True) * 1e3 / _copy(kind[0]) * 100 for kind in kinds]
-    yield f"it reads weights and cache at {span(used)} % of the bandwidth of a large copy"
+    yield f"a token reads weights and cache at {span(used)} % of the bandwidth of a large copy"
     cold = found["bf16", "sdpa", False].figures["between_tokens_median_ms"]
-    yield f"{cold:.0f} ms, and {next_ms('bf16', 'sdpa', False):.0f} ms for a length that the warm-up had seen"
+    yield (
+        f"a token takes {cold:.0f} ms, but {next_ms('bf16', 'sdpa', False):.0f} ms for a length that the warm-up "
+        "had seen"
+    )
     firsts = {kind: one.figures["first_token_ms"] for kind, one in found.items()}
     gain = firsts["bf16", "unfused", True] / firsts["bf16", "sdpa", True]
     yield (
-        f"Prefill, the time to the first token, takes {span(list(firsts.values()))} ms; in bf16 PyTorch's attention "
-        f"makes it {gain:.1f} times as fast"
+        f"Prefill, the time to first token (TTFT), takes {span(list(firsts.values()))} ms; in bf16, PyTorch's "
+        f"attention makes it {gain:.1f} times as fast"
     )
 
 
