@@ -12,7 +12,6 @@ from nsys_analyzer.analysis.summary.complete import complete_captures
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.attention import (
-    AttentionSummary,
     count_moved_bytes,
     softmax_traffic,
 )
@@ -24,9 +23,9 @@ from nsys_analyzer.report.renderers.json_report import report_data
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.report.sections import build_report
 from nsys_analyzer.trace.metadata import Gpu
-from tests.support.export import ADD, GEMM, MAIN, Export, global_tid
+from tests.support.cases import make_case_test
+from tests.support.export import GEMM
 
-MS = 1e-6
 H200 = Gpu(0, "NVIDIA H200", 150 << 30, 132)
 
 _ELEMENTWISE = "void at::native::elementwise_kernel<(int)128, (int)2, void at::native::gpu_kernel_impl_nocast<"
@@ -40,152 +39,9 @@ DIVIDE = f"{_ELEMENTWISE}at::native::BinaryFunctor<float, float, float, at::nati
 BY_HAND = (AMAX, SUBTRACT, EXP, SUM, DIVIDE)
 
 
-def attend(export: Export, at: int, softmax: tuple[str, ...] = (ADD,)) -> Export:
-    """Attention of 100 ns from ``at``: products of 20 and 10 ns, softmax kernels of 5 ns each."""
-    export.range("scaled dot product attention", at, at + 100)
-    export.range("computing attention scores", at, at + 30).kernel(GEMM, at + 1, at + 2, at + 22)
-    export.range("computing softmax", at + 30, at + 60)
-    for number, name in enumerate(softmax):
-        export.kernel(name, at + 31 + number, at + 32 + 5 * number, at + 37 + 5 * number)
-    return export.range("final matmul", at + 60, at + 100).kernel(GEMM, at + 61, at + 70, at + 80)
-
-
-def summary_of(export: Export, tmp_path: Path, configuration: Configuration | None = None) -> CaptureSummary:
-    (summary,) = summarize(Trace.load(export.write(tmp_path / "t.sqlite")), "t", configuration=configuration)
-    return summary
-
-
-def attention_of(export: Export, tmp_path: Path) -> AttentionSummary:
-    attention = summary_of(export, tmp_path).attention
-    assert attention is not None
-    return attention
-
-
 def section_e(summary: CaptureSummary) -> str:
     text = render(build_report(Evidence(complete_captures([summary]), "nsys-analyze report")), {}).replace("\xa0", " ")
     return text.split("How does softmax compare with the attention matmuls?")[1].split("\n## ")[0]
-
-
-def test_attention_without_a_forward_is_answered_over_the_capture_without_its_warmup(tmp_path: Path) -> None:
-    export = Export().range("warmup", 0, 250)
-    for at in (0, 100, 300, 400, 500):
-        attend(export, at)
-    summary = summary_of(export, tmp_path)
-    attention = summary.attention
-    assert attention is not None
-    # Three outside warm-up: products 3 · 30 = 90 ns, softmax 3 · 5 = 15 ns, two launches each and one.
-    assert (attention.per, attention.occurrences, attention.warmup_occurrences) == ("capture", 3, 2)
-    assert attention.matmul_ms == pytest.approx(90 * MS)
-    assert attention.softmax_ms == pytest.approx(15 * MS)
-    assert (attention.matmul_launches, attention.softmax_launches) == (6, 3)
-    text = section_e(summary)
-    assert "The attention matmuls take 6× the time of softmax: " in text
-    assert " in 3 attention ranges." in text
-    data = report_data(Report("", (), complete_captures([summary])))
-    assert data["captures"][0]["attention"]["per"] == "capture"
-
-
-def test_attention_inside_steps_alone_is_answered_per_step(tmp_path: Path) -> None:
-    export = Export().range("warmup", 0, 900)
-    attend(export.range("step", 0, 900), 100)
-    for step in (1000, 2000):
-        export.range("step", step, step + 900)
-        attend(attend(export, step + 100), step + 300)
-    summary = summary_of(export, tmp_path)
-    attention = summary.attention
-    assert attention is not None
-    # Two steps with two attentions each: 2 · 30 and 2 · 5 per step; the step in warm-up has one more.
-    assert (attention.per, attention.occurrences, attention.warmup_occurrences) == ("step", 4, 1)
-    assert attention.matmul_ms == pytest.approx(60 * MS)
-    assert attention.softmax_ms == pytest.approx(10 * MS)
-    assert "6×" in section_e(summary)
-    assert " in one step." in section_e(summary)
-    assert "| one step |" in section_e(summary)
-
-
-def test_attention_in_no_forward_that_there_is_still_counts(tmp_path: Path) -> None:
-    # The forward range is of something else; attention runs beside it.
-    export = Export().range("forward", 0, 90).kernel(GEMM, 10, 20, 40)
-    attention = attention_of(attend(export, 100), tmp_path)
-    assert (attention.per, attention.occurrences) == ("capture", 1)
-    assert attention.matmul_ms == pytest.approx(30 * MS)
-
-
-def test_a_range_around_attention_alone_answers_too(tmp_path: Path) -> None:
-    fused = "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>>(Flash_fwd_params)"
-    export = Export().range("scaled dot product attention", 0, 100).kernel(fused, 10, 20, 50)
-    export.kernel(fused, 200, 210, 290)  # a second one outside any range: of backward, for all that is known
-    summary = summary_of(export, tmp_path)
-    assert summary.attention is not None
-    assert (summary.attention.per, summary.attention.occurrences) == ("capture", 1)
-    assert summary.attention.fused_ms == pytest.approx(30 * MS)
-    assert " in 1 attention range." in section_e(summary)
-
-
-@pytest.mark.parametrize("by_operator", [True, False])
-def test_projections_in_a_range_around_attention_are_no_attention_matmuls(tmp_path: Path, *, by_operator: bool) -> None:
-    # Projections of 90 and 30 ns; scores of 11 in two parts and their sum, 1; values of 11; softmax of 5: 23 ÷ 5.
-    softmax = "void (anonymous namespace)::softmax_warp_forward<float, float, float, 7, false, false>(float)"
-    kernels = (
-        ("mm", GEMM, 90), ("bmm", GEMM, 11), ("bmm", "void splitKreduce_kernel<32, 16, int, float>", 1),
-        ("_softmax", softmax, 5), ("baddbmm", GEMM, 11), ("addmm", GEMM, 30),
-    )  # fmt: skip
-    export = Export().range("Self-Attention", 0, 1_000)
-    for number, (operator, name, ns) in enumerate(kernels):
-        at = 100 * number
-        if by_operator:
-            export.range(f"aten::{operator}, seq = {number}, op_id = {number}", at + 1, at + 99)
-        export.kernel(name, at + 2, at + 3, at + 3 + ns)
-    attention = attention_of(export, tmp_path)
-    assert (attention.matmul_ms, attention.softmax_ms) == (pytest.approx(23 * MS), pytest.approx(5 * MS))
-    assert attention.runtime_ratio == pytest.approx(23 / 5)
-    assert attention.matmul_launches == 3
-
-
-def test_a_range_around_attention_without_a_kernel_is_no_attention(tmp_path: Path) -> None:
-    export = Export().range("Self-Attention", 0, 100).gpu()
-    export.call("cudaLaunchKernel_v7000", 10)
-    assert summary_of(export, tmp_path).attention is None
-
-
-def test_replays_of_a_captured_attention_each_count_once(tmp_path: Path) -> None:
-    # Three graph nodes were captured inside the ranges at 1, 31 and 61; two replays of them, at 1000 and 2000, run
-    # 20 + 5 + 10 ns each. The capture itself runs nothing.
-    export = Export().range("scaled dot product attention", 0, 100)
-    export.range("computing attention scores", 0, 30)
-    export.range("computing softmax", 30, 60).range("final matmul", 60, 100)
-    for node, at in ((1, 1), (2, 31), (3, 61)):
-        export.add(
-            "CUDA_GRAPH_NODE_EVENTS", start=at, end=at, globalTid=global_tid(MAIN), graphNodeId=node,
-            originalGraphNodeId=0,
-        )  # fmt: skip
-    for replay in (1000, 2000):
-        correlation = export.call("cudaGraphLaunch_v10000", replay)
-        for node, name, start, end in ((1, GEMM, 10, 30), (2, ADD, 30, 35), (3, GEMM, 35, 45)):
-            export.kernel(name, None, replay + start, replay + end, correlation=correlation, node=node)
-    attention = attention_of(export, tmp_path)
-    assert (attention.per, attention.occurrences) == ("capture", 2)
-    assert attention.matmul_ms == pytest.approx(60 * MS)
-    assert attention.softmax_ms == pytest.approx(10 * MS)
-
-
-def test_flops_outside_a_forward_are_those_of_as_many_forwards_as_ran(tmp_path: Path) -> None:
-    # Two layers and four attentions: two forward passes. Products of one: 4·B·S²·d·L = 4·1·64·8·2 = 4,096.
-    model = ModelSize("tiny", 8, 32, 2, 2)
-    export = Export()
-    for at in range(0, 400, 100):
-        attend(export, at)
-    known = Configuration(model, 8, 1, source="command line")
-    attention = summary_of(export, tmp_path, known).attention
-    assert attention is not None
-    assert attention.matmul_flops == 2 * 4096
-    # Three attentions are no whole number of forwards.
-    export = Export()
-    for at in range(0, 300, 100):
-        attend(export, at)
-    attention = summary_of(export, tmp_path, known).attention
-    assert attention is not None
-    assert (attention.matmul_flops, attention.softmax_traffic) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -220,6 +76,25 @@ def test_flops_outside_a_forward_are_those_of_as_many_forwards_as_ran(tmp_path: 
 )  # fmt: skip
 def test_what_a_kernel_of_softmax_moves(name: str, expected: tuple[int, int, int] | None) -> None:
     assert count_moved_bytes(name) == expected
+
+
+test_attention = make_case_test(
+    "attention",
+    {
+        "section": lambda capture: section_e(capture.summary),
+        "json": lambda capture: report_data(Report("", (), complete_captures(capture.summaries)))["captures"][0],
+    },
+    {
+        "FLASH": "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>>(Flash_fwd_params)",
+        "SPLIT_K": "void splitKreduce_kernel<32, 16, int, float>",
+        "SOFTMAX_WARP": "void (anonymous namespace)::softmax_warp_forward<float, float, float, 7, false, false>(float)",
+        "MAX": AMAX,
+        "SUBTRACT": SUBTRACT,
+        "EXP": EXP,
+        "SUM": SUM,
+        "DIVIDE": DIVIDE,
+    },
+)
 
 
 def by_hand(ns: int) -> list[tuple[str, int, int]]:
@@ -273,26 +148,6 @@ def test_a_gpu_without_a_datasheet_has_the_peaks_that_its_export_says() -> None:
     found = softmax_traffic(by_hand(70_000), (1, 2, 4096), 1, unknown)
     assert found is not None
     assert (found.peak_share, found.fits_in_l2, found.memory_bound) == (None, None, None)
-
-
-def test_softmax_is_called_memory_bound_by_its_bytes_alone(tmp_path: Path) -> None:
-    # One layer, B 1, H 2, S 16: scores 512, rows 32. 4 · (8 · 512 + 4 · 32) = 16,896 bytes in 5 · 5 ns is 676 GB/s,
-    # 14.1 % of 4.8 TB/s, from a tensor of 2 KiB that fits into the cache.
-    known = Configuration(ModelSize("tiny", 8, 32, 1, 2), 16, 1, source="command line")
-    summary = summary_of(attend(Export().gpu().range("forward", 0, 200), 50, BY_HAND), tmp_path, known)
-    assert summary.attention is not None
-    traffic = summary.attention.softmax_traffic
-    assert traffic is not None
-    assert (traffic.bytes, traffic.score_bytes) == (16_896, 2048)
-    assert traffic.bytes_per_s == pytest.approx(16_896 / 25e-9)
-    text = section_e(summary)
-    assert (
-        "Softmax moves at least 676 GB/s, 14.1 % of the memory's peak bandwidth. Its scores fit into the L2 cache"
-        in text
-    )
-    assert "memory-bound" not in text
-    data = report_data(Report("", (), complete_captures([summary])))["captures"][0]["attention"]
-    assert data["softmax_traffic"]["peak_share"] == pytest.approx(16_896 / 25e-9 / 4.8e12)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from nsys_analyzer.report.sections.serving import answer_serving
 from nsys_analyzer.report.sections.steps import define_step
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.phase_names import ServedStep, parse_served_step
-from tests.support.export import GEMM, Export, global_tid
+from tests.support.cases import Capture, make_case_test
+from tests.support.export import GEMM, Export
 
 MS = 1_000_000
 
@@ -87,135 +89,27 @@ def kind_of(serving: Serving | None, kind: str) -> StepKind:
     return next(one for one in serving.kinds if one.kind == kind)
 
 
-def test_steps_by_kind(tmp_path: Path) -> None:
-    capture = served(tmp_path, server())
-    decode, prefill = kind_of(capture.serving, "decode"), kind_of(capture.serving, "prefill")
-    assert (decode.steps, decode.batch, decode.tokens, decode.positions) == (6, 4, 4, 2000)
-    # Five of 10 ms; the last one lasts to its range's end, 11. Sorted, the 95th percentile is at 0.95 · 5 = 4.75.
-    assert (decode.length_ms.median, decode.length_ms.p95) == (10, pytest.approx(10 + 0.75 * 1))
-    assert decode.tokens_per_s == pytest.approx((5 * 4 + 2) / 0.061)
-    assert decode.between_ms == 1  # a range ends 1 ms before the next step begins
-    # Parts add up to the median: 4 ms of kernels, 6 of idle time.
-    assert (decode.compute_ms, decode.idle_ms) == (pytest.approx(4), pytest.approx(6))
-    assert decode.share_of("matmul") == 1
-    assert (prefill.steps, prefill.batch, prefill.tokens) == (2, 1, (512 + 256) / 2)
-    assert (prefill.length_ms.median, prefill.compute_ms) == (20, pytest.approx(15))
-    # The step of the capture is a decode step, of the same length.
-    assert capture.step is not None
-    assert (capture.step.kind, capture.step.instances, capture.step.length_ms, capture.step.batch) == (
-        "decode",
-        6,
-        10,
-        4,
-    )
-    assert capture.phase("step") is None  # a mean of both kinds would say nothing
+def kind_figure(kind: str) -> Callable[[Capture], StepKind]:
+    return lambda capture: kind_of(capture.summary.serving, kind)
 
 
-def test_decode_that_waits_behind_prefill(tmp_path: Path) -> None:
-    held = served(tmp_path, server()).serving.held_up  # type: ignore[union-attr]
-    assert held is not None
-    # Of five decode steps behind another one, that at 80 waits for the prefill of 20 ms: 4 ms for each.
-    assert (held.steps, held.of, held.wait_ms.median, held.per_step_ms) == (1, 5, 20, 4)
-
-
-def test_the_next_generation_holds_nothing_up(tmp_path: Path) -> None:
-    """Where hooks mark the steps, each prefill begins a generation, and the one before has ended."""
-    export = Export()
-    for at in (0, 40):
-        step(export, "prefill (inferred) bs=1 toks=9", at, 20)
-        step(export, "decode (inferred) bs=1 toks=1 sk=10", at + 20, 10)
-        step(export, "decode (inferred) bs=1 toks=1 sk=11", at + 30, 10)
-    serving = served(tmp_path, export).serving
-    assert serving is not None
-    assert (serving.inferred, serving.held_up) == (True, None)
-    assert kind_of(serving, "decode").positions == 10.5
-
-
-def test_a_cold_generation_is_left_out(tmp_path: Path) -> None:
-    """Four tokens of 80 ms, of which the first comes of the prompt, then two calls of 20 ms and three times 10."""
-    export, at = Export(), 0
-    for prompt, token in ((80, 80), (20, 10), (20, 10)):
-        step(export, "prefill (inferred) bs=1 toks=9", at, prompt)
-        for number in range(3):
-            step(export, f"decode (inferred) bs=1 toks=1 sk={10 + number}", at + prompt + number * token, token)
-        at += prompt + 3 * token
-    capture = served(tmp_path, export)
-    decode, prefill = kind_of(capture.serving, "decode"), kind_of(capture.serving, "prefill")
-    assert (decode.steps, decode.length_ms.median, decode.length_ms.p95) == (6, 10, 10)
-    assert (prefill.steps, prefill.length_ms.median) == (2, 20)
-    assert capture.step is not None
-    groups = {group.kind: group.steps for group in capture.step.groups}
-    assert groups == {"usual": 6, "other work": 2, "first": 4}
-    assert "The first 4 steps take 80 ms (median), since" in str(define_step(capture.step)).replace("\xa0", " ")
-
-
-def test_time_without_a_request_is_no_step(tmp_path: Path) -> None:
-    export = server()
-    step(export, "decode bs=4 toks=4 sk=2000", 5_000, 10, 4)
-    decode = kind_of(served(tmp_path, export).serving, "decode")
-    # The one before the pause lasts to its range's end, 11 ms, and so does the last one, 9 ms.
-    assert (decode.steps, decode.length_ms.median) == (7, 10)
-    assert decode.length_ms.p95 < 11.1
-
-
-def test_requests_that_are_marked(tmp_path: Path) -> None:
-    export = server()
-    export.range("request 1", 0, 50 * MS, kind=60).range("first token of request 1", 0, 19 * MS, kind=60)
-    export.range("request 2", 5 * MS, 102 * MS, kind=60).range("first token of request 2", 5 * MS, 79 * MS, kind=60)
-    requests = served(tmp_path, export).serving.requests  # type: ignore[union-attr]
-    assert requests is not None
-    assert (requests.count, requests.ttft_ms.median) == (2, (19 + 74) / 2)
-    # Request 1: tokens at 19, 29, 39, 49; request 2: at 79, 89, 101. Between them 10, 10, 10, 10, 12.
-    assert requests.inter_token_ms is not None
-    assert requests.inter_token_ms.median == 10
-    assert requests.inter_token_ms.p95 == pytest.approx(10 + 0.8 * 2)  # at 0.95 · 4 = 3.8
-
-
-@pytest.mark.parametrize("around", ["ProfilerStep#3", "step"])
-def test_a_range_around_the_steps_of_an_engine_is_none(tmp_path: Path, around: str) -> None:
-    capture = served(tmp_path, server().range(around, 0, 110 * MS))
-    assert [one.steps for one in capture.serving.kinds] == [6, 2]  # type: ignore[union-attr]
-
-
-def test_decode_without_a_batch_needs_prefill_beside_it(tmp_path: Path) -> None:
-    """The decoder of an image has a range of that name, too."""
-    export = Export()
-    for at in (0, 10, 20):
-        step(export, "decode", at, 10)
-    (capture,) = api.summarize(export.gpu().write(tmp_path / "image.sqlite"))
-    assert capture.serving is None
-    assert [one.kind for one in served(tmp_path, step(export, "prefill", 30, 10)).serving.kinds] == [
-        "decode",
-        "prefill",
-    ]  # type: ignore[union-attr]
-
-
-def test_an_opaque_graph_is_busy(tmp_path: Path) -> None:
-    export = Export()
-    for at in (0, 10, 20, 30):
-        export.range("decode bs=1 toks=1", at * MS, (at + 9) * MS).graph(at * MS, at * MS, (at + 8) * MS)
-    decode = kind_of(served(tmp_path, export).serving, "decode")
-    assert decode.busy_share == pytest.approx(0.8, abs=0.03)  # 8 of 10 ms, the last step 8 of 9
-
-
-def test_the_kernels_of_a_graph_belong_to_the_layers_it_was_captured_in(tmp_path: Path) -> None:
-    """vLLM and SGLang mark layers as they are captured; each of 2 replays runs 2 ms in one layer and 4 in the other."""
-    export = Export()
-    for layer, at in enumerate((1_000, 2_000)):
-        mark = str({"Module": f"Llama.layers.{layer}.mlp", "Inputs": [[8, 4096 + layer]]})
-        export.range(mark, at, at + 500).add(
-            "CUDA_GRAPH_NODE_EVENTS", start=at + 100, end=at + 200, globalTid=global_tid(), graphNodeId=layer + 1
-        )
-    for at in (10 * MS, 20 * MS):
-        export.range("decode bs=8 toks=8", at, at + 9 * MS)
-        replay = export.call("cudaGraphLaunch_v10000", at + 1_000)
-        export.kernel(GEMM, None, at + MS, at + 3 * MS, correlation=replay, node=1)
-        export.kernel(GEMM, None, at + 3 * MS, at + 7 * MS, correlation=replay, node=2)
-    modules = served(tmp_path, export).modules
-    assert modules is not None
-    assert (modules.per, modules.source) == ("step", "the layers that an engine marked")
-    layers = {module.path: module.forward.ms for module in modules.modules if module.path.endswith("mlp")}
-    assert layers == {"Llama.layers.0.mlp": 2, "Llama.layers.1.mlp": 4}
+test_serving = make_case_test(
+    "serving",
+    {
+        "decode": kind_figure("decode"),
+        "prefill": kind_figure("prefill"),
+        "decode's matmul share": lambda capture: kind_of(capture.summary.serving, "decode").share_of("matmul"),
+        "phase named step": lambda capture: capture.summary.phase("step"),
+        "kinds": lambda capture: {one.kind: one.steps for one in capture.summary.serving.kinds},
+        "held up": lambda capture: capture.summary.serving.held_up,
+        "requests": lambda capture: capture.summary.serving.requests,
+        "groups": lambda capture: {group.kind: group.steps for group in capture.summary.step.groups},
+        "definition": lambda capture: str(define_step(capture.summary.step)).replace("\N{NO-BREAK SPACE}", " "),
+        "layers": lambda capture: {
+            one.path: one.forward.ms for one in capture.summary.modules.modules if one.path.endswith("mlp")
+        },
+    },
+)
 
 
 def test_what_decode_reads_at_the_least(tmp_path: Path) -> None:

@@ -9,13 +9,19 @@ builds a trace row by row, and says with ``=`` which figures are expected of the
         kernel GEMM 90 150 200              # is launched in forward, and runs while backward is open
         = kernels.phase: forward
 
-A row is a method of ``Export`` with its arguments; times are ns. After ``torch``, the rows are those of ``Kineto``, and
-times are µs. An argument is a number, with ``us`` or ``ms`` where it is not in the trace's own unit, ``-`` for nothing,
-or a text. ``pid=200`` means the thread 200 of that process, unless a ``tid`` is given.
-``at 0 1000`` repeats the rows below it, each time later by so much. ``define NAME argument …`` names rows, in which
-``{argument}`` stands for an argument; ``NAME 500 …`` then writes them, 500 later. ``launched`` is the correlation ID of
-the last call. ``sql`` changes the written file, ``phase`` names the ranges of a phase, ``process`` chooses the process
-that the figures after it are of, and ``start over`` begins another trace.
+A row is a method of ``Export`` with its arguments, and times are ns. An argument is a number, with ``us``, ``ms`` or
+``s`` for other units, ``-`` for nothing, or a text. ``pid=200`` means the thread 200 of that process, unless a ``tid``
+is given. ``launched`` is the correlation ID of the last call. These rows have a meaning of their own:
+
+- ``torch``: the rows below are methods of ``Kineto``, and times are µs.
+- ``at 0 1000``: repeats the rows that are indented below it, each time later by so much.
+- ``define NAME argument …``, at the margin: names rows, in which ``{argument}`` stands for an argument.
+  ``NAME 500 …`` then writes them, 500 later.
+- ``sql STATEMENT``: changes the written file.
+- ``phase NAME=RANGE``: names the ranges of a phase.
+- ``model WIDTH FEED_FORWARD_WIDTH LAYERS HEADS CONTEXT_LENGTH BATCH_SIZE``: gives the configuration.
+- ``process PID``: chooses the process that the figures after it are of.
+- ``start over``: begins another trace.
 
 An expected value is an expression, in which a word is a text, and ``ns`` is 1e-6, since figures are ms. The test file
 says in a table of functions what the names of figures mean. Other names are attributes, as in ``coverage.kernels``, and
@@ -42,6 +48,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.report.facts import say_all
 from nsys_analyzer.text import plain
@@ -87,8 +94,10 @@ class Case:
 class Capture:
     """A trace that was written, and what the analysis makes of it; each part is computed on first use."""
 
-    def __init__(self, path: Path, names: PhaseNames | None, pid: int | None) -> None:
-        self.path, self.names, self.pid = path, names, pid
+    def __init__(
+        self, path: Path, names: PhaseNames | None, pid: int | None, configuration: Configuration | None
+    ) -> None:
+        self.path, self.names, self.pid, self.configuration = path, names, pid, configuration
 
     @cached_property
     def trace(self) -> Trace:
@@ -103,7 +112,7 @@ class Capture:
     @cached_property
     def summaries(self) -> tuple[CaptureSummary, ...]:
         """The summary of each process."""
-        return tuple(summarize(self.trace, "t", self.names))
+        return tuple(summarize(self.trace, "t", self.names, configuration=self.configuration))
 
     @cached_property
     def summary(self) -> CaptureSummary:
@@ -135,13 +144,18 @@ _FIGURES: dict[str, Figure] = {
 }
 
 
-def make_case_test(file: str, figures: Mapping[str, Figure] | None = None) -> Callable[..., None]:
-    """Returns the test of each case in ``tests/cases/FILE.txt``; ``figures`` says what the names of figures mean."""
+def make_case_test(
+    file: str, figures: Mapping[str, Figure] | None = None, texts: Mapping[str, str] | None = None
+) -> Callable[..., None]:
+    """Returns the test of each case in ``tests/cases/FILE.txt``.
+
+    ``figures`` says what the names of figures mean, and ``texts`` which texts stand for others.
+    """
     cases = _read_cases(CASES / f"{file}.txt")
 
     @pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
     def test_case(case: Case, tmp_path: Path) -> None:
-        _Check(case, tmp_path, {**_FIGURES, **(figures or {})}).run()
+        _Check(case, tmp_path, {**_FIGURES, **(figures or {})}, texts or {}).run()
 
     return test_case
 
@@ -194,11 +208,13 @@ class _Check:
     case: Case
     folder: Path
     figures: Mapping[str, Figure]
+    texts: Mapping[str, str]
     trace: Any = field(default_factory=exports.Export)
     correlation: int | None = None
     changes: list[str] = field(default_factory=list)
     names: PhaseNames | None = None
     pid: int | None = None
+    configuration: Configuration | None = None
     capture: Capture | None = None
 
     def run(self) -> None:
@@ -228,12 +244,16 @@ class _Check:
             self.trace = kineto.Kineto()
         elif verb == "start":
             self.trace, self.changes, self.names, self.pid = exports.Export(), [], None, None
+            self.configuration = None
         elif verb == "sql":
             self.changes.append(line.text.removeprefix("sql "))
         elif verb == "phase":
             self.names = PhaseNames.parse(words)
         elif verb == "process":
             self.pid = int(words[0])
+        elif verb == "model":
+            *size, context_length, batch_size = map(int, words)
+            self.configuration = Configuration(ModelSize("tiny", *size), context_length, batch_size)
         elif verb == "training_step":
             given, more = self.parse(words)
             exports.training_step(self.trace, later + given[0], **more)
@@ -259,7 +279,7 @@ class _Check:
     def known(self) -> dict[str, Any]:
         """What the words of a row stand for."""
         names = _TORCH_NAMES if isinstance(self.trace, kineto.Kineto) else _NAMES
-        return {**names, "launched": self.correlation}
+        return {**names, **self.texts, "launched": self.correlation}
 
     def parse(self, words: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
         """Returns the arguments in words, and those that have a name."""
@@ -276,7 +296,7 @@ class _Check:
                     for change in self.changes:
                         connection.execute(change)
                 connection.close()
-            self.capture = Capture(path, self.names, self.pid)
+            self.capture = Capture(path, self.names, self.pid, self.configuration)
         match = re.fullmatch(r"= *(.+?)(:| has| lacks) (.+)", line.text)
         assert match, f"{self.case.file}:{line.number}: {line.text}"
         name, relation, text = match.groups()
