@@ -1,7 +1,7 @@
-"""Defines facts: what a person has to know about figures, as an id and values without words.
+"""Defines facts: warnings about a capture, assumptions behind a rate, and reasons for a status.
 
-A fact is a warning about a capture, an assumption behind a rate, or the reason for a status. Its sentence is in
-``report/facts.py``, below the same id. A new fact needs its id here, its sentence there, and the place that finds it.
+A fact consists of an ID and values. ``report/facts.py`` contains the sentence for each ID. A new fact needs an ID in
+this file, a sentence in ``report/facts.py``, and the code that finds the fact.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from nsys_analyzer.text import StrOrText, Text
 
 FactId = Literal[
-    # the capture lacks something
+    # data that the capture lacks
     "stale_export", "out_of_memory", "allocation_failed", "no_kernels", "no_kernels_in_torch_trace", "no_range_table",
     "no_ranges_in_torch_trace", "no_api_calls", "no_api_calls_in_torch_trace", "unreadable",
     # rows, ranges and kernels that figures leave out
@@ -35,9 +35,9 @@ FactId = Literal[
 
 
 class Fact:
-    """A fact by its id, with the values that its sentence needs.
+    """The ID of a fact, and the values that its sentence contains.
 
-    It is not a dataclass, because msgspec would write one as an object. JSON has its sentence instead.
+    This class is not a dataclass, since msgspec would write a dataclass as an object. In JSON, a fact is a sentence.
     """
 
     def __init__(self, fact_id: FactId, /, **values: Any) -> None:
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     FactOrText: TypeAlias = Fact | StrOrText
 else:
 
-    class FactOrText(ABC):  # noqa: B024 - a name for both
+    class FactOrText(ABC):  # noqa: B024 - only `isinstance` uses this class
         """The type that msgspec writes as text, and reads as the sentence of a fact."""
 
-    for _kind in (Fact, str, Text):
-        FactOrText.register(_kind)
+    for _type in (Fact, str, Text):
+        FactOrText.register(_type)

@@ -1,8 +1,8 @@
-"""Functions on intervals of integers: which ranges are open at a moment, which contain others, and how much they cover.
+"""Functions on intervals of integers: which ranges are open at a time, which contain others, and how much they cover.
 
-Ranges may cross each other. What is open is constant between two boundaries, so n ranges make at most 2·n segments.
-Values of several groups, such as the times of several threads, are placed on one axis, which is exact for any 64-bit
-value. One sort, one search or one running maximum then serves all groups at once.
+Ranges may cross each other. The set of open ranges is constant between two boundaries, so n ranges make at most 2·n
+segments. Values of several groups, such as the times of several threads, are mapped to positions on one axis, which is
+exact for any 64-bit value. One sort, one search or one running maximum then serves all groups at once.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from nsys_analyzer.trace.arrays import Bools, Integers, Ints, blocks, distinct
 
 #: The index that stands for "no range", "no thread" or "no launch".
 NONE = -1
-#: A time before every moment of a trace, ns.
+#: A time before every time in a trace, ns.
 LONG_AGO = -(2**62)
-#: The place of a value whose group is not on the axis: before all others.
+#: The position of a value whose group is not on the axis. It lies before all other positions.
 OFF_AXIS = -1
-#: The longest axis whose places fit into 64 bits with room to spare.
+#: The largest length of an axis. Its positions fit into 64 bits with room to spare.
 _MAX_AXIS_LENGTH = 1 << 62
 
 
 class Timeline:
-    """Finds the range that is open at each moment of each group: ``start <= time < end``.
+    """Finds the range of a group that is open at a time: ``start <= time < end``.
 
     Args:
         group: shape (ranges,), the thread or process of each range.
         start, end: shape (ranges,), ns.
-        latest: take the range that opened last, not the one that opened first; of two ranges that open together, the
-            longer one counts as the first.
+        latest: if several ranges are open, True selects the range that opened last, and False the range that opened
+            first. If two ranges open at the same time, the longer range counts as opened first.
     """
 
     def __init__(self, group: Ints, start: Ints, end: Ints, *, latest: bool) -> None:
@@ -38,7 +38,7 @@ class Timeline:
         group, start, end = group[ranges], start[ranges], end[ranges]
         self._axis = Axis(group, start, end)
         by_start = np.lexsort((-end, start))
-        # An interval that is painted later lies on top.
+        # `_paint` lets a later interval of `order` cover an earlier one.
         order = by_start if latest else by_start[::-1]
         low, high = self._axis.place(group[order], start[order]), self._axis.place(group[order], end[order])
         self._boundaries = distinct(np.concatenate([low, high]))
@@ -46,26 +46,26 @@ class Timeline:
         self._open = np.append(ranges[order], NONE)[top]
 
     def open_at(self, group: Ints, time: Ints) -> Ints:
-        """Returns the index of the range that is open at each (group, time), -1 if none is; it has their shape."""
+        """Returns the index of the range that is open at each (group, time), or -1; the shape is that of ``time``."""
         segment = np.searchsorted(self._boundaries, self._axis.place(group, time), side="right") - 1
-        return self._open[segment]  # before the first boundary this is the last entry, -1
+        return self._open[segment]  # segment -1, before the first boundary, selects the last entry, which is -1
 
 
 def _paint(low: Ints, high: Ints) -> Ints:
-    """Returns the number of the last interval [low, high) over each place, -1 if none covers it.
+    """Returns, for each position, the index of the last interval [low, high) that covers the position, or -1.
 
     The result has the shape (high.max() + 1,). Each interval is the union of two blocks whose length is the largest
-    power of two that fits into it. Blocks are painted from the longest to the shortest, and each block passes its
-    number on to its two halves. This takes n log n steps and no loop over the intervals.
+    power of two that fits into the interval. Blocks are painted from the longest to the shortest, and each block passes
+    the index of its interval on to its two halves. This takes n log n steps and no loop over the intervals.
     """
     length = int(high.max(initial=0)) + 1
     top = np.full(length, NONE, np.int64)
-    number = np.arange(len(low))
+    index = np.arange(len(low))
     level = np.log2(np.maximum(high - low, 1)).astype(np.int64)
     for power in range(int(level.max(initial=0)), -1, -1):
         at_level = level == power
-        np.maximum.at(top, low[at_level], number[at_level])
-        np.maximum.at(top, high[at_level] - (1 << power), number[at_level])
+        np.maximum.at(top, low[at_level], index[at_level])
+        np.maximum.at(top, high[at_level] - (1 << power), index[at_level])
         if power:
             half = 1 << (power - 1)
             top[half:] = np.maximum(top[half:], top[:-half].copy())
@@ -82,18 +82,21 @@ def count_open_ranges(group: Ints, start: Ints, end: Ints, at_group: Ints, at_ti
     """Counts the ranges that are open at each (``at_group``, ``at_time``): started ranges minus ended ranges."""
     axis = Axis(group, start, end)
     starts, ends = np.sort(axis.place(group, start)), np.sort(axis.place(group, end))
-    place = axis.place(at_group, at_time)
-    return np.searchsorted(starts, place, side="right") - np.searchsorted(ends, place, side="right")
+    position = axis.place(at_group, at_time)
+    return np.searchsorted(starts, position, side="right") - np.searchsorted(ends, position, side="right")
 
 
 def is_contained(group: Ints, start: Ints, end: Ints) -> Bools:
-    """Returns True for each range that lies inside another range of its group; of two equal ones the second does."""
+    """Returns True for each range that lies inside another range of its group.
+
+    If two ranges of a group are equal, the second range counts as inside the first.
+    """
     order = np.lexsort((-end, start, group))
-    place = Axis(group, end).place(group[order], end[order])
-    # The furthest end so far. That of an earlier group has its place before all ends of this group.
-    reached = np.maximum.accumulate(np.append(NONE, place))[:-1]
+    end_position = Axis(group, end).place(group[order], end[order])
+    # All ends of an earlier group lie before the ends of this group on the axis, so they do not count as containing it.
+    furthest_end = np.maximum.accumulate(np.append(NONE, end_position))[:-1]
     inside = np.empty(len(order), np.bool_)
-    inside[order] = reached >= place
+    inside[order] = furthest_end >= end_position
     return inside
 
 
@@ -104,19 +107,19 @@ def merge_ranges(group: Integers, start: Ints, end: Ints) -> tuple[Integers, Int
     order = np.lexsort((start, group))
     group, start, end = group[order], start[order], end[order]
     axis = Axis(group, start, end)
-    reached = np.maximum.accumulate(axis.place(group, end))
-    first = np.flatnonzero(np.append(True, axis.place(group, start)[1:] > reached[:-1]))
+    furthest_end = np.maximum.accumulate(axis.place(group, end))
+    first = np.flatnonzero(np.append(True, axis.place(group, start)[1:] > furthest_end[:-1]))
     return group[first], start[first], np.maximum.reduceat(end, first)
 
 
 def has_moments(group: Ints, time: Ints, at_group: Ints, start: Ints, end: Ints) -> Bools:
-    """Returns True for each interval that holds a moment of its group: ``start <= time < end``."""
+    """Returns True for each interval that contains a moment of its group: ``start <= time < end``."""
     has_moment: Bools = count_moments(group, time, at_group, start, end) > 0
     return has_moment
 
 
 def count_moments(group: Ints, time: Ints, at_group: Ints, start: Ints, end: Ints) -> Ints:
-    """Counts the moments (``group``, ``time``) in each interval (``at_group``, ``start``, ``end``) of their group."""
+    """Counts the moments (``group``, ``time``) in each interval [start, end) of the group ``at_group``."""
     axis = Axis(group, time)
     moments = np.sort(axis.place(group, time))
     first, stop = (np.searchsorted(moments, axis.place(at_group, bound)) for bound in (start, end))
@@ -124,19 +127,19 @@ def count_moments(group: Ints, time: Ints, at_group: Ints, start: Ints, end: Int
 
 
 def find_last_before(group: Ints, time: Ints, at_group: Ints, end: Ints) -> Ints:
-    """Returns the last moment of each group before an end; ``LONG_AGO`` if there is none."""
+    """Returns, for each (``at_group``, ``end``), the last time of this group before ``end``, or ``LONG_AGO``."""
     axis = Axis(group, time)
     order = np.lexsort((time, group))
-    before = np.searchsorted(axis.place(group, time)[order], axis.place(at_group, end))
+    last_before = np.searchsorted(axis.place(group, time)[order], axis.place(at_group, end))
     times, groups = np.append(LONG_AGO, time[order]), np.append(0, group[order])
-    return np.where(groups[before] == at_group, times[before], LONG_AGO)
+    return np.where(groups[last_before] == at_group, times[last_before], LONG_AGO)
 
 
 def measure_unions(group: Integers, start: Ints, end: Ints, groups: int) -> tuple[Ints, Ints, Ints]:
     """Measures the time that the intervals of each group (0 to ``groups - 1``) cover; overlaps count once.
 
     Returns:
-        Three arrays of shape (groups,), ns: covered time, first start, last end; 0 for a group without intervals.
+        Three arrays of shape (groups,), ns: covered time, first start and last end. A group without intervals has 0.
     """
     covered, first, last = np.zeros((3, groups), np.int64)
     owner, begin, stop = merge_ranges(group, start, end)
@@ -150,11 +153,12 @@ def measure_unions(group: Integers, start: Ints, end: Ints, groups: int) -> tupl
 
 @dataclass(frozen=True)
 class Cover:
-    """Sorted intervals that do not overlap, and how much of any other interval they cover.
+    """Sorted intervals that do not overlap, with functions that measure which parts of other intervals they cover.
 
     Attributes:
         start, end: shape (intervals,), ns.
-        covered: shape (intervals + 1,), ns, the time that is covered before each interval starts, and the total.
+        covered: shape (intervals + 1,), ns, the time covered before the start of each interval; the last entry is the
+            time covered by all intervals.
     """
 
     start: Ints
@@ -163,38 +167,42 @@ class Cover:
 
     @staticmethod
     def from_intervals(start: Ints, end: Ints) -> Cover:
-        """Returns the union of intervals, which must be sorted by start."""
+        """Returns the union of the given intervals, which must be sorted by start."""
         if not len(start):
             return Cover(start, end, np.zeros(1, np.int64))
-        reached = np.maximum.accumulate(end)
-        first = np.flatnonzero(np.append(True, start[1:] > reached[:-1]))
-        starts, ends = start[first], reached[np.append(first[1:] - 1, len(end) - 1)]
+        furthest_end = np.maximum.accumulate(end)
+        first = np.flatnonzero(np.append(True, start[1:] > furthest_end[:-1]))
+        starts, ends = start[first], furthest_end[np.append(first[1:] - 1, len(end) - 1)]
         return Cover(starts, ends, np.append(0, np.cumsum(ends - starts)))
 
     def covered_before(self, time: Ints) -> Ints:
-        """Returns the time that is covered before each moment, ns."""
+        """Returns how long the intervals cover the time axis before each ``time``, ns."""
         if not len(self.start):
             return np.zeros(len(time), np.int64)
-        started = np.searchsorted(self.start, time, side="right")  # the number of intervals that have started
-        last = np.maximum(started - 1, 0)
-        inside = np.where(started > 0, np.minimum(time, self.end[last]) - self.start[last], 0)
-        return self.covered[last] + inside
+        started_count = np.searchsorted(self.start, time, side="right")
+        last = np.maximum(started_count - 1, 0)
+        covered_by_last = np.where(started_count > 0, np.minimum(time, self.end[last]) - self.start[last], 0)
+        return self.covered[last] + covered_by_last
 
     def covered_within(self, start: Ints, end: Ints) -> Ints:
-        """Returns the time that is covered between each start and end, ns."""
+        """Returns how much of each interval [start, end) these intervals cover, ns."""
         return self.covered_before(end) - self.covered_before(start)
 
     def find_gaps(self, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
-        """Returns the uncovered parts of the intervals [start, end): (index of the interval, start, end) of each."""
-        first = np.searchsorted(self.end, start, side="right")  # the first own interval that ends after the start
-        last = np.searchsorted(self.start, end, side="left")  # the first own interval that starts after the end
-        count = np.maximum(last - first, 0) + 1  # n own intervals inside leave at most n + 1 gaps
+        """Finds the parts of the intervals [start, end) that are not covered.
+
+        Returns:
+            For each uncovered part: the index of the interval in ``start``, and the part's start and end, ns.
+        """
+        first = np.searchsorted(self.end, start, side="right")  # the first covering interval that ends after `start`
+        stop = np.searchsorted(self.start, end, side="left")  # the first covering interval that starts after `end`
+        count = np.maximum(stop - first, 0) + 1  # n covering intervals leave at most n + 1 gaps
         owner = np.repeat(np.arange(len(start)), count)
-        number = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
-        inside = first[owner] + number
+        gap = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
+        next_cover = first[owner] + gap
         ends, starts = np.append(self.end, 0), np.append(self.start, 0)
-        low = np.where(number == 0, start[owner], ends[np.maximum(inside - 1, 0)])
-        high = np.where(number == count[owner] - 1, end[owner], starts[np.minimum(inside, len(self.start))])
+        low = np.where(gap == 0, start[owner], ends[np.maximum(next_cover - 1, 0)])
+        high = np.where(gap == count[owner] - 1, end[owner], starts[np.minimum(next_cover, len(self.start))])
         low, high = np.maximum(low, start[owner]), np.minimum(high, end[owner])
         is_gap = high > low
         return owner[is_gap], low[is_gap], high[is_gap]
@@ -203,10 +211,10 @@ class Cover:
 def find_overlaps(start: Ints, end: Ints, at_start: Ints, at_end: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     """Finds where the intervals [start, end) overlap the intervals [at_start, at_end).
 
-    The former must be sorted, and must not overlap each other.
+    The intervals [start, end) must be sorted, and must not overlap each other.
 
     Returns:
-        For each overlap: the index of the latter interval, the index of the former, the start and the end, ns.
+        For each overlap: the index in ``at_start``, the index in ``start``, and the start and end of the overlap, ns.
     """
     first = np.searchsorted(end, at_start, side="right")
     count = np.maximum(np.searchsorted(start, at_end, side="left") - first, 0)
@@ -218,47 +226,47 @@ def find_overlaps(start: Ints, end: Ints, at_start: Ints, at_end: Ints) -> tuple
 
 
 class Axis:
-    """Places values of several groups on one axis: group after group, and sorted by value within each group.
+    """Maps values of several groups to positions on one axis, which are sorted by group, then by value.
 
-    Each group takes a stretch that is as long as its values need. If the values lie too far apart for 64 bits, for
-    example because a time is broken, each value is replaced by its rank among all values.
+    Each group has a stretch of the axis that is as long as the range of all values. If these stretches do not fit into
+    64 bits, for example because a time is broken, the position depends on the rank of a value among all values.
     """
 
     def __init__(self, group: Ints, *values: Ints) -> None:
         self._groups = distinct(group)
         if not len(self._groups):
-            return  # nothing has a place
+            return  # no value is on the axis
         self._last = len(self._groups) - 1
         self._low = min(int(column.min()) for column in values)
         self._high = max(int(column.max()) for column in values)
-        self._stretch = self._high - self._low + 3  # with a place before the first value and one after the last
+        self._stretch = self._high - self._low + 3  # with one more position before the values, and one after them
         self._ranked: Ints | None = None
         if self._stretch * len(self._groups) > _MAX_AXIS_LENGTH:
             self._ranked = distinct(np.concatenate(values))
-            self._stretch = 2 * len(self._ranked) + 1  # with a place between any two values
+            self._stretch = 2 * len(self._ranked) + 1  # with one more position between any two values
 
     def place(self, group: Integers, value: Ints) -> Ints:
-        """Returns the place of each (group, value), sorted by group, then by value; ``OFF_AXIS`` for unknown groups.
+        """Returns the position of each (group, value) on the axis; ``OFF_AXIS`` if the axis lacks the group.
 
-        A value that is not on the axis gets a place between its neighbors on the axis.
+        A value that the axis was not built from gets a position between its neighbors.
         """
-        places = np.full(len(group), OFF_AXIS, np.int64)
+        positions = np.full(len(group), OFF_AXIS, np.int64)
         for block in blocks(len(group) if len(self._groups) else 0):
-            places[block] = self._place_block(group[block], value[block])
-        return places
+            positions[block] = self._place_block(group[block], value[block])
+        return positions
 
     def _place_block(self, group: Integers, value: Ints) -> Ints:
-        group = group.astype(np.int64)  # the product below would overflow narrower integers
+        group = group.astype(np.int64)  # `code * self._stretch` would overflow narrower integers
         if not self._last:
             return np.where(group == self._groups[0], self._place_in_stretch(value), OFF_AXIS)
         code = np.searchsorted(self._groups, group).clip(0, self._last)
-        place = code * self._stretch + self._place_in_stretch(value)
-        return np.where(self._groups[code] == group, place, OFF_AXIS)
+        position = code * self._stretch + self._place_in_stretch(value)
+        return np.where(self._groups[code] == group, position, OFF_AXIS)
 
     def _place_in_stretch(self, value: Ints) -> Ints:
-        """Returns the place of each value within the stretch of its group."""
+        """Returns the position of each value within the stretch of its group."""
         if self._ranked is None:
             limits = np.iinfo(np.int64)
             return value.clip(max(self._low - 1, limits.min), min(self._high + 1, limits.max)) - self._low + 1
-        # An even place is a gap between two values, an odd place is a value.
+        # An odd position is that of a value, an even position lies between two values.
         return np.searchsorted(self._ranked, value) + np.searchsorted(self._ranked, value, side="right")

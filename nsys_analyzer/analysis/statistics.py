@@ -1,4 +1,4 @@
-"""Computes statistics of a figure over several instances or steps, for all parts of the analysis."""
+"""Computes statistics of a figure over several instances or steps."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.schema import NS_PER_MS
 
-#: The most values of a figure that a summary keeps. A sample of this size shows the spread of a median well enough.
+#: The most values of a figure that a summary keeps. A sample of this size suffices to estimate the spread of a median.
 MOST_VALUES = 200
-#: The statistics that move with the values. The standard deviation does not.
+#: The statistics that change by a constant if the constant is added to all values. The standard deviation does not.
 _LOCATIONS = ("mean", "min", "median", "max")
 
 
 @dataclass(frozen=True)
 class Stats:
-    """Statistics of a figure over ``n`` instances, in the unit of the field that holds them.
+    """Statistics of a figure over ``n`` instances, in the unit of the figure.
 
-    All are None without instances; ``n`` is None if it is not known. ``std`` is the sample standard deviation (n - 1),
-    None below two instances.
+    Without instances, all statistics are None. ``n`` is None if the number of instances is unknown. ``std`` is the
+    sample standard deviation (with n - 1), None for fewer than two instances.
     """
 
     n: int | None = 0
@@ -33,17 +33,17 @@ class Stats:
 
     @property
     def typical(self) -> float | None:
-        """Returns the median, which one slow instance does not move; without a median, the mean."""
+        """Returns the median, on which one slow instance has little effect, or the mean if there is no median."""
         return self.mean if self.median is None else self.median
 
     def shifted(self, by: float) -> Stats:
-        """Returns the statistics of the values after adding ``by`` to each."""
+        """Returns the statistics that the values would have if ``by`` were added to each value."""
         locations = {key: None if (value := getattr(self, key)) is None else value + by for key in _LOCATIONS}
         return replace(self, **locations)
 
     @staticmethod
     def of_ns(values: Ints | Sequence[int]) -> Stats:
-        """Returns the statistics in ms of durations in ns."""
+        """Computes the statistics of durations in ns; the statistics are in ms."""
         ms = np.asarray(values, np.float64) / NS_PER_MS
         if not len(ms):
             return Stats()
@@ -52,20 +52,20 @@ class Stats:
 
 
 def sample_ms(durations_ns: Ints) -> tuple[float, ...]:
-    """Returns durations in ms: each of them, or an evenly spread sample of ``MOST_VALUES`` if there are more."""
+    """Returns durations in ms: all durations, or an evenly spread sample if there are more than ``MOST_VALUES``."""
     count = min(len(durations_ns), MOST_VALUES)
-    places = np.linspace(0, len(durations_ns) - 1, count).round().astype(np.int64)
-    return tuple((durations_ns[places] / NS_PER_MS).tolist())
+    positions = np.linspace(0, len(durations_ns) - 1, count).round().astype(np.int64)
+    return tuple((durations_ns[positions] / NS_PER_MS).tolist())
 
 
 class Moments:
-    """Collects the time of each kind of activity in each step, and returns its mean and standard deviation over steps.
+    """Adds up the time per step of each kind of activity, and returns its mean and standard deviation over the steps.
 
     Attributes:
-        total: the sum over all steps for each kind, in ns.
-        squares: the sum of the squares of the steps' times.
-        typical: the sum over the steps near the median, from which the reported means are computed.
-        steps, near: the numbers of all steps and of steps near the median.
+        total: shape (kinds,), the sum of the times of all steps, ns.
+        squares: shape (kinds,), the sum of the squared times of all steps, ns².
+        typical: shape (kinds,), the sum of the times of the steps near the median, ns. Means are computed from it.
+        steps, near: the number of all steps, and the number of steps near the median.
     """
 
     def __init__(self, kinds: int) -> None:
@@ -73,11 +73,11 @@ class Moments:
         self.steps = self.near = 0
 
     def add(self, step: Ints, kind: Ints, ns: Ints | Floats, near: Bools) -> None:
-        """Adds pieces of complete steps.
+        """Adds the times of some steps, each with all of its pieces.
 
         Args:
-            step, kind, ns: the step, kind and duration of each piece, shape (pieces,).
-            near: whether each step is near the median, shape (steps,).
+            step, kind, ns: shape (pieces,), the index of the step, the kind and the duration of each piece.
+            near: shape (steps,), True for each step that is near the median.
         """
         kinds = len(self.total)
         keys, key = np.unique(step * kinds + kind, return_inverse=True)
@@ -88,9 +88,9 @@ class Moments:
         self.steps, self.near = self.steps + len(near), self.near + int(near.sum())
 
     def of(self, scale: float) -> list[tuple[float, float | None]]:
-        """Returns the mean over the steps near the median, and the standard deviation over all steps, for each kind.
+        """Returns, for each kind, the mean over the steps near the median, and the standard deviation over all steps.
 
-        Both are in ms and multiplied by ``scale``. A single step has no standard deviation.
+        Both are in ms and multiplied by ``scale``. The standard deviation of a single step is None.
         """
         scale /= NS_PER_MS
         means = (self.typical / self.near * scale).tolist()

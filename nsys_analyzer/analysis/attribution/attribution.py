@@ -1,7 +1,7 @@
-"""Attributes each GPU operation to ranges: those that are open on the launching thread when its launch starts.
+"""Attributes each GPU operation to the ranges that are open on the launching thread when the launch starts.
 
 A thread without an open phase, such as autograd's ``pt_autograd_N``, inherits the range stack of the thread that waits
-for it. Its own ranges are nested below that stack.
+for it. The ranges of the inheriting thread are nested below the inherited stack.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from nsys_analyzer.trace.phase_names import (
 )
 from nsys_analyzer.trace.trace import Trace
 
-#: How an operation was attributed; ``Attribution.method`` holds positions in this tuple.
+#: The ways in which an operation is attributed. ``Attribution.method`` contains indices into this tuple.
 ATTRIBUTION_METHODS = ("none", "same thread", "other thread", "graph")
 UNATTRIBUTED, SAME_THREAD, OTHER_THREAD, GRAPH_REPLAY = range(4)
 
@@ -55,17 +55,21 @@ _AUTOGRAD_THREAD = "pt_autograd"
 
 @dataclass(frozen=True)
 class Attribution:
-    """The launch of each GPU operation and the thread whose ranges it belongs to; arrays have shape (operations,).
+    """The launch of each GPU operation, and the threads whose ranges the operation belongs to.
+
+    Arrays have the shape (operations,) unless stated otherwise.
 
     Attributes:
-        launch: the index of the launch, -1 if there is none.
-        thread, time: the thread of the launch, -1 if there is none, and its start, ns.
-        inherited_thread: the thread whose range stack the operation inherits, -1 if there is none.
-        prefers_own_phase: True if a phase of the launching thread takes precedence over a phase that it inherits.
-        engine_threads: shape (threads,), the threads that work for another thread, which waits in its backward pass.
+        launch: the index of the launch of each operation, -1 if it has no launch.
+        thread: the thread of the launch, -1 without a launch.
+        time: the start of the launch, ns; 0 without a launch.
+        inherited_thread: the thread whose range stack the operation inherits, -1 if it inherits none.
+        prefers_own_phase: True if a phase of the launching thread takes precedence over an inherited phase.
+        engine_threads: shape (threads,), the threads of autograd's engine. They work for a thread that waits in its
+            backward pass.
         captures: where the nodes of CUDA graphs were captured.
-        method: the position in ``ATTRIBUTION_METHODS``.
-        is_ambiguous: True if several threads of the process had phases open.
+        method: the index in ``ATTRIBUTION_METHODS``.
+        is_ambiguous: True if the operation inherits, and several threads of its process had a phase open.
     """
 
     ranges: Ranges
@@ -80,7 +84,9 @@ class Attribution:
     is_ambiguous: Bools
 
     def find_outermost(self, is_candidate: Bools) -> SmallInts:
-        """Returns the outermost candidate range around each operation, or -1; an inherited stack lies outside.
+        """Returns the outermost candidate range around each operation, or -1; shape (operations,).
+
+        Ranges of an inherited stack lie outside the ranges of the launching thread.
 
         Args:
             is_candidate: shape (ranges,), True for the ranges to look for.
@@ -97,7 +103,7 @@ class Attribution:
     def find_innermost(self, is_candidate: Bools, operations: Ints) -> Ints:
         """Returns the innermost candidate range around each of ``operations``, or -1.
 
-        The ranges around the capture of a CUDA graph lie inside the ranges around its replay.
+        For a node of a CUDA graph, ranges around the capture count as inside the ranges around the replay.
         """
         timeline, index = make_timeline(self.ranges, is_candidate, latest=True)
         innermost = np.full(len(self.launch), NONE, np.int64)
@@ -147,20 +153,20 @@ def attribute(trace: Trace, roles: RangeRoles, launch: SmallInts) -> Attribution
 def _find_inherited_threads(
     trace: Trace, roles: RangeRoles, engine_threads: Ints, in_range: Bools, in_phase: Bools, thread: Ints, time: Ints
 ) -> tuple[Ints, Bools]:
-    """Returns the thread that each launch inherits from, -1 if there is none, and whether the choice was ambiguous."""
+    """Returns the thread whose stack each operation inherits, or -1, and whether several threads had a phase open."""
     is_on_engine = np.isin(thread, engine_threads)
     inheriting = np.flatnonzero((is_on_engine | ~in_phase) & (thread != NONE))
     inherited_thread, is_ambiguous = np.full(len(thread), NONE, np.int64), np.zeros(len(thread), np.bool_)
     if len(inheriting) and len(trace.ranges):
-        process, at = process_of(thread[inheriting]), time[inheriting]
+        process, launch_time = process_of(thread[inheriting]), time[inheriting]
         without_ranges = ~in_range[inheriting] | is_on_engine[inheriting]
-        waiting = find_waiting_ranges(trace, roles, engine_threads, process, at, without_ranges)
+        waiting = find_waiting_ranges(trace, roles, engine_threads, process, launch_time, without_ranges)
         inherited_thread[inheriting] = np.append(trace.ranges.thread, NONE)[waiting]
         phases = trace.ranges.select(roles.is_phase_or_step & ~np.isin(trace.ranges.thread, engine_threads))
         group, start, end = merge_ranges(phases.thread, phases.start, phases.end)
-        open_phases = count_open_ranges(process_of(group), start, end, process, at)
+        open_phases = count_open_ranges(process_of(group), start, end, process, launch_time)
         is_ambiguous[inheriting] = (waiting != NONE) & (open_phases > 1)
-    # A phase on a thread without steps is part of the step that is open on another thread.
+    # If a thread with phases has no steps, its phases are part of the step that is open on another thread.
     steps = trace.ranges.select(roles.mask(STEP))
     stepless = np.flatnonzero(in_phase & (inherited_thread == NONE) & ~np.isin(thread, steps.thread))
     if len(stepless) and len(steps):
@@ -171,10 +177,10 @@ def _find_inherited_threads(
 
 
 def _find_engine_threads(trace: Trace, roles: RangeRoles) -> Ints:
-    """Returns the global IDs of the threads of autograd's engine: by their names, or by what runs on them.
+    """Returns the global IDs of the threads of autograd's engine.
 
-    A thread without such a name belongs to the engine if its only phases are forward passes inside backward passes of
-    other threads, which run forward passes as well.
+    A thread belongs to the engine if it has the engine's name. It also does if all of its phases are forward passes
+    inside the backward pass of another thread, and that thread also runs forward passes.
     """
     ranges = trace.ranges
     backward = roles.mask("backward") & np.isin(ranges.thread, ranges.thread[roles.mask("forward")])
@@ -194,18 +200,18 @@ def find_autograd_threads(trace: Trace) -> Ints:
 def find_waiting_ranges(
     trace: Trace, roles: RangeRoles, engine: Ints, process: Ints, time: Ints, without_ranges: Bools
 ) -> Ints:
-    """Returns the range whose thread each launch inherits from, -1 if there is none.
+    """Returns the range whose thread's stack each launch inherits, or -1.
 
-    It is the first of these that is open in the process: a backward pass, the phase that opened last, the step that
-    opened last. If none of them is open, a launch from a thread without ranges inherits from the range that opened
-    last, whatever its name is.
+    Only ranges that are open in the process count. A backward pass is preferred, then the phase that opened last, then
+    the step that opened last. If none of these is open, a launch from a thread without ranges inherits the stack of the
+    range that opened last, whatever its name is.
     """
     waiting = np.full(len(time), NONE, np.int64)
     is_outside_engine = ~np.isin(trace.ranges.thread, engine)
     is_any_range = np.ones(len(trace.ranges), np.bool_)
     preferences = (roles.mask("backward"), roles.is_leaf_phase, roles.is_phase_or_step, is_any_range)
-    for rank, is_candidate in enumerate(preferences):
-        undecided = np.flatnonzero((waiting == NONE) & (without_ranges | (rank < len(preferences) - 1)))
+    for preference, is_candidate in enumerate(preferences):
+        undecided = np.flatnonzero((waiting == NONE) & (without_ranges | (preference < len(preferences) - 1)))
         if len(undecided):
             timeline, index = make_timeline(
                 trace.ranges, is_candidate & is_outside_engine, latest=True, by_process=True
@@ -215,7 +221,7 @@ def find_waiting_ranges(
 
 
 def make_timeline(ranges: Ranges, selected: Bools, *, latest: bool, by_process: bool = False) -> tuple[Timeline, Ints]:
-    """Returns the timeline of the selected ranges, by thread or by process, and the index of each of these ranges."""
+    """Returns a timeline of the selected ranges, grouped by thread or by process, and the index of each such range."""
     index = np.flatnonzero(selected)
     thread = ranges.thread[index]
     group = process_of(thread) if by_process else thread
@@ -223,11 +229,12 @@ def make_timeline(ranges: Ranges, selected: Bools, *, latest: bool, by_process: 
 
 
 class RangeRoles:
-    """The role of each range of a trace: a phase, ``step``, ``warmup``, a part of attention, a module, or none.
+    """The role of each range of a trace: a phase, ``step``, ``warmup``, a part of attention, a module, or None.
 
     Args:
-        inferred: the phase of each name of an inferred range; empty for a framework's name that is no phase after all.
-        decodes: whether ranges such as "decode", which do not name a batch, hold most of the GPU's work.
+        inferred: the phase that each name of an inferred range stands for. It is empty if a framework's range looks
+            like a phase by its name, but is no phase.
+        decodes: True if ranges such as "decode", which do not name a batch, contain most of the GPU's work.
     """
 
     def __init__(
@@ -239,7 +246,7 @@ class RangeRoles:
         roles = {name: self.inferred.get(name, role) for name, role in roles_by_name}
         if STEP not in names.extra:
             roles |= dict.fromkeys(_find_rejected_steps(roles, decodes=decodes))
-        # The program's own ranges say more about attention than calls of modules do.
+        # If the program has its own ranges for attention, they replace the roles of module calls.
         if not set(ATTENTION_PARTS) & set(roles.values()):
             calls = [name for name, role in roles.items() if not role and name.startswith(MODULE_RANGE_PREFIX)]
             roles |= {name: find_module_role(name) for name in calls}
@@ -248,10 +255,10 @@ class RangeRoles:
         self._role_of_name = np.array([*(position[roles[name]] for name in ranges.names), position[None]])
 
     def codes(self, roles: tuple[str, ...], ranges: Ranges | None = None) -> Ints:
-        """Returns the position of the role of each range in ``roles``, -1 for another role; shape (ranges,).
+        """Returns the index in ``roles`` of the role of each range, -1 if ``roles`` lacks it; shape (ranges,).
 
         Args:
-            ranges: other ranges with the same names, such as the ranges without an end.
+            ranges: other ranges that use the same table of names, such as the ranges without an end.
         """
         code = np.array([roles.index(role) if role in roles else NONE for role in self._roles], np.int64)
         codes: Ints = code[self._role_of_name[(self._ranges if ranges is None else ranges).name]]
@@ -264,21 +271,21 @@ class RangeRoles:
 
     @cached_property
     def is_leaf_phase(self) -> Bools:
-        """True for the ranges of a phase other than the step."""
+        """Returns True for each range of a phase other than the step; shape (ranges,)."""
         return self.mask(*self.names.leaf_phases)
 
     @cached_property
     def is_phase_or_step(self) -> Bools:
-        """True for the ranges of a phase, including the step."""
+        """Returns True for each range of a phase, including the step; shape (ranges,)."""
         return self.is_leaf_phase | self.mask(STEP)
 
 
 def _find_rejected_steps(roles: Mapping[str, str | None], *, decodes: bool) -> set[str]:
-    """Returns the names of ranges that look like steps but are none, since a serving engine marks its own steps.
+    """Returns the names of ranges that look like steps but are not steps.
 
-    Such ranges enclose the engine's steps: a step of PyTorch's profiler, a whole generation, or the executor's step
-    around SGLang's. "decode" without a batch is a step only if there is "prefill" as well, or if such ranges hold most
-    of the GPU's work.
+    If a serving engine marks its own steps, the ranges around them are not steps: a step of PyTorch's profiler, a whole
+    generation, or the executor's step around a step of SGLang. A range such as "decode" that does not name a batch is a
+    step only if there is a range such as "prefill" as well, or if ``decodes`` is True.
     """
     marks_of_shapes = zip(roles, map_by_shape(tuple(roles), parse_served_step), strict=True)
     marks = {name: mark for name, is_mark in marks_of_shapes if is_mark and (mark := parse_served_step(name))}
@@ -295,10 +302,10 @@ def _find_rejected_steps(roles: Mapping[str, str | None], *, decodes: bool) -> s
     return rejected | {name for name, role in roles.items() if serves and role == STEP and name not in marks}
 
 
-#: Stands between the names of the ranges in a range path.
+#: Separates the names of the ranges in a range path.
 PATH_SEPARATOR = " / "
 
-#: The indices of the ranges that are open at a moment, the outermost first.
+#: The indices of the ranges that are open at the same time, the outermost range first.
 Stack = tuple[int, ...]
 
 
@@ -306,7 +313,8 @@ def make_range_paths(trace: Trace, attribution: Attribution) -> tuple[Ints, list
     """Makes the range path of each operation, such as ``step / forward``.
 
     Returns:
-        The code of each operation's path, shape (operations,), and the paths by code; the first path is empty.
+        The code of each operation's path, shape (operations,), and the list of paths, whose indices are the codes. The
+        first path is empty.
     """
     ranges, captures = trace.ranges, attribution.captures
     captured = np.full((2, len(attribution.launch)), NONE, np.int64)
@@ -320,30 +328,31 @@ def make_range_paths(trace: Trace, attribution: Attribution) -> tuple[Ints, list
     for inherited, launching, capturing in codes_by_stack[:, first].T.tolist():
         replay = [ranges.names[ranges.name[i]] for i in (*stacks[inherited], *stacks[launching])]
         capture = [ranges.names[ranges.name[i]] for i in stacks[capturing]]
-        # The stack at the capture of a graph repeats names of the stack at its replay, such as step and forward. Only
-        # the names after the last repeated one are added.
+        # The stack at the capture of a graph may repeat names of the stack at its replay, such as step and forward.
+        # Only the names after the last repeated name are added.
         last_repeated = max((i for i, name in enumerate(capture) if name in replay), default=-1)
         texts.append(PATH_SEPARATOR.join([*replay, *capture[last_repeated + 1 :]]))
-    # Different combinations may have the same text, but the categories of a categorical must be distinct.
+    # Different combinations of stacks may have the same text, but the categories of a categorical must be distinct.
     paths, recode = np.unique(np.array(texts, np.object_), return_inverse=True)
     return recode[1:][codes], paths.tolist()
 
 
 def find_open_stacks(ranges: Ranges, thread: Ints, time: Ints) -> tuple[Ints, list[Stack]]:
-    """Finds the ranges that are open at each (thread, time), in the order in which they open.
+    """Finds the stack of ranges that are open at each (thread, time), in the order in which the ranges open.
 
-    Of two ranges that open together the longer one comes first.
+    If two ranges open at the same time, the longer range comes first.
 
     Returns:
-        The code of each stack, shape (moments,), and the stacks by code; the first stack is empty.
+        The code of the stack at each (thread, time), shape (moments,), and the list of stacks, whose indices are the
+        codes. The first stack is empty.
     """
-    # Ranges without a moment inside are left out: most operators launch nothing.
+    # Ranges that contain none of the times are left out. Most operators launch nothing.
     index = np.flatnonzero(has_moments(thread, time, ranges.thread, ranges.start, ranges.end))
     entered = ranges.select(index)
     axis = Axis(entered.thread, entered.start, entered.end)
     opened, closed = axis.place(entered.thread, entered.start), axis.place(entered.thread, entered.end)
     boundaries = distinct(np.concatenate([opened, closed]))
-    # The stack is the same from one boundary to the next. Before the first boundary and off the axis it is NONE.
+    # The stack is constant between two boundaries. The segment is NONE before the first boundary and off the axis.
     segment = np.searchsorted(boundaries, axis.place(thread, time), side="right") - 1
     used, codes = dense_codes(segment)
     at = boundaries[used[used != NONE]].tolist()
@@ -356,9 +365,14 @@ def find_open_stacks(ranges: Ranges, thread: Ints, time: Ints) -> tuple[Ints, li
 
 
 def _sweep(index: list[int], opened: list[int], closed: list[int], boundaries: list[int]) -> Iterator[Stack]:
-    """Yields the stack at each boundary; the ranges must be sorted by their start, and so must the boundaries."""
+    """Yields the stack of open ranges at each boundary.
+
+    Args:
+        index, opened, closed: the index, start and end of each range, sorted by start.
+        boundaries: the sorted positions at which a range starts or ends.
+    """
     closing = sorted(range(len(index)), key=closed.__getitem__)
-    stack: dict[int, None] = {}  # a dict keeps the order of opening, whatever closes in between
+    stack: dict[int, None] = {}  # a dict keeps the order of opening, even if ranges close in another order
     next_open = next_close = 0
     for boundary in boundaries:
         while next_open < len(index) and opened[next_open] <= boundary:

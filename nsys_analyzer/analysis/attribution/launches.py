@@ -1,8 +1,8 @@
 """Finds the API call that launched each GPU operation, and leaves out operations whose times contradict their launch.
 
 An operation and its launch have the same process and correlation ID. The nodes of a CUDA graph belong to the ranges in
-which they were captured, which a replay does not open again. An operation that contradicts its launch or its stream is
-left out of every figure, with a warning.
+which the nodes were captured, since a replay does not open these ranges again. A warning reports the operations that
+are left out.
 """
 
 from __future__ import annotations
@@ -21,30 +21,35 @@ from nsys_analyzer.trace.metadata import CUDA, HIP
 from nsys_analyzer.trace.time_checks import ExcludedRows, TimedRows, describe_excluded_rows, timed_calls
 from nsys_analyzer.trace.trace import Trace
 
-#: An operation that starts earlier than this before its launch is wrong on every platform: clocks drift by less.
+#: The times of an operation are wrong on every platform if it starts more than this before its launch. The difference
+#: between clocks is smaller.
 _CLOCK_ERROR_NS = 100_000_000
-#: On platforms whose GPU and CPU clocks are read together, an operation is wrong from this much before its launch on,
-#: provided that no more than this share of all operations is.
-_SYNCHRONIZED_ERROR_NS, _MAX_EARLY_SHARE = 1_000_000, 0.01
+#: On platforms that synchronize the clocks of GPU and CPU, the times of an operation are wrong if it starts more than
+#: this before its launch.
+_SYNCHRONIZED_ERROR_NS = 1_000_000
+#: If more than this share of the operations exceeds ``_SYNCHRONIZED_ERROR_NS``, ``_CLOCK_ERROR_NS`` is the limit.
+_MAX_EARLY_SHARE = 0.01
 _PLATFORMS_WITH_SYNCHRONIZED_CLOCKS = (CUDA, HIP)
-#: The clock of a device is behind if three quarters of its operations start before their launch. The difference is then
-#: estimated from its operations, of which this share may be broken.
-_BROKEN_SHARE, _LATE_CLOCK_QUANTILE = 0.1, 0.75
-#: The end of a call that lasts longer than this is wrong if this many calls of the same thread start inside it.
+#: The clock of a device is behind the CPU's clock if this share of its operations starts before their launch.
+_LATE_CLOCK_QUANTILE = 0.75
+#: The offset of such a clock is this quantile of the times from launch to start, since a few times may be broken.
+_OFFSET_QUANTILE = 0.1
+#: The end of a call that lasts longer than ``_LONG_CALL_NS`` is wrong if at least ``_MIN_CALLS_INSIDE_WRONG_CALL`` other
+#: calls of the same thread start before it.
 _LONG_CALL_NS, _MIN_CALLS_INSIDE_WRONG_CALL = 10_000_000, 100
-#: Calls whose work may start while earlier work on the same stream still runs.
+#: Matches calls whose work may start while earlier work on the same stream still runs.
 _MAY_OVERLAP = re.compile("LaunchKernelEx|GraphLaunch")
-#: Profilers round times, so an operation may end up to this much after the start of the next one.
+#: Profilers round times, so an operation may end up to this much after the start of the next operation on its stream.
 _ROUNDING_NS = 2_000
-#: A graph that holds other graphs is instantiated at most a few levels deep.
+#: The maximum number of instantiations between a node of a CUDA graph and its capture. Graphs nest a few levels deep.
 _MAX_INSTANTIATIONS = 8
 
 
 def match_launches(operations: Operations, launches: Launches) -> SmallInts:
-    """Returns the index of the launch of each operation, -1 for an operation without a launch row.
+    """Returns the index of the launch of each operation, -1 for an operation without a recorded launch.
 
-    A correlation ID is unique within one process. If several calls share it, as a runtime call and the driver call
-    inside it do, the launch is the earliest of them.
+    A correlation ID is unique within one process. If several calls share a correlation ID, as a runtime call and the
+    driver call inside it do, the launch is the call that starts first.
 
     Returns:
         Shape (operations,).
@@ -58,18 +63,19 @@ def match_launches(operations: Operations, launches: Launches) -> SmallInts:
 
 
 def find_dropped_launches(launches: Launches, *launch: Any) -> Bools:
-    """Returns True for each kernel launch without a GPU operation: its record was dropped, or the capture ended early.
+    """Returns True for each kernel launch whose GPU operation is missing in the capture.
 
-    A launch while its process captures a graph runs nothing and is not counted. Neither is a driver call inside the
-    runtime call that launched the kernel; both have the same correlation ID.
+    The record of such an operation was dropped, or the capture ended before it. A launch that a CUDA graph captures
+    runs nothing, so it does not count. A driver call inside the runtime call that launched the kernel does not count
+    either; both calls have the same correlation ID.
 
     Args:
-        launch: one or several arrays with the index of the launch of each operation, -1 if there is none.
+        launch: one or several arrays with the index of the launch of each operation, -1 without a launch.
 
     Returns:
         Shape (launches,).
     """
-    matched = np.zeros(len(launches.start) + 1, np.bool_)  # index -1 marks the last entry, which is dropped below
+    matched = np.zeros(len(launches.start) + 1, np.bool_)  # index -1 writes to an extra last entry, which is cut off
     for indices in launch:
         matched[indices] = True
     matched = matched[:-1]
@@ -82,7 +88,7 @@ def find_dropped_launches(launches: Launches, *launch: Any) -> Bools:
 
 
 def _is_in_graph_capture(launches: Launches) -> Bools:
-    """Returns True for each call while its process captures a graph: from a begin to the next end, on any thread."""
+    """Returns True for each call while its process captures a CUDA graph, on any of its threads; shape (launches,)."""
     processes = process_of(launches.thread)
     group, start, end = [], [], []
     for process in distinct(processes):
@@ -100,13 +106,13 @@ def _is_in_graph_capture(launches: Launches) -> Bools:
 
 
 def _place_correlation_ids(launches: Launches) -> tuple[Axis, Ints]:
-    """Returns the axis of (process, correlation ID), and the place of each launch on it."""
+    """Returns the axis of (process, correlation ID), and the position of each launch on this axis."""
     axis = Axis(process_of(distinct(launches.thread)), launches.correlation)
     return axis, axis.place(process_of(launches.thread), launches.correlation)
 
 
 def _search(keys: Ints, searched: Ints) -> tuple[Ints, Bools]:
-    """Returns the first position of each searched key among sorted keys, and whether the key is there."""
+    """Returns the first position of each searched key in the sorted ``keys``, and whether ``keys`` contains the key."""
     position = np.searchsorted(keys, searched).clip(max=len(keys) - 1)
     return position, keys[position] == searched
 
@@ -116,9 +122,9 @@ class GraphCaptures:
     """Where the nodes of CUDA graphs were captured.
 
     Attributes:
-        operation: shape (replayed,), the index of each operation whose node has a known capture.
-        thread: shape (replayed,), the thread that captured it.
-        time: shape (replayed,), the time of the capture, ns.
+        operation: shape (replayed,), the index of each operation whose graph node has a known capture.
+        thread: shape (replayed,), the thread that captured the node.
+        time: shape (replayed,), the time at which the node was captured, ns.
     """
 
     operation: Ints
@@ -127,7 +133,7 @@ class GraphCaptures:
 
 
 def find_captures(trace: Trace) -> GraphCaptures:
-    """Finds where each operation of a graph replay was captured."""
+    """Finds where the graph node of each replayed operation was captured."""
     operations, nodes = trace.operations, trace.graph_nodes
     replayed = np.flatnonzero(operations.graph_node != 0)
     if not len(nodes.node):
@@ -136,8 +142,8 @@ def find_captures(trace: Trace) -> GraphCaptures:
     axis = Axis(process, nodes.node)
     key = axis.place(process, nodes.node)
     original = np.where(nodes.original != 0, axis.place(process, nodes.original), OFF_AXIS)
-    # A node that an instantiation cloned has two rows: one for its creation, and one that names its original. The
-    # latter comes first in this order.
+    # A node that an instantiation cloned has two rows: one for its creation, and one that names its original. The row
+    # that names the original comes first in this order.
     order = np.lexsort((nodes.start, original == OFF_AXIS, key))
     key, original = key[order], original[order]
     first_captured_as: Ints = np.arange(len(key))
@@ -150,13 +156,13 @@ def find_captures(trace: Trace) -> GraphCaptures:
 
 
 def leave_out_contradictions(trace: Trace) -> tuple[Trace, SmallInts, Ints, Ints]:
-    """Leaves out operations that start before their launch, and ends of calls and operations that cannot be true.
+    """Leaves out operations that start before their launch, and corrects ends of calls and operations that are wrong.
 
     Returns:
-        The trace without them.
-        The launch of each remaining operation, -1 if there is none; shape (operations,).
-        How far the clock of each operation's device is behind the CPU's: ns, 0 or below; shape (operations,).
-        The launches of the operations that were left out, here and when the trace was read.
+        The corrected trace.
+        The launch of each remaining operation, -1 without a launch; shape (operations,).
+        The offset of the clock of each operation's device from the CPU's clock: ns, 0 or negative; shape (operations,).
+        The launches of the operations that were left out, by this function or when the trace was read.
     """
     operations = trace.operations
     launch = match_launches(operations, trace.launches)
@@ -181,23 +187,20 @@ def leave_out_contradictions(trace: Trace) -> tuple[Trace, SmallInts, Ints, Ints
 
 
 def measure_launch_waits(start: Ints, called: Ints, launch: SmallInts) -> Ints:
-    """Returns the time from each launch to the start of its operation, ns; 0 without a launch.
-
-    The start is read from the GPU's clock, the launch from the CPU's clock.
+    """Returns the time from the launch of each operation to its start, ns; 0 for an operation without a launch.
 
     Args:
-        start: shape (operations,), the start of each operation, ns.
-        called: shape (launches,), the start of each API call, ns.
-        launch: shape (operations,), the index of the launch of each operation, -1 if there is none.
+        start: shape (operations,), the start of each operation on the GPU's clock, ns.
+        called: shape (launches,), the start of each API call on the CPU's clock, ns.
+        launch: shape (operations,), the index of the launch of each operation, -1 without a launch.
     """
     return np.where(launch == NONE, 0, start - take_or_default(called, launch, 0))
 
 
 def _estimate_clock_offsets(operations: Operations, launch: SmallInts, wait: Ints) -> Ints:
-    """Returns the offset of each operation's device, ns: below zero if most of its operations precede their launch.
+    """Returns the offset of the clock of each operation's device, ns; shape (operations,).
 
-    Returns:
-        Shape (operations,).
+    The offset is negative if most operations of the device start before their launch, otherwise 0.
     """
     if not (wait < -_CLOCK_ERROR_NS).any():
         return np.broadcast_to(np.int64(0), len(wait))
@@ -207,27 +210,27 @@ def _estimate_clock_offsets(operations: Operations, launch: SmallInts, wait: Int
     clocks = Axis(process, device).place(process, device)
     for clock in distinct(clocks):
         on_device = launched[clocks == clock]
-        quantiles = np.quantile(wait[on_device], [_BROKEN_SHARE, _LATE_CLOCK_QUANTILE], method="higher")
+        quantiles = np.quantile(wait[on_device], [_OFFSET_QUANTILE, _LATE_CLOCK_QUANTILE], method="higher")
         low_wait, usual_wait = quantiles.tolist()
         offset[on_device] = int(low_wait) if usual_wait < 0 else 0
     return offset
 
 
 def _end_at_next_start(trace: Trace, launch: SmallInts) -> Trace:
-    """Ends each operation at the start of the next one on its stream, since a stream runs one operation at a time.
+    """Ends each operation no later than the next operation on its stream starts.
 
-    The next operation may start earlier if a graph or a programmatic launch starts it, or if its launch was not
-    recorded.
+    A stream usually runs one operation at a time. The next operation may overlap it, however, if a graph or a
+    programmatic launch starts the next operation, or if the launch of the next operation was not recorded.
     """
     operations, count = trace.operations, len(trace.operations)
     may_overlap = np.array([*(bool(_MAY_OVERLAP.search(name)) for name in trace.launches.names), True])
     may_overlap = may_overlap[take_or_default(trace.launches.name, launch, NONE)] | (operations.graph_node != 0)
     stream = distinct_rows(operations.process, operations.device, operations.context, operations.stream)[1]
     order = np.lexsort((operations.start, stream))
-    place = np.where(may_overlap[order], count, np.arange(count))
-    following = np.append(np.minimum.accumulate(place[::-1])[::-1], [count, count])[1 : count + 1]
-    next_start = np.append(operations.start[order], np.iinfo(np.int64).max)[following]
-    next_start[np.append(stream[order], NONE)[following] != stream[order]] = np.iinfo(np.int64).max
+    position = np.where(may_overlap[order], count, np.arange(count))
+    next_operation = np.append(np.minimum.accumulate(position[::-1])[::-1], [count, count])[1 : count + 1]
+    next_start = np.append(operations.start[order], np.iinfo(np.int64).max)[next_operation]
+    next_start[np.append(stream[order], NONE)[next_operation] != stream[order]] = np.iinfo(np.int64).max
     start, end = operations.start[order], operations.end[order]
     late = (end - _ROUNDING_NS > next_start) & (next_start > start)
     if not late.any():
@@ -240,7 +243,7 @@ def _end_at_next_start(trace: Trace, launch: SmallInts) -> Trace:
 
 
 def _leave_out_wrong_ends_of_calls(trace: Trace) -> Trace:
-    """Takes the end from each API call that seems to last while its own thread makes very many other calls."""
+    """Sets the end of an API call to its start if the thread makes too many other calls before the recorded end."""
     calls = trace.launches
     long = np.flatnonzero(calls.end - calls.start > _LONG_CALL_NS)
     if not len(long):
@@ -258,7 +261,7 @@ def _leave_out_wrong_ends_of_calls(trace: Trace) -> Trace:
 
 
 def _count_left_out(operations: Operations, reason: str, wrong: Bools) -> list[ExcludedRows]:
-    """Returns an account of the operations that are left out, by table and process."""
+    """Describes the operations that are left out, grouped by table and process."""
     left_out: list[ExcludedRows] = []
     for kind, table in enumerate(schema.OPERATIONS_BY_KIND):
         rows = TimedRows(table, operations.start, operations.end, operations.process, operations.describe)

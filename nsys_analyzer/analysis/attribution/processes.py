@@ -1,4 +1,4 @@
-"""Finds the processes of a trace that a report has an entry for, and labels them."""
+"""Finds the processes of a trace that a report describes, and labels them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nsys_analyzer.trace.trace import Trace
 
 @dataclass(frozen=True)
 class Process:
-    """A process of a trace; its label is empty if it is the only process and not one of several ranks."""
+    """A process of a trace. The label is empty if the trace has no other process and the program has a single rank."""
 
     global_pid: int
     pid: int
@@ -26,10 +26,10 @@ class Process:
 def find_processes(trace: Trace) -> tuple[Process, ...]:
     """Returns the processes with GPU operations, sorted by rank, then by device.
 
-    If no process has GPU operations, it returns the first process with ranges or API calls.
+    If no process has GPU operations, the function returns the first process with ranges or API calls.
 
-    The label is the rank if the trace names it. Otherwise it is the CUDA device numbers of the process, if no other
-    process uses one of these numbers. Otherwise it is the process ID.
+    The label of a process is its rank if the trace names the rank. Otherwise, the label consists of the CUDA device
+    numbers of the process, if no other process uses these devices. Otherwise, the label is the process ID.
     """
     used: list[int] = distinct(trace.operations.process).tolist()
     if not used:
@@ -40,7 +40,7 @@ def find_processes(trace: Trace) -> tuple[Process, ...]:
     if len(operations):
         low = int(operations.device.min())
         count = int(operations.device.max()) - low + 1
-        # One number stands for a process and a device, so that one pass over the operations serves all processes.
+        # A pair of a process and a device is encoded as one integer, so that one pass serves all processes.
         for pair in distinct(np.searchsorted(used, operations.process) * count + operations.device - low).tolist():
             devices[used[pair // count]].append(pair % count + low)
     ranks = distinct_ranks(trace.ranks, used)
@@ -59,12 +59,12 @@ def find_processes(trace: Trace) -> tuple[Process, ...]:
 
 
 def is_on_cpu(trace: Trace, process: int) -> bool:
-    """Returns True if the work of a process is operators on the CPU, which do not wait for a device or keep it busy."""
+    """Returns True if the operations of a process are operators that ran on the CPU, not on a GPU."""
     devices = distinct(trace.operations.device[trace.operations.process == process]).tolist()
     gpus = [trace.metadata.gpu(pid_of(process), device) for device in devices]
     return any(gpu is not None and gpu.is_cpu for gpu in gpus)
 
 
 def make_pid_label(pid: int) -> str:
-    """Returns the label of a process that has neither a rank nor a device of its own."""
+    """Returns the label of a process without a known rank and without a device that only this process uses."""
     return f"pid {pid}"

@@ -1,21 +1,21 @@
 """Finds the class of each kernel from its name and the operator that launched it, and the precision of each matmul.
 
-``class_rules`` declares the rules of the classes. A kernel that no rule matches has the class ``other``. If launching
-operators give one name two classes, it counts as two kernels. For example, cuDNN multiplies matrices with kernels of
-cuBLAS: ``volta_sgemm_64x64_nt`` is a matmul if ``aten::mm`` launches it, and a convolution if
-``aten::convolution_backward`` does.
+``class_rules`` declares the rules of the classes. A kernel that no rule matches has the class ``other``. If kernels of
+one name have two classes, depending on the operators that launch them, they count as two distinct kernels. For example,
+cuDNN multiplies matrices with kernels of cuBLAS: ``volta_sgemm_64x64_nt`` is a matmul if ``aten::mm`` launches it, and
+a convolution if ``aten::convolution_backward`` launches it.
 
-The name of a matmul shows the type that is multiplied, not the type that is stored: ``s1688gemm`` on fp32 matrices
-multiplies in TF32. The precision is None if the name does not show it. For example, cuDNN names its attention kernels
-``f16`` for both 16-bit types.
+The name of a matmul shows the type in which it multiplies, not the type in which matrices are stored: ``s1688gemm`` on
+fp32 matrices multiplies in TF32. The precision is None if the name does not show it. For example, cuDNN uses ``f16`` in
+the names of attention kernels for both 16-bit types.
 
 A shared copy replaces names by aliases:
 
 - ``alias b`` replaces a name that no rule matches.
-- ``alias b (matmul or convolution in bf16)`` also gives the class by name, the class that the operator may give,
-  and the precision.
-- ``forward 3, alias b`` replaces the name of a range of that phase.
-- ``alias b 17`` is one of several names that differ only in the number at their end.
+- ``alias b (matmul or convolution in bf16)`` also contains the class by name, a class that the launching operator may
+  give, and the precision.
+- ``forward 3, alias b`` replaces the name of a range of the phase ``forward``.
+- ``alias b 17`` replaces one of several names that differ only in a number at the end.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from nsys_analyzer.trace.columns import BETWEEN_DEVICES, MEMCPY, ON_DEVICE, UNNA
 from nsys_analyzer.trace.phase_names import DEFAULT_NAMES
 from nsys_analyzer.trace.trace import Trace
 
-#: The characters of a name that are searched: C++ templates make names of ten thousand characters.
+#: The number of characters of a name that are searched. Names of C++ templates may have ten thousand characters.
 LONGEST_NAME = 20_000
 
 
@@ -61,8 +61,8 @@ def classify(name: str, operator: str = "") -> str:
 
     Args:
         name: the full name of the kernel, demangled or mangled.
-        operator: the operator of PyTorch that launched it, if it is known. It decides if no rule matches the name, and
-            if the rule of the name leaves the class open (``Rule.part_of``).
+        operator: the operator of PyTorch that launched the kernel, or empty if it is unknown. The class is that of the
+            operator if no rule matches the name, or if the rule allows this class in ``Rule.part_of``.
     """
     rule = find_rule(name)
     class_by_name = rule.kernel_class if rule else UNKNOWN if name.startswith(UNNAMED_KERNEL) else OTHER
@@ -73,14 +73,14 @@ def classify(name: str, operator: str = "") -> str:
 
 
 def find_possible_classes(name: str) -> frozenset[str]:
-    """Returns the classes that the launching operator may give the kernel ``name``: all if no rule matches the name."""
+    """Returns the classes that a launching operator may give the kernel ``name``: every class if no rule matches."""
     rule = find_rule(name)
     return frozenset(known_classes() if rule is None else rule.part_of)
 
 
 @cache
 def find_rule(name: str) -> Rule | None:
-    """Returns the rule that decides the class of the kernel ``name``, or None; classes of the user come first."""
+    """Returns the rule that decides the class of the kernel ``name``, or None. Classes of users take precedence."""
     text = demangle(name[:LONGEST_NAME])
     for kernel_class, own_class in (*given_classes.items(), *read_plugin_classes().items()):
         if any(compile_bounded_search(pattern)(text) for pattern in own_class.kernels):
@@ -89,9 +89,9 @@ def find_rule(name: str) -> Rule | None:
 
 
 def find_package_rule(name: str) -> Rule | None:
-    """Returns the rule of this package that decides the class of a kernel, or None.
+    """Returns the built-in rule that decides the class of a kernel, or None.
 
-    An alias in a shared copy contains its class, and is its own rule.
+    For an alias in a shared copy, the function returns a rule with the class that the alias contains.
     """
     if alias := read_alias(name):
         is_known = alias.kernel_class in CLASSES
@@ -100,12 +100,12 @@ def find_package_rule(name: str) -> Rule | None:
     return next((rule for rule in RULES if re.search(rule.pattern, text)), None)  # compiles a pattern on first use
 
 
-#: The classes of the user who reads the captures, as they were passed to ``use_classes``.
+#: The classes that were passed to ``use_classes``.
 given_classes: dict[str, OwnClass] = {}
 
 
 def use_classes(classes: OwnClasses) -> None:
-    """Uses these classes in addition to those of the package and of plugins, and drops those of an earlier call."""
+    """Adds the given classes to the built-in and plugin classes, and drops the classes of an earlier call."""
     if classes != given_classes:
         given_classes.clear()
         given_classes.update(classes)
@@ -114,10 +114,10 @@ def use_classes(classes: OwnClasses) -> None:
 
 
 def known_classes() -> Mapping[str, str]:
-    """Returns the line of the glossary of every class: those of the package, of plugins and of the user."""
+    """Returns the name and the glossary text of every class: built-in classes, and those of plugins and of the user."""
     meanings = {name: row.meaning for name, row in CLASSES.items()}
     own_meanings = {name: row.meaning for name, row in {**read_plugin_classes(), **given_classes}.items()}
-    return {**meanings, **own_meanings, **meanings}  # the order and the texts of the package take precedence
+    return {**meanings, **own_meanings, **meanings}  # the order and the texts of built-in classes take precedence
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,10 @@ class Kernels:
     """The distinct kernels of a trace.
 
     Attributes:
-        code: shape (operations,), the index of each operation's kernel; -1 for an operation that is no kernel. The
-            copies with which copy engines carry out a collective have an index as well.
-        names: shape (kernels,), the full name of each kernel. A name occurs once for each of its classes.
+        code: shape (operations,), the index of the kernel of each operation; -1 for an operation that is not a kernel.
+            Copies that carry out a collective on copy engines have an index as well.
+        names: shape (kernels,), the full name of each kernel. If kernels of one name have several classes, the name
+            occurs once for each class.
         classes: shape (kernels,), the class of each kernel.
     """
 
@@ -137,9 +138,9 @@ class Kernels:
 
 
 def find_kernels(trace: Trace, attribution: Attribution) -> Kernels:
-    """Finds the distinct kernels of a trace, by name, and by launching operator if it may decide the class.
+    """Finds the distinct kernels of a trace, each with its class.
 
-    A collective that copies carry out counts as a kernel, too.
+    A collective that consists of copies counts as a kernel, too.
     """
     operations, operators = trace.operations, trace.operators
     classes = [classify(name) for name in operations.names]
@@ -150,31 +151,37 @@ def find_kernels(trace: Trace, attribution: Attribution) -> Kernels:
     undecided = np.flatnonzero(is_open[operations.name[operations.kernels]])
     operator = find_launching_operators(trace, attribution, undecided) if len(undecided) else undecided
     # A distinct kernel is a pair of a name and a class.
-    number: dict[tuple[str, str], int] = {}
-    number_of_name = [number.setdefault(pair, len(number)) for pair in zip(operations.names, classes, strict=True)]
-    code = np.array([*number_of_name, NONE], np.int32)[operations.name]
+    code_of_kernel: dict[tuple[str, str], int] = {}
+    code_of_name = [
+        code_of_kernel.setdefault(pair, len(code_of_kernel)) for pair in zip(operations.names, classes, strict=True)
+    ]
+    code = np.array([*code_of_name, NONE], np.int32)[operations.name]
     launched, operator = undecided[operator != NONE], operator[operator != NONE]
     first, position = distinct_rows(operations.name[launched], operator)
     pairs = zip(operations.name[launched[first]].tolist(), operator[first].tolist(), strict=True)
     names = [(operations.names[name], operators.names[launcher]) for name, launcher in pairs]
-    decided = [number.setdefault((name, classify(name, launcher)), len(number)) for name, launcher in names]
+    decided = [
+        code_of_kernel.setdefault((name, classify(name, launcher)), len(code_of_kernel)) for name, launcher in names
+    ]
     code[launched] = np.array(decided, np.int32)[position]
     copies = np.flatnonzero((operations.kind == MEMCPY) & np.isin(operations.copy, (ON_DEVICE, BETWEEN_DEVICES)))
     if len(copies) and any(map(is_collective, (*trace.ranges.names, *operators.names))):
         for operation, name in zip(
             copies.tolist(), find_launching_collectives(trace, attribution, copies), strict=True
         ):
-            # A range of the program may also hold unrelated copies on one device.
+            # A range of the program may also contain unrelated copies within one device.
             if name and (operations.copy[operation] == BETWEEN_DEVICES or LIBRARY_COLLECTIVE.search(name)):
-                code[operation] = number.setdefault((f"{name} (copies)", COMMUNICATION), len(number))
-    return Kernels(code, tuple(name for name, _ in number), tuple(kernel_class for _, kernel_class in number))
+                code[operation] = code_of_kernel.setdefault((f"{name} (copies)", COMMUNICATION), len(code_of_kernel))
+    return Kernels(
+        code, tuple(name for name, _ in code_of_kernel), tuple(kernel_class for _, kernel_class in code_of_kernel)
+    )
 
 
 def find_launching_operators(trace: Trace, attribution: Attribution, operations: Ints) -> Ints:
-    """Returns the name of the innermost operator around the launch of each operation, or -1.
+    """Returns the name code of the innermost operator around the launch of each operation, or -1.
 
-    Only operators of the launching thread count, since an operator runs on one thread. The operator of a node of a CUDA
-    graph is the one around its capture, if the trace records it.
+    Only operators of the launching thread count, since an operator runs on one thread. For a node of a CUDA graph, the
+    function returns the operator around the capture of the node, if the trace records the capture.
 
     Returns:
         Indices into ``trace.operators.names``, in the order of ``operations``.
@@ -193,10 +200,10 @@ def _find_innermost_operators(trace: Trace, attribution: Attribution, operations
 
 
 def find_launching_collectives(trace: Trace, attribution: Attribution, operations: Ints) -> list[str]:
-    """Returns the name of the collective that launches each operation; empty if no collective does.
+    """Returns the name of the collective that launches each operation, or an empty text.
 
-    The name consists of the names of the innermost range and of the innermost operator, as far as these are
-    collectives. An operation that another operator inside the range launches only prepares the collective.
+    The name joins the names of the innermost range and of the innermost operator, if these are collectives. The range
+    does not count if another operator inside it launches the operation, since such work only prepares the collective.
     """
     ranges, operators = trace.ranges, trace.operators
     around = attribution.find_innermost(mask_by_name(ranges, is_collective), operations)
@@ -211,20 +218,20 @@ def find_launching_collectives(trace: Trace, attribution: Attribution, operation
     return [f"{range_names[i]} {operator_names[j]}".strip() for i, j in pairs]
 
 
-#: The names of ranges and operators around collectives: those that libraries write.
+#: Matches the names of the ranges and operators that libraries write around collectives.
 LIBRARY_COLLECTIVE = re.compile(r"(?:^| )(?:[nr]?ccl[:A-Z]|_?c10d(?:_functional)?::|symm_mem::|record_param_comms)")
 _PROGRAM_COLLECTIVE = re.compile(r"(?i)all[-_ ]?(?:reduce|gather)|reduce[-_ ]?scatter|all[-_ ]?to[-_ ]?all")
 
 
 def is_collective(annotation: str) -> bool:
-    """Returns True if a range or an operator of this name is a collective, or an exchange between two ranks."""
+    """Returns True if a range or operator with this name contains a collective, or an exchange between two ranks."""
     text = annotation[:LONGEST_NAME]
     return bool(LIBRARY_COLLECTIVE.search(text) or _PROGRAM_COLLECTIVE.search(text)) and "copy" not in text.lower()
 
 
 _MANGLED = re.compile(r"_ZL?(?=N?K?L?\d)N?K?L?")
-#: Template arguments in mangled names of the Itanium ABI: a number, or an identifier after its length. The last two
-#: alternatives are types and back references with digits of their own, which are skipped.
+#: Matches a template argument in a mangled name of the Itanium ABI: a number, or the length before an identifier. The
+#: last two alternatives match types and back references, so that their digits are not read as a length.
 _TEMPLATE_ARGUMENT = re.compile(
     r"L[a-z](?P<number>\d+)E|(?P<enum>LNS[\dA-Z]*_)?(?P<length>[1-9]\d{0,3})(?=[A-Za-z_])|DF\d+[b_]|[ST][\dA-Z]*_"
 )
@@ -235,8 +242,7 @@ def demangle(name: str) -> str:
     """Returns the qualified name of a mangled kernel name, with the names and numbers among its template arguments.
 
     ``_ZN2at6native13reduce_kernelILi512ENS0_8ReduceOpIf…`` becomes ``at::native::reduce_kernel<512, ReduceOp, …>``. A
-    name that is not mangled is returned as it is. Python's demanglers read only some of the names that HIP's compiler
-    writes.
+    name that is not mangled is returned unchanged. No demangler for Python reads all names that HIP's compiler writes.
     """
     prefix = _MANGLED.match(name)
     if prefix is None:
@@ -257,7 +263,7 @@ def demangle(name: str) -> str:
     return f"{qualified_name}<{', '.join(filter(None, arguments))}>"
 
 
-#: Stands after the alias of a range that loads a batch.
+#: The word after the alias of a range that loads a batch.
 LOADING_MARK = "loading"
 _SPELLINGS = "|".join((*chain(*DEFAULT_NAMES.values()), UNNAMED_KERNEL))
 _ALIAS_WORD = "alias "
@@ -270,11 +276,11 @@ _ALIAS = (
 
 @dataclass(frozen=True)
 class Alias:
-    """The facts in an alias of a kernel.
+    """The properties of a kernel that its alias contains.
 
     Attributes:
-        kernel_class, part_of: as in the kernel's ``Rule``; empty if no rule matches its name.
-        precision: the precision that a matmul multiplies in; None if its name does not show it.
+        kernel_class, part_of: as in the kernel's ``Rule``; empty if no rule matches the kernel's name.
+        precision: the precision in which a matmul multiplies; None if the kernel's name does not show it.
     """
 
     kernel_class: str = ""
@@ -282,14 +288,14 @@ class Alias:
     precision: str | None = None
 
     def text(self, code: str) -> str:
-        """Returns the alias as a shared copy shows it, without a prefix; ``code`` is a few small letters."""
+        """Returns the alias as a shared copy contains it, without a prefix. ``code`` is a few lowercase letters."""
         classes = " or ".join((self.kernel_class, *self.part_of))
         facts = f"{classes} in {self.precision}" if self.precision else classes
         return f"{_ALIAS_WORD}{code} ({facts})" if facts else f"{_ALIAS_WORD}{code}"
 
 
 def read_alias(name: str) -> Alias | None:
-    """Returns the facts in a name that is an alias, None for any other name."""
+    """Parses a name that is an alias of a kernel or range. Returns None for any other name."""
     match = re.fullmatch(_ALIAS, name) if _ALIAS_WORD in name else None  # compiles the pattern on first use
     if match is None:
         return None
@@ -299,12 +305,12 @@ def read_alias(name: str) -> Alias | None:
 
 @dataclass(frozen=True)
 class PrecisionRule:
-    """Gives a matmul or attention kernel its precision by its name.
+    """A rule that decides the precision of a matmul or attention kernel by its name.
 
     Attributes:
-        pattern: a regular expression that matches in the names of such kernels.
-        precision: the precision that they multiply in; None if their names do not show it.
-        example: the name of such a kernel, or its start.
+        pattern: a regular expression. The rule applies to kernels whose name contains a match.
+        precision: the precision in which these kernels multiply; None if their names do not show it.
+        example: the name of such a kernel, or the first part of the name.
     """
 
     pattern: str
@@ -312,21 +318,21 @@ class PrecisionRule:
     example: str
 
 
-def _xmma(compute_type: str) -> str:
-    """Returns a pattern for ``xmma_gemm_<a><c>_<compute><accumulate>_<scale>`` with this compute type."""
+def _make_xmma_pattern(compute_type: str) -> str:
+    """Returns a pattern for names such as ``xmma_gemm_<a><c>_<compute><accumulate>_<scale>`` with this compute type."""
     return rf"xmma_\w*gemm_[a-z0-9]+_(?:{compute_type})[a-z]+\d"
 
 
-#: The name of a GEMM of Tensile or hipBLASLt up to the type that it multiplies in. It consists of the names of the
-#: indices, then the types of A and B if they differ from that type. The type is followed by the types of output and
-#: accumulation, such as ``BBS``, ``HSS``, ``F8B8S``, ``B_BS``, or a bare ``S`` with a flag ``B``. Tensile's
-#: ``ProblemType`` defines this format.
+#: Matches the name of a GEMM of Tensile or hipBLASLt up to the type in which it multiplies. This part consists of the
+#: names of the indices, and of the types of A and B if they differ from the type of the multiplication. The types of
+#: output and accumulation follow. Examples are ``BBS``, ``HSS``, ``F8B8S``, ``B_BS``, or ``S`` with a flag ``B``.
+#: Tensile's ``ProblemType`` defines this format.
 _OPERANDS = r"(?:F8|B8|I8|[HBS])+_(?=[A-Z0-9]+S_B)"
 _TENSILE = rf"^Cijk_A[a-z]+C?_B[a-z]+C?_(?:{_OPERANDS}|(?!{_OPERANDS}))"
 
-#: All rules of precision; the first match wins. The three letters after ``nvjet_`` are the types of input, accumulation
-#: and output, as public profiles of known matmuls show: t is bf16, h fp16, s fp32, q and r fp8. fp32 inputs (``sss``)
-#: multiply in TF32 only if the name contains it.
+#: All rules of precision. The first rule that matches applies. The three letters after ``nvjet_`` are the types of
+#: input, accumulation and output, as public profiles of known matmuls show: t is bf16, h is fp16, s is fp32, q and r
+#: are fp8. A matmul of fp32 inputs (``sss``) multiplies in TF32 only if its name contains ``tf32``.
 PRECISION_RULES: tuple[PrecisionRule, ...] = (
     PrecisionRule(
         r"(?i)split_?k_?reduce|epilogue::impl", None, "void cublasLt::splitKreduce_kernel<32, 16, int, float"
@@ -338,13 +344,15 @@ PRECISION_RULES: tuple[PrecisionRule, ...] = (
     PrecisionRule(r"^nvjet_(?:sm\d+_)?h[a-z]{2}_", "fp16", "nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT"),
     PrecisionRule(r"^nvjet_(?:sm\d+_)?oo[a-z]{3}_|^bmm_\w*?_E2m1E2m1_|nv_float4_t", "fp4", "nvjet_ootst_FP4"),
     PrecisionRule(r"^nvjet_", None, "nvjet_sm100_xyz_128x256"),
-    PrecisionRule(_xmma("tf32"), "tf32", "sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize128x64x16"),
-    PrecisionRule(_xmma("bf16"), "bf16", "sm90_xmma_gemm_bf16f32_bf16f32_f32_tn_n_tilesize128x256x64"),
-    PrecisionRule(_xmma("f16"), "fp16", "sm90_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize128x128x64"),
-    PrecisionRule(_xmma("e4m3|e5m2"), "fp8", "sm89_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize128x128x64"),
-    PrecisionRule(_xmma("f32"), "fp32", "sm80_xmma_gemm_f32f32_f32f32_f32_nt_n_tilesize64x64x8"),
-    PrecisionRule(_xmma("f64"), "fp64", "sm90_xmma_gemm_f64f64_f64f64_f64_nt_n_tilesize128x64x32"),
-    PrecisionRule(_xmma("i8"), "int8", "sm80_xmma_gemm_i8i8_i8i32_f32_tn_n_tilesize256x128x64"),
+    PrecisionRule(_make_xmma_pattern("tf32"), "tf32", "sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize128x64x16"),
+    PrecisionRule(_make_xmma_pattern("bf16"), "bf16", "sm90_xmma_gemm_bf16f32_bf16f32_f32_tn_n_tilesize128x256x64"),
+    PrecisionRule(_make_xmma_pattern("f16"), "fp16", "sm90_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize128x128x64"),
+    PrecisionRule(
+        _make_xmma_pattern("e4m3|e5m2"), "fp8", "sm89_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize128x128x64"
+    ),
+    PrecisionRule(_make_xmma_pattern("f32"), "fp32", "sm80_xmma_gemm_f32f32_f32f32_f32_nt_n_tilesize64x64x8"),
+    PrecisionRule(_make_xmma_pattern("f64"), "fp64", "sm90_xmma_gemm_f64f64_f64f64_f64_nt_n_tilesize128x64x32"),
+    PrecisionRule(_make_xmma_pattern("i8"), "int8", "sm80_xmma_gemm_i8i8_i8i32_f32_tn_n_tilesize256x128x64"),
     PrecisionRule(_TENSILE + r"[FB]8", "fp8", "Cijk_Alik_Bljk_F8B8S_BH_Bias_HA_S_SAB_SAV_UserArgs_MT256x256x128"),
     PrecisionRule(_TENSILE + r"(?:I8|4xi8)", "int8", "Cijk_Alik_Bljk_I8II_BH_MT128x128x64_MI32x32x1_SN_LDSB0"),
     PrecisionRule(_TENSILE + r"S[BHI]*_MX_", "tf32", "Cijk_Ailk_Bljk_S_MX_B_Bias_HA_S_SAV_UserArgs_MT128x128x32"),
@@ -352,7 +360,7 @@ PRECISION_RULES: tuple[PrecisionRule, ...] = (
     PrecisionRule(_TENSILE + "H", "fp16", "Cijk_Ailk_Bljk_HHS_BH_MT64x128x32_MI16x16x16x1_SN_1LDSB0_APM1_ABV0"),
     PrecisionRule(_TENSILE + "[SC]", "fp32", "Cijk_Ailk_Bjlk_SB_Bias_AS_SAV_UserArgs_MT64x16x16_MI16x16x1_SN_LDSB0"),
     PrecisionRule(_TENSILE + "[DZ]", "fp64", "Cijk_Ailk_Bljk_DB_MT64x32x16_SN_1LDSB0_APM1_AF0EM1_AF1EM1"),
-    PrecisionRule(  # The storage has 16 bits, but the FFMA pipe of an fp16_sgemm multiplies in fp32.
+    PrecisionRule(  # An fp16_sgemm stores matrices in 16 bits, but multiplies in fp32 with FFMA instructions.
         r"(?:fp16|bf16|f16)_sgemm|simt_sgemm", "fp32", "volta_fp16_sgemm_fp16_32x128_nn"
     ),
     PrecisionRule(
@@ -373,14 +381,17 @@ PRECISION_RULES: tuple[PrecisionRule, ...] = (
 
 
 def find_precision_rule(name: str) -> PrecisionRule | None:
-    """Returns the rule that decides the precision of the matmul or attention kernel ``name``, or None."""
+    """Returns the first rule that matches the name of a matmul or attention kernel, or None."""
     text = name[:LONGEST_NAME]
     return next((rule for rule in PRECISION_RULES if re.search(rule.pattern, text)), None)
 
 
 @cache
 def find_precision(name: str) -> str | None:
-    """Returns the precision that a matmul or a fused attention kernel multiplies in; None for other kernels."""
+    """Returns the precision in which a matmul or fused attention kernel multiplies, or None if it is unknown.
+
+    For kernels of other classes, the function returns None.
+    """
     if classify(name) not in (MATMUL, FUSED):
         return None
     if alias := read_alias(name):

@@ -1,4 +1,4 @@
-"""Reads kernel classes that users define: in a file, or in a package that names them as an entry point."""
+"""Reads kernel classes that users define in a file, or in an installed package with an entry point for them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import pyarrow
 from nsys_analyzer.system.plugins import KERNEL_CLASSES, load_plugins, skip_if_it_fails
 from nsys_analyzer.system.strict_json import read_toml
 
-#: The number of characters of a pattern that an error quotes.
+#: The maximum number of characters of a pattern that an error message quotes.
 _MAX_QUOTED_CHARACTERS = 80
 
 
 class OwnClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A kernel class that a user defines. If its name is that of a class of the package, it adds kernels to that class.
+    """A kernel class that a user defines. If it has the name of a built-in class, it adds kernels to that class.
 
     Attributes:
-        kernels: regular expressions that match in the names of its kernels.
-        meaning: its line of the glossary.
+        kernels: regular expressions. A kernel belongs to the class if its name contains a match of one of them.
+        meaning: the explanation of the class in a report's glossary.
     """
 
     kernels: tuple[str, ...]
@@ -41,14 +41,14 @@ class OwnClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def compile_bounded_search(pattern: str) -> Callable[[str], object]:
-    """Compiles a pattern into a search function whose run time is bounded, whatever the pattern and the text are.
+    """Compiles a pattern into a search function whose run time is bounded for every pattern and text.
 
-    If repetitions are nested or follow each other, Python's own search may take exponential time. RE2 searches for such
-    patterns instead. It supports neither lookaround, ``(?=…)``, nor backreferences.
+    If repetitions in a pattern are nested or follow each other, Python's own search may take exponential time. Such
+    patterns are searched with RE2 instead, which supports neither lookaround, ``(?=…)``, nor backreferences.
     """
     compiled = re.compile(pattern)
-    letters = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "x", pattern, flags=re.DOTALL)
-    if len(re.findall(r"(?<!\()[*+?{]", letters)) <= 1 and not re.search(r"\)[*+?{]", letters):
+    simplified = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "x", pattern, flags=re.DOTALL)
+    if len(re.findall(r"(?<!\()[*+?{]", simplified)) <= 1 and not re.search(r"\)[*+?{]", simplified):
         return compiled.search
     from pyarrow.compute import match_substring_regex  # only few patterns need this import
 
@@ -59,17 +59,17 @@ OwnClasses: TypeAlias = Mapping[str, OwnClass]
 
 
 def read_classes(path: Path) -> OwnClasses:
-    """Reads the classes in a TOML file. Each class is a table with ``kernels`` and optionally a ``meaning``.
+    """Reads the classes in a TOML file. Each class is a table with ``kernels`` and optionally ``meaning``.
 
     Raises:
-        ConfigurationError: the file has other contents.
+        ConfigurationError: the file is not such a TOML file.
     """
     return read_toml(path, dict[str, OwnClass], '["state space"], and below it kernels = ["^scan_"]')
 
 
 @cache
 def read_plugin_classes() -> OwnClasses:
-    """Reads the classes that installed packages define."""
+    """Reads the kernel classes that installed packages define."""
     classes: dict[str, OwnClass] = {}
     for point, table in load_plugins(KERNEL_CLASSES):
         with skip_if_it_fails(point):
