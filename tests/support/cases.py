@@ -169,7 +169,8 @@ def _read_cases(path: Path) -> list[Case]:
             _, name, *arguments = line.text.split()
             definitions[name] = arguments, line.below
         else:
-            assert any(row.text.startswith("=") for row in line.below), f"{path}:{line.number} expects nothing"
+            expecting = [name for name, (_, rows) in definitions.items() if _expects(rows, ())]
+            assert _expects(line.below, expecting), f"{path}:{line.number} expects nothing"
             cases.append(Case(path.name, line.text, line.below, definitions))
     return cases
 
@@ -179,6 +180,11 @@ def read_names(file: str) -> list[tuple[str, str]]:
     lines = (CASES / f"{file}.txt").read_text(encoding="utf-8").splitlines()
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and line.strip()[0] != "#"]
     return [(head.text, name.text) for head in _nest(numbered) for name in head.below]
+
+
+def _expects(rows: Sequence[Line], expecting: Sequence[str]) -> bool:
+    """Checks that rows expect a figure, by themselves or by a definition that does."""
+    return any(row.text.startswith("=") or row.text.split()[0] in expecting for row in rows)
 
 
 def _nest(lines: Sequence[tuple[int, str]]) -> tuple[Line, ...]:
@@ -219,15 +225,16 @@ class _Check:
 
     def run(self) -> None:
         for line in self.case.lines:
-            if line.text.startswith("="):
-                self.compare(line)
-            else:
-                self.build(line, 0, {}, {})
+            self.build(line, 0, {}, {})
 
     def build(self, line: Line, later: int, arguments: Mapping[str, str], options: Mapping[str, Any]) -> None:
-        """Carries out a row; times are moved by ``later``."""
+        """Carries out a row, whose times are moved by ``later``, or checks what it expects."""
+        text = re.sub(r"\{(\w+)\}", lambda name: arguments.get(name[1], name[0]), line.text)
+        if text.startswith("="):
+            self.compare(line.number, text)
+            return
         self.capture = None
-        verb, *words = shlex.split(line.text.format_map(arguments) if arguments else line.text, comments=True)
+        verb, *words = shlex.split(text, comments=True)
         if verb == "at":
             for word in words:
                 for row in line.below:
@@ -246,7 +253,7 @@ class _Check:
             self.trace, self.changes, self.names, self.pid = exports.Export(), [], None, None
             self.configuration = None
         elif verb == "sql":
-            self.changes.append(line.text.removeprefix("sql "))
+            self.changes.append(text.removeprefix("sql "))
         elif verb == "phase":
             self.names = PhaseNames.parse(words)
         elif verb == "process":
@@ -287,7 +294,7 @@ class _Check:
         options = (word.partition("=") for word in words if _is_option(word))
         return given, {name: _value(word, self.known) for name, _, word in options}
 
-    def compare(self, line: Line) -> None:
+    def compare(self, number: int, line: str) -> None:
         """Compares a figure with the expected value."""
         if self.capture is None:
             path = self.trace.write(self.folder / ("t.json" if isinstance(self.trace, kineto.Kineto) else "t.sqlite"))
@@ -297,12 +304,12 @@ class _Check:
                         connection.execute(change)
                 connection.close()
             self.capture = Capture(path, self.names, self.pid, self.configuration)
-        match = re.fullmatch(r"= *(.+?)(:| has| lacks) (.+)", line.text)
-        assert match, f"{self.case.file}:{line.number}: {line.text}"
+        match = re.fullmatch(r"= *(.+?)(:| has| lacks) (.+)", line)
+        assert match, f"{self.case.file}:{number}: {line}"
         name, relation, text = match.groups()
         words = _Words(ns=1e-6, us=1e-3, inf=float("inf"), **{k: v for k, v in self.known.items() if v is not None})
         expected, actual = eval(text, {}, words), _figure(self.capture, name, self.figures)
-        where = f"{self.case.file}:{line.number}: {name} is {actual!r:.2000}, and {text} is expected"
+        where = f"{self.case.file}:{number}: {name} is {actual!r:.2000}, and {text} is expected"
         if relation == ":":
             assert _matches(actual, expected), where
         else:
