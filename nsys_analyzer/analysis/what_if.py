@@ -198,6 +198,13 @@ def _answer(subject: ReplayedCaptures, study: Study, question: Question) -> What
     replays = _replay_changes(study, question, changes, max(step.length_ms for step in steps), busy_ms, timed_ms)
     before, after = sorted(replays.pairs, key=lambda pair: pair[0].step_ns)[len(replays.pairs) // 2]
     saving = replays.saving(study.group, steps[0].instances)
+    before_ms, after_ms = (_path_parts_ms(study, replay, subject.labels or ("",)) for replay in (before, after))
+    parts = [
+        PathPart(part, _SIDES.get(part, "GPU"), ms * replays.scale, after_ms[part, rank] * replays.scale, rank)
+        for (part, rank), ms in before_ms.items()
+    ]
+    least_ms = _SMALLEST_LISTED_SHARE * before.step_ns / NS_PER_MS * replays.scale
+    listed_parts = [part for part in parts if max(part.before_ms, part.after_ms) >= least_ms]
     return WhatIf(
         steps=saving.steps,
         step_ms=saving.step_ms,
@@ -207,7 +214,7 @@ def _answer(subject: ReplayedCaptures, study: Study, question: Question) -> What
         capture=subject.title,
         changes=tuple(changes),
         less_ms=(_work_ms(before) - _work_ms(after)) * replays.scale / len(steps),
-        path=_find_path(study, before, after, replays.scale, subject.labels),
+        path=tuple(sorted(listed_parts, key=lambda part: -part.before_ms)),
         ranks=subject.labels,
         groups=tuple(_replay_groups(study, question, saving)) if is_alone else (),
     )
@@ -405,20 +412,6 @@ def _work_ms(replay: Replay) -> float:
     """Returns the GPU's work and the CPU's own time in a step, ms."""
     own_ns = replay.min_wait_ns[replay.awaited >= 0]
     return float(replay.work_ns.sum() + replay.cpu_ns.sum() + own_ns.sum()) / replay.steps / NS_PER_MS
-
-
-def _find_path(
-    study: Study, before: Replay, after: Replay, scale: float, labels: Sequence[str]
-) -> tuple[PathPart, ...]:
-    """Returns the parts of the critical path of a step, the longest first."""
-    before_ms, after_ms = (_path_parts_ms(study, replay, labels or ("",)) for replay in (before, after))
-    parts = [
-        PathPart(part, _SIDES.get(part, "GPU"), ms * scale, after_ms[part, rank] * scale, rank)
-        for (part, rank), ms in before_ms.items()
-    ]
-    least_ms = _SMALLEST_LISTED_SHARE * before.step_ns / NS_PER_MS * scale
-    listed_parts = [part for part in parts if max(part.before_ms, part.after_ms) >= least_ms]
-    return tuple(sorted(listed_parts, key=lambda part: -part.before_ms))
 
 
 def _path_parts_ms(study: Study, replay: Replay, labels: Sequence[str]) -> dict[tuple[str, str], float]:

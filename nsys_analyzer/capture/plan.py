@@ -209,7 +209,20 @@ def choose_profiler(options: Recording, device: str, torch_hint: str = "") -> tu
     if options.profiler == "nsys" and lack:
         raise CaptureError(lack, "nsys-analyze doctor shows how to fix it; or use --profiler torch")
     if nsys and not lack and (options.profiler == "nsys" or on_gpu):
-        return _nsys(options, nsys, on_gpu=on_gpu)
+        profile = ProfileOptions(
+            # Without a GPU, no program calls cudaProfilerStart.
+            capture_range=on_gpu and not (options.whole_program or options.runs_on),
+            memory=options.memory,
+            delay=options.delay,
+            duration=options.duration,
+            extra=_words("--nsys-option", options.nsys_option),
+        )
+        notice = (
+            ()
+            if on_gpu
+            else ("No GPU: nsys only records NVTX ranges. Without --profiler nsys, operators are recorded.",)
+        )
+        return NsysProfiler(nsys, profile), notice
     if torch_hint:
         raise CaptureError("Recording needs PyTorch, or nsys with a GPU, and neither is here", torch_hint)
     _refuse(_flags_set(options, ["nsys_option"]), "for nsys, and torch.profiler records here")
@@ -235,21 +248,6 @@ def _usable_nsys() -> tuple[Nsys | None, str]:
         return None, error.message
     importer = importer_check(nsys)
     return nsys, importer.description if importer.status in ("missing", "broken") else ""
-
-
-def _nsys(options: Recording, nsys: Nsys, *, on_gpu: bool) -> tuple[Profiler, tuple[str, ...]]:
-    profile = ProfileOptions(
-        # Without a GPU, no program calls cudaProfilerStart.
-        capture_range=on_gpu and not (options.whole_program or options.runs_on),
-        memory=options.memory,
-        delay=options.delay,
-        duration=options.duration,
-        extra=_words("--nsys-option", options.nsys_option),
-    )
-    notice = (
-        () if on_gpu else ("No GPU: nsys only records NVTX ranges. Without --profiler nsys, operators are recorded.",)
-    )
-    return NsysProfiler(nsys, profile), notice
 
 
 def _flags_set(recording: Recording, names: Sequence[str]) -> Iterator[str]:

@@ -122,7 +122,15 @@ class TorchProfiler:
                 f"torch.profiler records only Python programs, and {program[0]} is not Python",
                 "Start it with python, or install Nsight Systems: nsys-analyze doctor",
             )
-        before = _interpreter_flags(program[1:])
+        # Flags of the interpreter, such as ``-u`` and ``-X dev``, stand before the script or ``-m``.
+        python_arguments = program[1:]
+        end = _end_of_flags(python_arguments)
+        if end >= len(python_arguments) or python_arguments[end] in ("-", "-c"):
+            raise ConfigurationError(
+                "torch.profiler records scripts and modules: python SCRIPT, or python -m MODULE",
+                "Put the code into a file",
+            )
+        before = list(python_arguments[:end])
         output = str(folder / f"capture{RANK_SUFFIX if ranks else ''}.json.gz")
         flags = ["--memory"] * self.memory + ["--whole-program"] * self.whole_program
         flags += [f"--delay={self.delay_s:g}"] * bool(self.delay_s)
@@ -217,13 +225,3 @@ def _end_of_flags(words: Sequence[str]) -> int:
     while end < len(words) and words[end].startswith("-") and words[end] not in ("-", "-c", "-m"):
         end += 2 if words[end] in _FLAGS_WITH_A_VALUE else 1
     return end
-
-
-def _interpreter_flags(words: Sequence[str]) -> list[str]:
-    """Returns the flags between ``python`` and the script or ``-m``, such as ``-u`` and ``-X dev``."""
-    end = _end_of_flags(words)
-    if end >= len(words) or words[end] in ("-", "-c"):
-        raise ConfigurationError(
-            "torch.profiler records scripts and modules: python SCRIPT, or python -m MODULE", "Put the code into a file"
-        )
-    return list(words[:end])

@@ -30,7 +30,7 @@ from contextlib import AbstractContextManager, ContextDecorator, contextmanager,
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
 from nsys_analyzer.errors import ExportError, NoSpaceError, NsysAnalyzerError
@@ -94,8 +94,22 @@ class Recorder:
         """Stops the recording and writes the trace. An error is stored in ``failure``."""
         if not self.is_recording:
             return
-        for key, value in _conditions().items():
-            self._profile.add_metadata_json(key, json.dumps(value))
+        import torch
+
+        # 580.159.04 in "NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build"
+        driver = next(
+            (word for word in (driver_module_version() or "").split() if word[0].isdigit() and "." in word), None
+        )
+        conditions = {  # which Kineto's trace lacks
+            "torch_version": torch.__version__,
+            "python_version": platform.python_version(),
+            "cuda_version": torch.version.cuda,
+            "driver_version": driver,
+            "cpu": cpu_model(),
+        }
+        for key, value in conditions.items():
+            if value:
+                self._profile.add_metadata_json(key, json.dumps(str(value)))
         self._end()
         self.has_recorded = True
         try:
@@ -152,22 +166,6 @@ class Recorder:
                 trace.seek(0)
                 shutil.copyfileobj(trace, packed, 1 << 20)
             plain.unlink()
-
-
-def _conditions() -> dict[str, str]:
-    """Returns versions and facts of the machine, which Kineto's trace lacks. Unknown values are left out."""
-    import torch
-
-    # 580.159.04 in "NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build"
-    driver = next((word for word in (driver_module_version() or "").split() if word[0].isdigit() and "." in word), None)
-    conditions = {
-        "torch_version": torch.__version__,
-        "python_version": platform.python_version(),
-        "cuda_version": torch.version.cuda,
-        "driver_version": driver,
-        "cpu": cpu_model(),
-    }
-    return {key: str(value) for key, value in conditions.items() if value}
 
 
 # --- the program's own profiler ---
@@ -382,7 +380,12 @@ def record(
             print(error.code, file=sys.stderr)
             code = 1
     except Exception as error:  # noqa: BLE001 - the program may raise any error
-        error.__traceback__ = _program_traceback(error.__traceback__)
+        # The traceback begins at the program's first line, without the lines of the recorder.
+        recorder_files = (__file__, runpy.__file__, "<frozen runpy>")
+        frame = error.__traceback__
+        while frame and frame.tb_frame.f_code.co_filename in recorder_files:
+            frame = frame.tb_next
+        error.__traceback__ = frame or error.__traceback__
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1
     except BaseException:  # Ctrl-C
@@ -436,15 +439,6 @@ def _run(program: list[str]) -> None:
         sys.path[0] = str(path.resolve().parent)
         main.__file__ = program[0]
         exec(compile(path.read_bytes(), program[0], "exec", dont_inherit=True), vars(main))
-
-
-def _program_traceback(traceback: TracebackType | None) -> TracebackType | None:
-    """Returns the traceback from the program's first line on, without the lines of the recorder."""
-    recorder_files = (__file__, runpy.__file__, "<frozen runpy>")
-    frame = traceback
-    while frame and frame.tb_frame.f_code.co_filename in recorder_files:
-        frame = frame.tb_next
-    return frame or traceback
 
 
 def _print_message(message: str) -> None:

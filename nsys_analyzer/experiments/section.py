@@ -62,19 +62,6 @@ def make_section(bench: Bench, results: Results) -> Section:
     """
     rows = results.rows
     unsteady = tuple(_unsteady_times(rows))
-    blocks: tuple[Block, ...] = (
-        Paragraph(join_texts(" ", (*bench.answers(results), *_sentences_on_statuses(rows)))),
-        _conditions(bench, results),
-        *([Listing(unsteady)] if unsteady else []),
-        *bench.blocks(results),
-        *_messages(rows),
-        *([Paragraph(bench.definitions)] if bench.definitions else []),
-    )
-    return Section(f"bench-{bench.name}", f"Bench: {bench.title}", blocks)
-
-
-def _conditions(bench: Bench, results: Results) -> Paragraph:
-    """Returns a paragraph on the device, the versions, and the conditions of the measurement."""
     machine = next((row.machine for row in results.rows if row.machine), {})
     device = machine.get("gpu") or f"CPU, {machine.get('threads', '?')} threads"
     values = (
@@ -86,7 +73,15 @@ def _conditions(bench: Bench, results: Results) -> Paragraph:
         "Device": f"{device}, PyTorch {machine.get('torch', '?')}, Python {machine.get('python', '?')}",
         **{name: how.format(**values) for name, how in bench.how.items()},
     }
-    return Paragraph(emphasis("Conditions.") + f" {'; '.join(f'{name}: {how}' for name, how in parts.items())}.")
+    blocks: tuple[Block, ...] = (
+        Paragraph(join_texts(" ", (*bench.answers(results), *_sentences_on_statuses(rows)))),
+        Paragraph(emphasis("Conditions.") + f" {'; '.join(f'{name}: {how}' for name, how in parts.items())}."),
+        *([Listing(unsteady)] if unsteady else []),
+        *bench.blocks(results),
+        *_messages(rows),
+        *([Paragraph(bench.definitions)] if bench.definitions else []),
+    )
+    return Section(f"bench-{bench.name}", f"Bench: {bench.title}", blocks)
 
 
 def _unsteady_times(rows: Sequence[AnyRow]) -> Iterator[StrOrText]:

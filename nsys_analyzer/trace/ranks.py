@@ -211,21 +211,14 @@ def read_ranks(reader: Reader, strings: Iterable[str], nccl_ranges: Sequence[Ncc
     """
     if reader.name_of(schema.RANKS):
         return {process: Rank(rank, size) for process, rank, size in iterate_rows(reader.read(schema.RANKS))}
-    launched = _launched_rank(reader, strings)
-    return _ranks_in_communicators(nccl_ranges) | ({0: launched} if launched else {})
-
-
-def _launched_rank(reader: Reader, strings: Iterable[str]) -> Rank | None:
-    """Returns the rank in the environment of the program that nsys launched; None if there is none.
-
-    Environment blocks among the strings may be from other processes. They are used only if the capture's properties
-    contain no rank.
-    """
+    # The environment of the program that nsys launched may name its rank. Environment blocks among the strings may
+    # be from other processes. They are used only if the capture's properties contain no rank.
     properties = iterate_rows(reader.read(schema.VARIABLES))
     variables = (value for _, value in properties if value.startswith(_VARIABLE_PREFIXES))
     blocks = (text for text in strings if "\0" in text and ("RANK=" in text or "SLURM_PROCID=" in text))
     uses_nccl = any("nccl" in text for text in strings)
-    return _parse_rank(variables, uses_nccl=uses_nccl) or _parse_rank(blocks, uses_nccl=uses_nccl)
+    launched = _parse_rank(variables, uses_nccl=uses_nccl) or _parse_rank(blocks, uses_nccl=uses_nccl)
+    return _ranks_in_communicators(nccl_ranges) | ({0: launched} if launched else {})
 
 
 def _parse_rank(texts: Iterable[str], *, uses_nccl: bool) -> Rank | None:

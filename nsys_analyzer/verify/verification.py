@@ -97,7 +97,15 @@ def verify(request: Request, tell: Callable[[str], None]) -> Verification:
         )
     output_dir.mkdir(parents=True, exist_ok=True)
     with _programs(request, before, tell) as programs:
-        turns = _measure(programs, request, tell)
+        # Pairs are measured until the change is known, or the time limit would be exceeded.
+        start, pairs = time.monotonic(), list[tuple[TimedProcess, TimedProcess]]()
+        for pair in take_turns(programs, request.output_dir, request.timeout_s):
+            pairs.append(pair)
+            turns, elapsed_s = ProcessPairs(tuple(pairs)), time.monotonic() - start
+            old_ms, new_ms = (process.step_ms for process in pair)
+            tell(f"pair {len(pairs)}: {old_ms:.4g} → {new_ms:.4g} ms per step, {elapsed_s:.0f} s")
+            if turns.is_enough or turns.work_differences or elapsed_s * (1 + 1 / len(pairs)) > request.time_limit_s:
+                break
         reasons = tuple(map(describe_work_difference, turns.work_differences))
         after = _record(request, tell) if request.is_recorded and not reasons else None
     change, prediction, remarks = turns.change, None, list[str]()
@@ -196,19 +204,6 @@ def _programs(
     with checkout(commit, words) as (folder, words, moved):
         old_target = program_target(words, target.run, target.annotation, target.ranks)
         yield Program("old", with_blocks_of_steps(old_target, step_ms), folder, moved), new
-
-
-def _measure(programs: tuple[Program, Program], request: Request, tell: Callable[[str], None]) -> ProcessPairs:
-    """Measures pairs of processes until the change is known, or the time limit would be exceeded."""
-    start, pairs = time.monotonic(), list[tuple[TimedProcess, TimedProcess]]()
-    for pair in take_turns(programs, request.output_dir, request.timeout_s):
-        pairs.append(pair)
-        turns, elapsed_s = ProcessPairs(tuple(pairs)), time.monotonic() - start
-        old_ms, new_ms = (process.step_ms for process in pair)
-        tell(f"pair {len(pairs)}: {old_ms:.4g} → {new_ms:.4g} ms per step, {elapsed_s:.0f} s")
-        if turns.is_enough or turns.work_differences or elapsed_s * (1 + 1 / len(pairs)) > request.time_limit_s:
-            break
-    return turns
 
 
 def _record(request: Request, tell: Callable[[str], None]) -> CaptureSummary | None:

@@ -291,16 +291,7 @@ def _find_saving(
         if max(saved_ms) < _NEGLIGIBLE_SAVING * steps.step_ms:
             return _SavingInterval()  # the baselines differ by less
     low, high = estimate_interval(saved_ms, of_cpu=candidate.saves_cpu_time, is_timed=steps.is_timed)
-    most = max(_most_saved_ms(steps, candidate, before_ms), 0.0)
-    # If the cause takes less than the replay saves at least, the interval keeps the ratio of its ends.
-    return _SavingInterval(low if low <= most else most * low / high, min((low + high) / 2, most), min(high, most))
-
-
-def _most_saved_ms(steps: StepsToExplain, candidate: Candidate, before_ms: float) -> float:
-    """Returns the time of a candidate's cause in a step, ms, but at most the step without the work that stays.
-
-    ``before_ms`` is what the changes before this one save of the step.
-    """
+    # A candidate saves at most the time of its cause, and at most the step without the work that stays.
     study, step, replay = steps.study, steps.summary, steps.study.replay
     changed = candidate.changes[-1](replay)
     work_ms = study.work_ms(changed.work_ns < replay.work_ns if candidate.operations is None else candidate.operations)
@@ -315,7 +306,9 @@ def _most_saved_ms(steps: StepsToExplain, candidate: Candidate, before_ms: float
     # A step that was timed without the profiler may be longer than the profiled one, and so may each of its parts.
     pace = max(steps.step_ms / step.length_ms, 1.0) if step.length_ms else 1.0
     rest_ms = max(steps.longest_step_ms, steps.step_ms) - remaining_work_ms - before_ms
-    return min((max(work_ms, waits_ms) + idle_ms) * pace, rest_ms, steps.step_ms)
+    most = max(min((max(work_ms, waits_ms) + idle_ms) * pace, rest_ms, steps.step_ms), 0.0)
+    # If the cause takes less than the replay saves at least, the interval keeps the ratio of its ends.
+    return _SavingInterval(low if low <= most else most * low / high, min((low + high) / 2, most), min(high, most))
 
 
 def estimate_interval(saved_ms: Sequence[float], *, of_cpu: bool, is_timed: bool) -> tuple[float, float]:

@@ -98,7 +98,13 @@ def _find_in_ranges(work: LaunchedWork) -> Windows | None:
         if names[0].startswith(_PROFILER_STEP):
             source, unit = "profiler_step", "a step of PyTorch's profiler"
         windows = Windows.of_program(source, unit, start, end, np.minimum(range_end, end))
-        return _without_pauses(windows, work) if is_served else windows
+        if is_served:  # the times in which a server had no request are no part of its steps
+            body_end = work.end_with_work(windows).body_end
+            between = windows.end - body_end
+            is_pause = between > _SERVER_PAUSE_FACTOR * (np.median(between) + np.median(body_end - windows.start))
+            end = np.where(is_pause, body_end, windows.end)
+            windows = replace(windows, end=end, cpu_end=end)
+        return windows
     return None
 
 
@@ -133,15 +139,6 @@ def _precede_missing_steps(names: list[str]) -> Bools:
     return np.append(increase > usual, False)
 
 
-def _without_pauses(windows: Windows, work: LaunchedWork) -> Windows:
-    """Returns the steps of a server without the times in which it had no request."""
-    body_end = work.end_with_work(windows).body_end
-    between = windows.end - body_end
-    is_pause = between > _SERVER_PAUSE_FACTOR * (np.median(between) + np.median(body_end - windows.start))
-    end = np.where(is_pause, body_end, windows.end)
-    return replace(windows, end=end, cpu_end=end)
-
-
 # --- phases
 
 #: A letter for each phase. The order of the phases is then a text such as FBOFBO, in which steps are found.
@@ -154,8 +151,14 @@ def _find_in_phases(work: LaunchedWork, *, by_threads: bool = False) -> Windows 
     If there is one pass of each phase, they span the one step. ``by_threads`` uses the phases that are inferred from
     threads and kernels alone; else these are ignored.
     """
-    index = _phase_instances(work, by_threads=by_threads)
-    instances = work.attributed.instances
+    instances, ranges = work.attributed.instances, work.attributed.trace.ranges
+    is_phase = work.is_instance_of(*_PHASE_LETTERS)
+    # What autograd's thread runs again of a forward pass is part of a backward pass.
+    is_recomputed = np.isin(ranges.thread[instances.range], work.attributed.attribution.engine_threads)
+    # The schedule of a pipeline runs the parts of several passes in turns.
+    is_part = mask_by_name(ranges, lambda name: name.endswith(tuple(PIPELINE_PASS_SUFFIXES)))[instances.range]
+    is_by_threads = mask_by_name(ranges, lambda name: BY_THREADS in name)[instances.range]
+    index = np.flatnonzero(is_phase & ~is_recomputed & ~is_part & (is_by_threads == by_threads))
     letters = np.array([_PHASE_LETTERS.get(name, "") for name in (*instances.phases, "")])[instances.phase[index]]
     text = "".join(letters.tolist())
     if "F" not in text:
@@ -184,18 +187,6 @@ def _find_in_phases(work: LaunchedWork, *, by_threads: bool = False) -> Windows 
         spans_all = inside_ns and inside_ns >= _MIN_TIME_IN_PHASES * work.duration_ns.sum()
         return replace(windows, unit="the one step that its phases span") if spans_all else None
     return _join_turns(windows, work) if "O" in text else windows
-
-
-def _phase_instances(work: LaunchedWork, *, by_threads: bool) -> Ints:
-    """Returns the indices of the instances of forward, backward and optimizer that may bound a step."""
-    instances, ranges = work.attributed.instances, work.attributed.trace.ranges
-    is_phase = work.is_instance_of(*_PHASE_LETTERS)
-    # What autograd's thread runs again of a forward pass is part of a backward pass.
-    is_recomputed = np.isin(ranges.thread[instances.range], work.attributed.attribution.engine_threads)
-    # The schedule of a pipeline runs the parts of several passes in turns.
-    is_part = mask_by_name(ranges, lambda name: name.endswith(tuple(PIPELINE_PASS_SUFFIXES)))[instances.range]
-    is_by_threads = mask_by_name(ranges, lambda name: BY_THREADS in name)[instances.range]
-    return np.flatnonzero(is_phase & ~is_recomputed & ~is_part & (is_by_threads == by_threads))
 
 
 def _without_evaluation(spans: list[tuple[int, int]], text: str) -> list[tuple[int, int]]:

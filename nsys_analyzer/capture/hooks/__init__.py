@@ -35,10 +35,35 @@ def hook(name: str) -> None:
     """Hooks a module that this process has imported: PyTorch, or a module of transformers with ``generate``."""
     session, torch = _session(), sys.modules["torch"]
     if name.endswith("continuous_api"):
-        _patch_continuous_batching(session, sys.modules[name].ContinuousBatchProcessor)
+        # Each step of transformers' continuous batching has a range, including the replays of CUDA graphs.
+        processor = sys.modules[name].ContinuousBatchProcessor
+        generation_step = processor._generation_step
+
+        def stepping(self: Any, *arguments: Any, **keywords: Any) -> Any:
+            """Runs a step of continuous batching inside its range."""
+            is_marked = session.batch_begins(self)
+            try:
+                return generation_step(self, *arguments, **keywords)
+            finally:
+                if is_marked:
+                    session.ranges.pop()
+
+        _replace(processor, "_generation_step", stepping)
         return
     if name != "torch":
-        _patch_generation(session, sys.modules[name].GenerationMixin)
+        # Each call of transformers' ``generate`` is one step of inference, with a forward pass for each token.
+        mixin = sys.modules[name].GenerationMixin
+        generate = mixin.generate
+
+        def generating(self: Any, *arguments: Any, **keywords: Any) -> Any:
+            """Runs ``generate`` as one step of inference."""
+            before, session.passes = session.passes, 0
+            try:
+                return _as_step(session, generate, (self, *arguments), keywords)
+            finally:
+                session.passes = before
+
+        _replace(mixin, "generate", generating)
         return
     from torch.utils.data._utils import worker
     from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -62,37 +87,6 @@ def _session() -> Session:
     atexit.register(session.at_exit)
     os.register_at_fork(after_in_child=session.forked)
     return session
-
-
-def _patch_generation(session: Session, mixin: Any) -> None:
-    """Makes each call of transformers' ``generate`` one step of inference, with a forward pass for each token."""
-    generate = mixin.generate
-
-    def generating(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        """Runs ``generate`` as one step of inference."""
-        before, session.passes = session.passes, 0
-        try:
-            return _as_step(session, generate, (self, *arguments), keywords)
-        finally:
-            session.passes = before
-
-    _replace(mixin, "generate", generating)
-
-
-def _patch_continuous_batching(session: Session, processor: Any) -> None:
-    """Puts a range around each step of transformers' continuous batching, including replays of CUDA graphs."""
-    generation_step = processor._generation_step
-
-    def stepping(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        """Runs a step of continuous batching inside its range."""
-        is_marked = session.batch_begins(self)
-        try:
-            return generation_step(self, *arguments, **keywords)
-        finally:
-            if is_marked:
-                session.ranges.pop()
-
-    _replace(processor, "_generation_step", stepping)
 
 
 def _replace(owner: Any, name: str, function: Function) -> None:
