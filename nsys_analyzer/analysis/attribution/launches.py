@@ -34,8 +34,8 @@ _PLATFORMS_WITH_SYNCHRONIZED_CLOCKS = (CUDA, HIP)
 _LATE_CLOCK_QUANTILE = 0.75
 #: The offset of such a clock is this quantile of the times from launch to start, since a few times may be broken.
 _OFFSET_QUANTILE = 0.1
-#: The end of a call that lasts longer than ``_LONG_CALL_NS`` is wrong if at least ``_MIN_CALLS_INSIDE_WRONG_CALL`` other
-#: calls of the same thread start before it.
+#: The end of a call that lasts longer than ``_LONG_CALL_NS`` is wrong if ``_MIN_CALLS_INSIDE_WRONG_CALL`` or more other
+#: calls of the same thread start before this end.
 _LONG_CALL_NS, _MIN_CALLS_INSIDE_WRONG_CALL = 10_000_000, 100
 #: Matches calls whose work may start while earlier work on the same stream still runs.
 _MAY_OVERLAP = re.compile("LaunchKernelEx|GraphLaunch")

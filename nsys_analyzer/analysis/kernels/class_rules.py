@@ -1,25 +1,25 @@
-"""Declares the kernel classes, and the rules that find the class of a kernel by its name; the first match wins.
+"""Declares the kernel classes, and the rules that find the class of a kernel by its name. The first match applies.
 
-- A new class is an entry of ``CLASSES`` and a rule.
-- A new rule is a row in the table of its source: class, pattern, and a real kernel name that the pattern matches.
+- A new class needs an entry of ``CLASSES`` and a rule.
+- A new rule is a row in one of the tables below: class, pattern, and a real kernel name that the pattern matches.
 
-:func:`nsys_analyzer.analysis.kernels.classes.classify` applies the rules. Classes of users are in ``own_classes``.
+:func:`nsys_analyzer.analysis.kernels.classes.classify` applies the rules. ``own_classes`` reads the classes of users.
 
 torch.compile names a kernel ``triton_<kind>_fused_<op>_<op>_…_<n>``. The kinds are ``poi`` (pointwise), ``red`` and
 ``per`` (reductions), ``tem`` (a template, such as matmul or attention) and ``for`` (a horizontal fusion of
-``torch._foreach`` calls, such as those of an optimizer). A reduction is a softmax, a normalization or an embedding if
-its name contains such an operator, in this order. A pointwise kernel is elementwise with two exceptions: it has another
-class if its name lists only operators of that class and moves, and it is an embedding if its name contains one.
-XLA names a fusion ``<kind>_<op>_…_fusion``. A fusion without operators in its name, such as ``fusion_12``, stays
-``other``.
+``torch._foreach`` calls, such as those of an optimizer). A reduction kernel is a softmax, a normalization or an
+embedding if its name contains such an operator; the classes are tried in this order. A pointwise kernel is elementwise
+with two exceptions. If its name lists only operators of another class and operators that move data, it has the other
+class. If its name contains an embedding, it is an embedding. XLA names a fusion ``<kind>_<op>_…_fusion``. A fusion
+without operators in its name, such as ``fusion_12``, has the class ``other``.
 
-A trace of a machine without a GPU names its kernels by PyTorch's operators. An operator has the class of the kernels
-that it launches on a GPU. An operator that only calls others, as ``aten::linear`` calls ``aten::mm``, has the class of
-their work, although its own time is short.
+In a trace of a program without a GPU, PyTorch's operators take the place of kernels. An operator has the class of the
+kernels that it launches on a GPU. An operator that only calls other operators, as ``aten::linear`` calls ``aten::mm``,
+has the class of the operators that it calls, although its own time is short.
 
-Most patterns for kernels that people wrote start with ``FUNCTION`` or ``IN_FUNCTION``. These match only in the kernel's
-own qualified name, which ends at its template arguments. An elementwise kernel therefore stays elementwise if a functor
-in its arguments is called softmax. Rows are sorted from the most specific name to the least specific.
+Most patterns for handwritten kernels start with ``FUNCTION`` or ``IN_FUNCTION``. These match only in the qualified name
+of the kernel, which ends at the template arguments. An elementwise kernel therefore stays elementwise if a functor in
+its template arguments is called softmax. Rows are sorted from the most specific name to the least specific.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class KernelClass:
-    """A class of kernels, as reports explain and draw it.
+    """The explanation, the color and the letter of a kernel class in reports.
 
     Attributes:
-        meaning: its line of the glossary.
-        color: its color in figures, pages and bars. Only a class that takes much time needs its own, since colors must
-            stay distinguishable; it is empty for the others, which share one color.
-        letter: its letter in bars without color; empty for the others, which share one letter.
+        meaning: the explanation of the class in a report's glossary.
+        color: the color of the class in figures, pages and bars. Only a class that often takes much time has its own
+            color, since colors must be distinguishable. The color of any other class is empty, and a report gives all
+            such classes one common color.
+        letter: the letter of the class in bars without color. The letter of a class without its own color is empty, and
+            a report gives all such classes one common letter.
     """
 
     meaning: str
@@ -44,14 +46,14 @@ class KernelClass:
 
 
 OTHER = "other"
-#: The class of kernels without a name. They may be of any class.
+#: The class of kernels whose name is missing in the capture.
 UNKNOWN = "unknown"
 COMPILED = "compiled"
-#: Most of its time is waiting for the slowest rank, which is no work.
+#: The class of collectives. Their kernels spend most of their time waiting for the slowest rank.
 COMMUNICATION = "communication"
-#: Copies and fills, including those that are no kernels.
+#: The class of copies and fills of buffers, by a kernel or without a kernel.
 FILLS = "memset/memcpy"
-#: The classes that a report singles out.
+#: The classes whose precision and attention work a report examines.
 MATMUL, FUSED = "matmul", "fused attention"
 
 #: Every class by its name, in the order of a report's legend.
@@ -101,23 +103,23 @@ CLASSES: dict[str, KernelClass] = {
     ),
 }  # fmt: skip
 
-#: The classes of kernels that a model runs. The step of an optimizer usually has none of them.
+#: The classes of kernels in the forward and backward pass of a model. An optimizer usually runs no such kernels.
 MODEL_CLASSES = (MATMUL, FUSED, "convolution", "normalization", "embedding", "softmax")
 
-#: ``Rule.part_of`` of kernels that belong to a convolution if a convolution launches them.
+#: The value of ``Rule.part_of`` for kernels that count as a convolution if a convolution launches them.
 _OF_CONVOLUTION = ("convolution",)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Gives kernels a class by their name.
+    """A rule that decides the class of a kernel by its name.
 
     Attributes:
         kernel_class: the class of each kernel whose name contains a match of ``pattern``.
         pattern: a regular expression.
-        example: the name of such a kernel, or its start.
-        part_of: classes that the kernel has instead if an operator of such a class launches it. Libraries use some
-            kernels for the work of several classes; for example, cuDNN multiplies matrices to compute a convolution.
+        example: the name of a kernel that the rule matches, or the first part of the name.
+        part_of: the other classes that a kernel may have: if an operator of one of these classes launches the kernel,
+            the kernel has the operator's class. For example, cuDNN multiplies matrices to compute a convolution.
     """
 
     kernel_class: str
@@ -126,17 +128,17 @@ class Rule:
     part_of: tuple[str, ...] = ()
 
 
-#: Matches the return type and any number of namespaces. The rest of a pattern matches from the function's name on.
+#: The start of a pattern: it matches the return type and any number of namespaces before the name of the function.
 FUNCTION = (
     r"^(?:void |static )*(?:std::enable_if<.*?, void>::type )?"
     r"(?:\w+::|<unnamed>::|\(anonymous namespace\)::|\{anonymous\}::)*?"
 )
-#: The rest of a pattern matches anywhere in the qualified name of the kernel.
+#: The start of a pattern whose remaining part may match anywhere in the qualified name of the kernel.
 IN_FUNCTION = FUNCTION + r"\w*?"
 
 
-#: ATen operators that move or relabel elements and compute nothing. No operator here is a sequence of others, as
-#: ``index_select`` would be, so that a list of operators matches in one way only, and fast.
+#: ATen operators that move or relabel elements and compute nothing. No operator in this list may be a sequence of other
+#: operators in the list, as ``index_select`` is: otherwise a name could match in several ways, which takes long.
 MOVES = (
     r"(?:_to_copy|copy|clone|cat|stack|contiguous|concat|t|transpose|permute|view|_unsafe_view|reshape|expand|repeat"
     r"|slice|select|split|split_with_sizes|slice_backward|select_backward|unsqueeze"
@@ -144,12 +146,13 @@ MOVES = (
     r"|lift_fresh|unfold|unsafe_split|convert_element_type|_reshape_alias|repeat_interleave)"
 )
 _NORMS = r"_?(?:native_|fused_)?(?:layer|rms|group|batch)_norm(?:_legit)?(?:_no_training)?(?:_backward)?"
-#: Operators whose own work is no pointwise kernel. A pointwise kernel that names them moves their inputs or outputs.
+#: Operators that run kernels other than pointwise ones. A pointwise kernel with such an operator in its name only moves
+#: the inputs or outputs of the operator.
 _OPERATORS_WITH_MOVED_INPUTS = r"(?:_scaled_dot_product_\w+?_attention|fmha_v\d_(?:fwd|bwd)|moe_forward)"
 _SOFTMAX = r"_?(?:log_)?softmax(?:_backward_data)?"
 _RANDOM = r"(?:native_dropout|randn?|bernoulli|inductor_random|inductor_seeds)"
 _REDUCTION = r"triton_(?:red|per|mix)_fused"
-#: torch.compile's C++ kernels, if the option for descriptive names is on: the names list the fused operators.
+#: Matches torch.compile's C++ kernels if the option for descriptive names is on. The names list the fused operators.
 _CPP_KERNEL = r"(?:graph_\d+_)?cpp_fused"
 
 #: XLA operations that move or convert elements.
@@ -160,7 +163,7 @@ _XLA_MOVES = (
 
 
 def _fuses_only(operators: str) -> str:
-    """Returns a pattern for pointwise kernels that fuse at least one of ``operators`` and otherwise only moves."""
+    """Returns a pattern for pointwise kernels that fuse at least one of ``operators`` with nothing but ``MOVES``."""
     return rf"^triton_poi_fused(?:_{MOVES})*_{operators}(?:_(?:{operators}|{MOVES}))*(?:_\d+)?$"
 
 
@@ -219,12 +222,12 @@ _COMPILED_RULES: tuple[Rule, ...] = (
         rf"^(?:{_CPP_KERNEL}_|nvfuser_pointwise|(?:loop|input)_\w*fusion|wrapped_)",
         "loop_multiply_transpose_fusion_17",
     ),
-    # The names of Inductor in PyTorch 2.0 and of early nvFuser do not show what a kernel does.
+    # Kernel names of Inductor in PyTorch 2.0 and of early nvFuser do not show the operators of a kernel.
     Rule(COMPILED, r"^triton__(?=\d)[\dcde]+$|^CudaCodeGen::kernel\d|^nvfuser_", "triton__0d1d2d3de4de"),
 )
 
 
-#: The end of an operator's name: an in-place ``_`` at most; an overload or arguments may follow.
+#: Matches the end of an operator's name, with or without the ``_`` of an in-place operator. An overload may follow.
 _OPERATOR_END = r"_?(?![A-Za-z0-9_])"
 
 OPERATOR_RULES: tuple[Rule, ...] = (
@@ -274,7 +277,7 @@ OPERATOR_RULES: tuple[Rule, ...] = (
     ),
     Rule("communication", r"^(?:_?c10d(?:_functional)?|_dtensor|symm_mem)::|^record_param_comms$", "c10d::allreduce_"),
     Rule(
-        "memset/memcpy",  # Allocations without a fill are included.
+        "memset/memcpy",  # Includes allocations that do not fill the memory.
         r"^aten::(?:(?:new_)?empty|resize_|set_|_local_scalar_dense|item|_?pin_memory)",
         "aten::empty_strided",
     ),
@@ -301,7 +304,7 @@ OPERATOR_RULES: tuple[Rule, ...] = (
 )
 
 _LIBRARY_RULES: tuple[Rule, ...] = (
-    # The assignment of tokens to experts, in which no other rank takes part.
+    # These kernels assign tokens to experts without other ranks, so they are not communication.
     Rule(
         "sort/scan",
         IN_FUNCTION + r"(?:get_dispatch_layout|get_fused_mapping|count_expert|A2APrepareDispatch)",
@@ -319,7 +322,7 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
     Rule(
         "input pipeline", FUNCTION + r"dali::", "void dali::kernels::detail::gpu::FlipKernel<4ul, true, float>(float*)"
     ),
-    # ATen kernels, by the kind of their loop.
+    # Rules for ATen kernels, which are named by the kind of their loop.
     Rule(
         "random",
         FUNCTION + r"(?:(?!fmha_)\w*?(?i:distribution_|dropout|philox|curand|bernoulli|gen_sequenced|generate_seed"
@@ -344,9 +347,9 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
         r"|_vectorized\d_kernel|cross_kernel)",
         "void at::native::vectorized_elementwise_kernel<(int)4, at::native::FillFunctor<float>",
     ),
-    # Kernels with one unambiguous word in their name.
+    # Rules for kernels with one unambiguous word in their name.
     Rule(
-        "copy/layout",  # torch._foreach_copy_, for example when parameters are cast.
+        "copy/layout",  # torch._foreach_copy_ runs this kernel, for example to cast parameters.
         IN_FUNCTION + r"multi_tensor_apply_kernel<.*\bCopy(?:Functor)?\b",
         "void at::native::<unnamed>::multi_tensor_apply_kernel<at::native::<unnamed>::TensorListMetadata<(int)2>, "
         "at::native::<unnamed>::UnaryOpFunctor<float, (int)2, (int)1, (int)1>, at::native::Copy<float, float>>(",
@@ -357,7 +360,7 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
         "void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float>>",
     ),
     Rule(
-        "elementwise",  # A rotary position embedding is no lookup. Recurrent cells run their matmuls as own kernels.
+        "elementwise",  # Includes rotary embeddings, which look up no rows, and recurrent cells without their matmuls.
         FUNCTION
         + r"(?:\w*?(?i:rope|rotary)|elemWiseRNNcell|(?:LSTM|GRU|RNN|GENERIC)_\w*(?:elementWise|combine|accum|init)"
         r"|persistRNN_(?:add|init)|kernel::(?:lstm|gru)_cell_)",
@@ -391,12 +394,12 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
         "fmha_cutlassF_f32_aligned_64x64_rf_sm80",
     ),
     Rule(
-        "fused attention",  # Triton kernels: its tutorial, FlashAttention, vLLM, SGLang, SageAttention, AOTriton.
+        "fused attention",  # Triton kernels of the tutorial, FlashAttention, vLLM, SGLang, SageAttention and AOTriton.
         FUNCTION + r"(?:\w*attn_(?:fwd|bwd)|_(?:fwd|bwd)_(?:kernel|preprocess|grouped_kernel)|sage_(?:fwd|attn)"
         r"|_?bwd_(?:kernel_(?:fuse|dk_dv|dq)|preprocess)\b|reduce_segments$)",
         "_attn_fwd",
     ),
-    # Convolutions.
+    # Rules for convolutions.
     Rule(
         "convolution",  # F.unfold and F.fold run these kernels without a convolution.
         IN_FUNCTION + r"(?i:im2col|col2im|vol2col|vol2im)",
@@ -404,7 +407,7 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
         ("copy/layout",),
     ),
     Rule(
-        "convolution",  # Includes cuDNN's Fourier transforms, tables of offsets, scaled outputs and layouts.
+        "convolution",  # Includes cuDNN's Fourier transforms, offset tables, and scaling and layout changes of tensors.
         FUNCTION + r"(?:(?:cudnn::cnn|cutlass\w*_cudnn\w*)::|fft[12]d_(?:r2c|c2r)_\d+|flip_filter"
         r"|pointwise_mult_and_sum_complex|\w*?(?:(?i:implicit_|convol|fprop|dgrad|wgrad|winograd|conv\d?d"
         r"|conv_depthwise)|(?:Kernel2?|device_kernel)<.*(?:fprop|dgrad|wgrad|ImplicitGemm|Conv2d)|[shi]cudnn|gcgemm"
@@ -412,12 +415,12 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
         "void implicit_convolve_sgemm<float, float, 128, 6, 7, 3, 3, 5, 1, false, true, true>",
     ),
     Rule(
-        "convolution",  # MIOpen's convolutions, and its transforms before and after them.
+        "convolution",  # MIOpen's convolutions, and MIOpen's transforms before and after a convolution.
         FUNCTION + r"(?:Im\dd2Col|Col2Im\dd|SubTensorOpWith|batched_transpose_\d+x|transpose_(?:CNHW2NCHW|NCHW2CNHW)"
         r"|\w*?(?:igemm_(?:fwd|bwd|wrw)_gtc|grouped_conv|conv_(?:fwd|bwd)|gemm_xdlops_bwd_weight|[aA]smConv|naive_conv))",
         "igemm_wrw_gtcx3_nhwc_bf16_bx0_ex1_bt256x128x16_wt32x32x8_ws2x1_wr2x2_ta1x4x1x4_1x4x1x64_tb1x4x1x2_1x4x1x64_gkgs",
     ),
-    # Matmuls, and kernels that run before or after one.
+    # Rules for matmuls, and for kernels before or after a matmul.
     Rule("reduction", FUNCTION + r"_finalize_matmul", "_finalize_matmul_scatter_bf16"),
     Rule(
         "copy/layout",
@@ -425,7 +428,7 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
         "void grouped_gemm::utils::transpose<float>(float*)",
     ),
     Rule(
-        "matmul",  # fbgemm is a library, not a GEMM. TensorRT-LLM's names are bmm_ and the types of output and inputs.
+        "matmul",  # fbgemm is a library, not a GEMM. In TensorRT-LLM, the types of output and inputs follow bmm_.
         FUNCTION + r"(?:nvjet_|epilogue::impl::globalKernel|cublas|(?:dot_kernel|reduce_1Block_kernel)<.*[cC]ublas"
         r"|bmm_(?:Mx)?(?:E\dm\d|Bfloat16|Fp16|Fp32)_|_grouped_mm|\w*?(?:(?i:split_?k_?reduce|execute_split_k"
         r"|(?<!fb)gemm|gemv|trmv|addmm|sddmm|csrm[mv]|matmul|mul_mat|marlin|machete|Cijk_)|ck_moe_stage\d"
@@ -433,9 +436,9 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
         "volta_sgemm_64x64_nt",
         _OF_CONVOLUTION,
     ),
-    # Moves of data, and the remaining kernels.
+    # Rules for kernels that move data, and for the remaining kernels.
     Rule(
-        "sort/scan",  # Includes the assignment of tokens to experts: a top-k, counts and prefix sums.
+        "sort/scan",  # Includes kernels that assign tokens to experts: top-k, counts and prefix sums.
         FUNCTION + r"(?:rocprim::(?:\w+::)*partition|thrust::.*__(?:unique|merge_sort|scan|copy_if|partition)|\w*?(?:"
         r"(?i:(?<!ten)sort|Device\w*(?:Scan|Select|Unique|RunLength|Partition|Histo|Compact|ReduceByKey)|topk"
         r"|kernel_scan|write_indices|bucketize|searchsorted|gather(?:KthValue|Median)|compute_mode|inclusive_?\w*scan"
@@ -488,5 +491,5 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
     ),
 )
 
-#: All rules; the first match wins.
+#: All rules. The first rule that matches applies.
 RULES: tuple[Rule, ...] = (*_COMPILED_RULES, *OPERATOR_RULES, *_LIBRARY_RULES)

@@ -1,8 +1,8 @@
 """Makes short labels for kernels, whose full names have up to a thousand characters.
 
-A label names the operation and its type, such as ``elementwise mul float``. If kernels would share a label, it also
-contains the kind of their loop (``vectorized 4``) or a word of their template arguments. If these are the same, too,
-the label ends with a number such as ``#2``.
+A label consists of the operation and the element type, such as ``elementwise mul float``. If several kernels would have
+the same label, the label also contains the kind of the loop (``vectorized 4``) or a word of the template arguments. If
+the labels are still equal, a number such as ``#2`` at the end distinguishes them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _TYPES = {
     "unsigned char": "uchar",
 }
 _TYPE = re.compile("|".join(rf"(?<![\w:]){re.escape(name)}(?![\w:])" for name in _TYPES))
-#: Types that are not the type of a tensor's elements: the type in front of a number, and index types.
+#: Matches types that are not the element type of a tensor: a type in front of a number, and index types.
 _NON_ELEMENT_TYPE = re.compile(r"\((?:unsigned )?\w+\)\d+|unsigned (?:int|long|short)")
-#: The operator of each functor of the C++ standard library. ATen's functors match one of ``_OPERATOR_PATTERNS``.
+#: The operator that each functor of the C++ standard library computes. ATen's functors match ``_OPERATOR_PATTERNS``.
 _OPERATOR_OF_FUNCTOR = {"plus": "add", "minus": "sub", "multiplies": "mul", "divides": "div", "Sqrt": "sqrt"}
 _OPERATOR_PATTERNS = (
     re.compile(r"(?!gpu_|TensorI)(\w+?)_kernel(?:_cuda|_impl|_cuda_impl)?"),
@@ -40,23 +40,24 @@ _LOOP_KIND = re.compile(r"vectorized|unrolled|legacy|Smem|warp|persistent")
 _WRAPPER = re.compile(
     r"((?<!\w)(?:[AB]?Unary|Binary|Ternary|Pointwise)\w*?(?=Functor)|(?<=CUDAFunctor)On(?:Self|Other))"
 )
-#: Function names that need the namespace or class in front of them.
+#: Function names that say nothing without the namespace or class in front of them.
 _UNSPECIFIC_NAMES = ("kernel", "Kernel", "kernel2", "Kernel2")
-#: If the distinguishing words of several kernels share a longer start than this, the start is left out.
+#: If the words that distinguish kernels start with more than this number of equal characters, a label leaves these out.
 _MAX_COMMON_START = 16
-#: Characters that would end a cell of a Markdown table or start code, and their replacements.
+#: Replacements for characters that end a cell of a Markdown table or start code in Markdown.
 _REPLACED_CHARACTERS = str.maketrans({"|": "/", "`": "'"})
 
 
 def make_short_labels(names: Sequence[str], limit: int = 60) -> dict[str, str]:
     """Returns a short label for each full kernel name.
 
-    Labels are unique among ``names``, and do not depend on their order. They contain no character that ends a cell of a
-    Markdown table. Kernels that nothing else distinguishes are numbered in the order of their full names.
+    Labels are unique, and do not depend on the order of ``names``. A label contains no character that ends a cell of a
+    Markdown table. Kernels with equal labels are numbered in the order of their full names.
 
     Args:
         names: full names of kernels.
-        limit: the maximum number of characters of a label, at least 20, without a number such as ``#2`` at its end.
+        limit: the maximum number of characters of a label, at least 20. A number such as ``#2`` at the end of the label
+            does not count.
     """
     kernels = [_Kernel.parse(name) for name in sorted(set(names))]
     bases = {kernel.name: kernel.make_base_label() for kernel in kernels}
@@ -82,7 +83,7 @@ def make_short_labels(names: Sequence[str], limit: int = 60) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Kernel:
-    """The parts of a kernel's name: the full name, the function, and the text of the template arguments."""
+    """The full name of a kernel, the function in it, and the text of the template arguments."""
 
     name: str
     function: str
@@ -90,19 +91,19 @@ class _Kernel:
 
     @classmethod
     def parse(cls, name: str) -> _Kernel:
-        """Parses the full name of a kernel. An unspecific function name keeps the word before it."""
+        """Parses the full name of a kernel. An unspecific function name keeps the namespace or class in front of it."""
         text = re.sub(r"<unnamed>|\(anonymous namespace\)|\{anonymous\}", "_anonymous", demangle(name))
         text = re.sub(r"^(?:void |static )*(?:std::enable_if<.*?, void>::type )?", "", text)
         match = re.match(r"[\w:]+", text)
         qualified = match.group(0).rstrip(":") if match else text
-        *_, before, last = ("", *qualified.split("::"))
+        *_, scope, last = ("", *qualified.split("::"))
         word = last.rpartition(":")[2]
-        if before and word == last and (word in _UNSPECIFIC_NAMES or before.endswith("aten")):
-            word = f"{before.rpartition(':')[2]}::{word}"
+        if scope and word == last and (word in _UNSPECIFIC_NAMES or scope.endswith("aten")):
+            word = f"{scope.rpartition(':')[2]}::{word}"
         return cls(name, word or qualified, text[len(qualified) :])
 
     def find_operator(self) -> str:
-        """Returns the operator of a functor among the template arguments, or an empty text."""
+        """Returns the operator of the first functor among the template arguments, or an empty text."""
         for word in re.findall(r"\w+", self.arguments):
             if word in _OPERATOR_OF_FUNCTOR:
                 return _OPERATOR_OF_FUNCTOR[word]
@@ -111,12 +112,12 @@ class _Kernel:
         return ""
 
     def find_type(self) -> str:
-        """Returns the first type among the template arguments that is no index and no mask, or an empty text."""
+        """Returns the first type of the template arguments other than int and bool, else the first type, else ''."""
         types = [_TYPES[name] for name in _TYPE.findall(_NON_ELEMENT_TYPE.sub("", self.arguments))]
         return next((name for name in types if name not in ("int", "bool")), types[0] if types else "")
 
     def find_loop_kind(self) -> str:
-        """Returns the kind of the loop, and the first number of the template arguments."""
+        """Returns the kind of the kernel's loop and the first number of the template arguments: ``vectorized 4``."""
         match = _LOOP_KIND.search(self.function)
         if match is None and "elementwise" in self.function:
             return "strided"
@@ -124,12 +125,12 @@ class _Kernel:
         return _join_words(match[0].lower() if match else "", width[1] if width else "")
 
     def find_wrapper(self) -> str:
-        """Returns the functor around the operator; it shows which operands are tensors, scalars or lists."""
+        """Returns the functor around the operator, which shows whether operands are tensors, scalars or lists."""
         match = _WRAPPER.search(self.arguments)
         return match[0] if match else ""
 
     def make_base_label(self) -> str:
-        """Returns the label before it is compared with others: by the family of the name, otherwise by the function."""
+        """Returns a label that is not yet unique: by the family of the kernel's name, otherwise the function."""
         text = self.function + self.arguments
         for pattern, make_label in _FAMILIES:
             if match := re.search(pattern, text):
@@ -177,7 +178,8 @@ def _label_with_type(kernel: _Kernel, match: re.Match[str]) -> str:
     return _join_words(match[1], kernel.find_type())
 
 
-#: Families of kernel names. The first pattern that matches in ``function + arguments`` makes the label.
+#: Families of kernel names: a pattern, and the function that makes the label. The first pattern that matches the text
+#: ``function + arguments`` decides the label.
 _FAMILIES: tuple[tuple[str, Callable[[_Kernel, re.Match[str]], str]], ...] = (
     (r"^\[?((?:CUDA )?[Mm]em(?:cpy|set) ?[^\]]*)", lambda _, match: match[1]),
     (r"^(distribution)_elementwise", _label_operation),
@@ -205,7 +207,10 @@ _FAMILIES: tuple[tuple[str, Callable[[_Kernel, re.Match[str]], str]], ...] = (
 
 
 def _find_differing_words(group: Sequence[_Kernel]) -> list[str]:
-    """Returns the first words of each name that the name of some other kernel lacks, without a long common start."""
+    """Returns, for each kernel, the first three words of its name that not all kernels of the group have.
+
+    If the words of all kernels start with the same long text, this text is left out.
+    """
     words_of_names = [re.findall(r"\w+", demangle(kernel.name)) for kernel in group]
     common = set.intersection(*map(set, words_of_names))
     values = [" ".join(dict.fromkeys([word for word in words if word not in common][:3])) for words in words_of_names]
@@ -215,7 +220,7 @@ def _find_differing_words(group: Sequence[_Kernel]) -> list[str]:
 
 
 def _fit_label(base: str, facets: Sequence[str], limit: int) -> str:
-    """Returns ``base (facet, …)`` in at most ``limit`` characters; the ends of long parts are cut off."""
+    """Returns ``base (facet, …)`` in at most ``limit`` characters. The ends of long parts are cut off."""
     extra = _shorten(", ".join(facets), max(limit // 2, limit - len(base) - 3))
     tail = f" ({extra})" if extra else ""
     return _shorten(base, max(limit - len(tail), 4)) + tail

@@ -2,12 +2,13 @@
 
 Four kinds of ranges name a module:
 
-- ``nn.Module: GPT/h.0.attn: Attention``, written by ``run --modules``, holds the path. The marks of vLLM and SGLang are
-  read as ranges of this kind.
-- ``nn.Module: Linear_3`` is written by PyTorch's profiler. Its path follows from the nesting and order of calls.
-- ``torch.nn.modules.Module.__call__`` is written by nsys's ``--pytorch=functions-trace``. Its path follows likewise.
-- The program's own ranges inside its phases are modules if some are numbered, such as ``block 3``, or if operators show
-  which range a backward pass belongs to.
+- ``nn.Module: GPT/h.0.attn: Attention``, written by ``run --modules``, contains the path of the module. The module
+  ranges of vLLM and SGLang are read as ranges of this kind.
+- ``nn.Module: Linear_3`` is written by PyTorch's profiler. The path follows from the nesting and order of calls.
+- ``torch.nn.modules.Module.__call__`` is written by nsys's ``--pytorch=functions-trace``. The path also follows from
+  the nesting and order of calls.
+- The program's own ranges inside its phases count as modules if some ranges are numbered, such as ``block 3``, or if
+  operators have sequence numbers, which show the range of each operation of a backward pass.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from nsys_analyzer.trace.arrays import Ints, distinct, mask_by_name
 from nsys_analyzer.trace.columns import Operators, Ranges, process_of
 from nsys_analyzer.trace.phase_names import MODULE_RANGE_WITH_PATH, UNKNOWN_MODULE_CLASS, is_framework_name
 
-#: The words of a module's path, outermost first.
+#: The names in a module's path, the outermost module first.
 Path = tuple[str, ...]
 
 _PROFILER_CALL = re.compile(r"nn\.Module: (?P<kind>[^:]+?)_\d+")
 _NSYS_CALL = re.compile(r"torch\.nn\.modules\.Module\.__call__")
 _NSYS_FORWARD = re.compile(r"torch\.nn\.modules\.\w+\.forward")
 _NUMBERED_BLOCK = re.compile(r"(?i)(?:\w*block|layer|stage|decoder|encoder|h)s?[\s._-]*\d+")
-#: Modules usually nest about ten deep. A call that lies deeper than this is part of the call around it.
+#: The greatest depth of a module. A deeper call counts as part of the call around it. Most models nest ten deep.
 _MAX_DEPTH = 100
-#: The operator of a node of autograd's graph.
+#: Matches the operators that run a node of autograd's graph.
 _AUTOGRAD_NODE = re.compile(
     r"(?:autograd::engine::evaluate_function: .*|(?:torch::autograd::)?(?:\w*Backward\w*|AccumulateGrad|CopySlices))"
 )
 _CHECKPOINT_NODE = re.compile(r".*\bCheckpointFunctionBackward")
-#: A node that only accumulates a gradient is part of the node before it.
+#: Matches the nodes that only accumulate a gradient. Such a node counts as part of the previous node on its thread.
 _ACCUMULATION_NODE = re.compile(r".*AccumulateGrad")
 
 
@@ -49,11 +50,11 @@ class ModuleCalls:
     """The calls of modules in a trace.
 
     Attributes:
-        range: shape (calls,), index into the trace's ranges.
-        path: shape (calls,), index into ``paths``.
+        range: shape (calls,), the index of the call's range in the trace's ranges.
+        path: shape (calls,), the index in ``paths`` of the path of the called module.
         paths: the path of each module.
-        kinds: the class of each module, empty if it is not known.
-        source: the writer of the ranges, as a report names it.
+        kinds: the class of each module, empty if the class is unknown.
+        source: what wrote the ranges, such as "the program's own ranges".
     """
 
     range: Ints
@@ -83,7 +84,8 @@ def find_module_calls(attributed: AttributedTrace) -> ModuleCalls | None:
         return _derive_paths_from_nesting(ranges, index, kinds_of_calls, source, numbered=True)
     index = np.flatnonzero(mask_by_name(ranges, _NSYS_CALL.fullmatch))
     if len(index):
-        # The class of a call is that of the ``forward`` directly inside it, which nsys may have written.
+        # The class of the called module follows from the range of its ``forward`` directly inside the call, if there is
+        # one.
         forward = np.flatnonzero(mask_by_name(ranges, _NSYS_FORWARD.fullmatch))
         rows = np.concatenate([index, forward])
         parent = find_parents(ranges.thread[rows], ranges.start[rows], ranges.end[rows])[len(index) :]
@@ -95,7 +97,7 @@ def find_module_calls(attributed: AttributedTrace) -> ModuleCalls | None:
     operators = attributed.trace.operators
     if not any(map(_NUMBERED_BLOCK.fullmatch, ranges.names)) and not (operators.sequence >= 0).any():
         return None
-    # The program's own ranges inside its phases, except for those inside a backward pass, are calls.
+    # The program's own ranges inside its phases are calls, except for ranges inside a backward pass.
     roles, operator_names = attributed.roles, {operators.names[code] for code in distinct(operators.name)}
     is_call = mask_by_name(ranges, lambda name: not (is_framework_name(name) or name in operator_names))
     is_call &= ~roles.is_phase_or_step & ~roles.mask("warmup")
@@ -109,19 +111,19 @@ def find_module_calls(attributed: AttributedTrace) -> ModuleCalls | None:
 
 
 def split_module_path(text: str) -> Path:
-    """Splits a path as hooks write it, such as ``GPT/h.0.attn``, into its words."""
+    """Splits the path of a module in a range's name, such as ``GPT/h.0.attn``, into the names of modules."""
     return tuple(re.split(r"[/.]", text))[:_MAX_DEPTH]
 
 
 def _derive_paths_from_nesting(
     ranges: Ranges, index: Ints, names: list[str], source: str, *, numbered: bool
 ) -> ModuleCalls:
-    """Returns calls whose path is the path of the surrounding call, followed by their own name.
+    """Makes the path of each call: the path of the surrounding call, followed by the name of the call.
 
     Args:
-        index: the ranges that are calls.
+        index: the indices of the ranges that are calls.
         names: the name of each call.
-        numbered: number calls of the same name inside one call, in the order of their start.
+        numbered: if True, calls with the same name inside one call are numbered in the order of their start.
     """
     parent = find_parents(ranges.thread[index], ranges.start[index], ranges.end[index])
     order = np.lexsort((-ranges.end[index], ranges.start[index], ranges.thread[index]))
@@ -129,7 +131,7 @@ def _derive_paths_from_nesting(
     counters: dict[int, Counter[str]] = {}
     for call in order.tolist():
         around, name = int(parent[call]), names[call]
-        if numbered and around >= 0:  # calls of the outermost module are calls of the same model
+        if numbered and around >= 0:  # all outermost calls of one name call the same model, so they are not numbered
             counter = counters.setdefault(around, Counter())
             counter[name] += 1
             name = f"{name}[{counter[name] - 1}]"
@@ -142,7 +144,7 @@ def _derive_paths_from_nesting(
 
 
 def find_parents(group: Ints, start: Ints, end: Ints) -> Ints:
-    """Returns the innermost other range of the same group around each range, -1 if there is none; shape (ranges,)."""
+    """Returns the index of the innermost range of the same group around each range, or -1; shape (ranges,)."""
     parent = np.full(len(start), -1, np.int64)
     stack: list[int] = []
     groups, ends = group.tolist(), end.tolist()
@@ -156,10 +158,11 @@ def find_parents(group: Ints, start: Ints, end: Ints) -> Ints:
 
 
 class CallFinder:
-    """Finds the call that an operation belongs to: the call that is open at its launch, or that of the forward pass.
+    """Finds the call of a module that an operation belongs to.
 
-    An operator of a backward pass has the sequence number of the operator of the forward pass that it differentiates.
-    It belongs to the call around that operator.
+    An operation belongs to the call that is open at its launch. In a backward pass no call is open. An operator of the
+    backward pass has the sequence number of the forward operator that it differentiates, so an operation that it
+    launches belongs to the call around this forward operator.
     """
 
     def __init__(self, attributed: AttributedTrace, calls: ModuleCalls) -> None:
@@ -167,16 +170,16 @@ class CallFinder:
         ranges = attributed.trace.ranges
         self._is_call = np.zeros(len(ranges), np.bool_)
         self._is_call[calls.range] = True
-        self._call_of_range = np.full(len(ranges) + 1, NONE, np.int64)  # the last entry serves index -1
+        self._call_of_range = np.full(len(ranges) + 1, NONE, np.int64)  # index -1 selects the last entry
         self._call_of_range[calls.range] = np.arange(len(calls.range))
 
     def calls_of_operations(self, operations: Ints) -> Ints:
-        """Returns the call that each of ``operations`` belongs to, -1 if there is none."""
+        """Returns the index of the call that each of ``operations`` belongs to, or -1."""
         attribution = self._attributed.attribution
         call = self._call_of_range[attribution.find_innermost(self._is_call, operations)]
-        lacking = np.flatnonzero(call == NONE)
-        thread, time = attribution.thread[operations[lacking]], attribution.time[operations[lacking]]
-        call[lacking] = self._find_calls_by_sequence(thread, time)
+        without_call = np.flatnonzero(call == NONE)
+        thread, time = attribution.thread[operations[without_call]], attribution.time[operations[without_call]]
+        call[without_call] = self._find_calls_by_sequence(thread, time)
         return call
 
     def _find_open_calls(self, thread: Ints, time: Ints) -> Ints:
@@ -189,13 +192,14 @@ class CallFinder:
         return make_timeline(self._attributed.trace.ranges, self._is_call, latest=True)
 
     def _find_calls_by_sequence(self, thread: Ints, time: Ints) -> Ints:
-        """Returns the call around the forward operator whose backward node runs at each (thread, time)."""
+        """Returns the call around the forward operator whose backward node runs at each (thread, time), or -1."""
         call = np.full(len(thread), NONE, np.int64)
         nodes, forward = self._nodes, self._forward_operators
         if not len(thread) or not len(nodes) or not len(forward):
             return call
         running = Timeline(nodes.thread, nodes.start, nodes.end, latest=True).open_at(thread, time)
-        # The node of a checkpoint runs a backward pass of its own, over nodes that this thread has numbered.
+        # The node of a checkpoint runs a nested backward pass. The sequence numbers of the nodes in this backward pass
+        # come from this thread, so the number of the checkpoint's node is used instead.
         index = np.flatnonzero(mask_by_name(nodes, _CHECKPOINT_NODE.fullmatch))
         checkpoints = Timeline(nodes.thread[index], nodes.start[index], nodes.end[index], latest=False)
         around = checkpoints.open_at(thread, time)
@@ -207,7 +211,7 @@ class CallFinder:
             )
             moments = np.flatnonzero((running != NONE) & (process_of(thread) == process))
             number = nodes.sequence[running[moments]]
-            # The last operator before the moment whose number is not above the number of the node.
+            # Find the last forward operator before the moment whose number is at most the number of the node.
             count_by_number = np.searchsorted(node_makers.sequence, number, side="right")
             count = np.minimum(count_by_number, np.searchsorted(node_makers.start, time[moments]))
             moments, last = moments[count > 0], count[count > 0] - 1
@@ -216,10 +220,10 @@ class CallFinder:
 
     @cached_property
     def _nodes(self) -> Operators:
-        """The nodes of autograd's graph as they run, and the ranges that the engine opens around them.
+        """Returns the operators that run the nodes of autograd's graph, and the engine's operators around them.
 
-        The engine's range gets the sequence number of the node inside it, and a node that accumulates a gradient gets
-        the number of the node before it.
+        An operator of the engine gets the sequence number of the node inside it. A node that accumulates a gradient
+        gets the number of the previous node on its thread.
         """
         operators = self._attributed.trace.operators
         nodes = operators.select(mask_by_name(operators, _AUTOGRAD_NODE.fullmatch))
@@ -235,7 +239,7 @@ class CallFinder:
 
     @cached_property
     def _forward_operators(self) -> Operators:
-        """The operators that make nodes, sorted by start: they have a number and run outside autograd's threads."""
+        """Returns the forward operators, sorted by start. Each has a sequence number and creates a backward node."""
         operators = self._attributed.trace.operators
         makes_node = (operators.sequence >= 0) & ~mask_by_name(operators, _AUTOGRAD_NODE.fullmatch)
         makes_node &= ~np.isin(operators.thread, find_autograd_threads(self._attributed.trace))

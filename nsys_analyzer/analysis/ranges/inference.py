@@ -1,13 +1,13 @@
-"""Infers the phases of a program without phase ranges of its own.
+"""Infers the phases of a program that has no phase ranges of its own.
 
 - nsys's ``--pytorch=functions-trace`` writes a range for each call of a module, of backward and of an optimizer.
-- PyTorch's profiler and nsys's ``--pytorch=autograd-nvtx`` write the operators. Backward is the work of autograd's
-  engine and its threads. Forward is the work that is launched before it, since the optimizer, the start of the step or
-  the previous backward.
+- PyTorch's profiler and nsys's ``--pytorch=autograd-nvtx`` write the operators. The backward pass consists of the work
+  of autograd's engine and its threads. The forward pass consists of the work that is launched between the end of the
+  optimizer, the start of the step or the previous backward pass, and the start of the backward pass.
 - If nothing is annotated, the launches on autograd's threads and the kernels of the optimizer show the phases.
 
-Each inferred phase becomes a range on the thread that runs the step. A process with a phase range of its own keeps its
-ranges, and nothing is inferred.
+Each inferred phase becomes a range on the thread that runs the step. If a process has phase ranges of its own, nothing
+is inferred for this process.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ from nsys_analyzer.trace.phase_names import (
 )
 from nsys_analyzer.trace.trace import Trace
 
-#: The ranges of ``--pytorch=functions-trace`` that are phases; the outermost ones count.
+#: Matches the ranges of ``--pytorch=functions-trace`` that are phases. Only the outermost ranges count.
 _FUNCTION_RANGES = {
     "forward": re.compile(r"torch\.nn\.modules\.Module\.__call__"),
     "backward": re.compile(r"torch\.(?:autograd|Tensor)\.backward"),
     "optimizer": re.compile(r"torch\.optim\.(?!lr_scheduler|swa_utils)(?:\w+\.)+step"),
 }
-#: The call of a module in a trace of PyTorch's profiler.
+#: Matches the calls of modules in a trace of PyTorch's profiler.
 _MODULE_CALL = re.compile(rf"{MODULE_RANGE_PREFIX}.*")
-#: The operators that autograd's engine runs.
+#: Matches the operators of autograd's engine.
 _ENGINE_OPERATOR = re.compile(r"autograd::engine::evaluate_function")
-#: ``backward()`` computes the first gradient with this operator before it starts the engine.
+#: The operator with which ``backward()`` creates the first gradient, before it starts the engine.
 _FIRST_GRADIENT = "aten::ones_like"
 _OPTIMIZER, _ZERO_GRAD, _PROFILER_STEP = "Optimizer.step#", "Optimizer.zero_grad#", "ProfilerStep#"
-#: The sources of inferred phases, as the names of their ranges give them.
+#: The sources of inferred phases. The names of inferred ranges contain them.
 FUNCTION_RANGES = "nsys's function ranges"
 _OPERATORS = "autograd's operators"
 _MODULE_CALLS = "PyTorch's module calls"
 BY_THREADS = "autograd's threads and the optimizer's kernels"
 
-#: Modules that launch at most this share of the work of a process are not its model.
+#: If all modules together launch at most this share of the work of a process, they are not its model.
 _MAX_SHARE_OUTSIDE_MODEL = 0.1
 
 #: (start, end) of ranges, ns, sorted by start.
@@ -72,9 +72,13 @@ _Spans = list[tuple[int, int]]
 
 @dataclass
 class _InferredPhases:
-    """The phases that were inferred for one thread: their times in ns, by phase, and their source.
+    """The phases that were inferred for one thread.
 
-    ``no_phases`` are names of a framework's ranges that are no phase after all, since they hold a whole step.
+    Attributes:
+        thread: the global ID of the thread.
+        source: what the phases were inferred from.
+        spans: the start and end of each instance, ns, by phase.
+        no_phases: names of a framework's ranges that look like phases, but contain a whole step.
     """
 
     thread: int
@@ -84,14 +88,15 @@ class _InferredPhases:
 
 
 def with_inferred_phases(trace: Trace, names: PhaseNames, launch: SmallInts) -> tuple[Trace, Mapping[str, str]]:
-    """Adds ranges for the phases that can be inferred from a framework's own ranges and operators.
+    """Adds ranges for the phases that can be inferred from a framework's ranges and operators.
 
     Args:
-        launch: shape (operations,), the index of the launch of each operation, -1 if there is none.
+        launch: shape (operations,), the index of the launch of each operation, -1 without a launch.
 
     Returns:
-        The trace, and the phase of each name of an added range; the phase is empty for the name of a framework's range
-        that is no phase after all. The mapping is empty if nothing was added.
+        The trace with the added ranges, and the phase of each name of an added range. The mapping also contains the
+        name of each framework's range that looks like a phase but is none, with an empty text. If nothing was added,
+        the mapping is empty.
     """
     patterns = (*_FUNCTION_RANGES.values(), _MODULE_CALL)
     has_functions = any(
@@ -123,7 +128,7 @@ def with_inferred_phases(trace: Trace, names: PhaseNames, launch: SmallInts) -> 
 
 
 def _add_ranges(trace: Trace, inferred: Sequence[_InferredPhases]) -> tuple[Trace, Mapping[str, str]]:
-    """Returns the trace with the inferred ranges after its own; their names give the source of the inference."""
+    """Returns the trace with the inferred ranges after its own ranges, and the phase of each name of such a range."""
     ranges = trace.ranges
     phase_of_name: dict[str, str] = {}
     rows: list[tuple[int, int, int, int]] = []
@@ -143,11 +148,11 @@ def _add_ranges(trace: Trace, inferred: Sequence[_InferredPhases]) -> tuple[Trac
 
 
 class _Inference:
-    """Infers the phases of one process from the ranges and operators that its framework wrote.
+    """Infers the phases of one process from the ranges, the operators and the launches in its trace.
 
     Args:
-        work_ns: shape (launches,), how long the operations of each launch run.
-        classes: shape (launches,), the class of the kernel of each launch.
+        work_ns: shape (launches,), the total duration of the operations of each launch, ns.
+        classes: shape (launches,), the class of the kernel that each launch starts.
     """
 
     def __init__(
@@ -163,11 +168,11 @@ class _Inference:
         bounding = self.ranges.select(roles.mask(STEP, WARMUP) & self.in_process)
         open_ranges = trace.open_ranges
         endless = roles.mask(WARMUP, ranges=open_ranges) & (process_of(open_ranges.thread) == process)
-        #: No pass extends beyond the start or the end of a step or of a warm-up range.
+        #: The starts and ends of steps and of warm-up ranges, ns. No inferred phase extends beyond such a time.
         self.bounds = np.concatenate([bounding.start, bounding.end, open_ranges.start[endless]]).tolist()
 
     def infer(self) -> Iterator[_InferredPhases]:
-        """Yields the phases of each thread that trains: from its function ranges, else from the operators."""
+        """Yields the phases of each thread that runs steps: from function ranges, else from operators or launches."""
         threads = self._threads_with_functions("backward", "optimizer") or self._threads_with_functions("forward")[:1]
         for thread in threads:
             yield _InferredPhases(thread, FUNCTION_RANGES, self._infer_from_functions(thread))
@@ -184,9 +189,9 @@ class _Inference:
     # --- nsys's function ranges
 
     def _threads_with_functions(self, *phases: str) -> list[int]:
-        """Returns the threads that have function ranges of these phases, those with most ranges first.
+        """Returns the threads that have function ranges of these phases. The thread with most ranges comes first.
 
-        Autograd's own threads are left out.
+        The threads of autograd's engine are left out.
         """
         patterns = [_FUNCTION_RANGES[phase] for phase in phases]
         is_function = mask_by_name(self.ranges, lambda name: any(pattern.fullmatch(name) for pattern in patterns))
@@ -196,12 +201,12 @@ class _Inference:
     def _infer_from_functions(self, thread: int) -> dict[str, _Spans]:
         on_thread = self.ranges.select(self.ranges.thread == thread)
         calls, backward, optimizer = (
-            _spans(on_thread.select(mask_by_name(on_thread, pattern.fullmatch)))
+            _sorted_spans(on_thread.select(mask_by_name(on_thread, pattern.fullmatch)))
             for pattern in _FUNCTION_RANGES.values()
         )
         backward = _keep_outermost(backward)
         optimizer = [_cut_to_after_backward(span, backward) for span in _keep_outermost(optimizer)]
-        # A forward is a call that is not inside a backward or an optimizer, and that contains none of them.
+        # A call is part of a forward pass if it neither lies inside a backward pass or an optimizer, nor contains one.
         passes = _columns([*backward, *optimizer])
         calls = _keep_outermost(list(compress(calls, ~has_moments(*passes[:2], *_columns(calls)))))
         calls = list(compress(calls, ~is_in_any_range(*passes, *_columns(calls)[:2])))
@@ -212,9 +217,10 @@ class _Inference:
         }
 
     def _join_calls(self, calls: _Spans, backward: _Spans, optimizer: _Spans) -> _Spans:
-        """Joins the calls before each backward into one forward: a model and its criterion are called in turn.
+        """Joins the calls before each backward pass into one forward pass, such as those of a model and its criterion.
 
-        Calls that no backward follows, as in an evaluation, are left out. Without any backward every call is a forward.
+        Calls that no backward pass follows, as in an evaluation, are left out. If there is no backward pass at all,
+        each call is a forward pass.
         """
         if not backward:
             return calls
@@ -231,9 +237,10 @@ class _Inference:
     def _infer_from_modules(self) -> _InferredPhases | None:
         """Infers a forward pass from each call of the model.
 
-        The model is the module that no other module calls and that launches most work. Calls after it, such as those of
-        a head, are part of its pass. If a CUDA graph replays the model, the other calls, such as those of a sampler,
-        launch too little work to be a forward pass.
+        The model is the module that launches most work among the modules that no other module calls. Calls between two
+        calls of the model, such as those of a head, belong to the forward pass of the first of the two. If the modules
+        launch too little work, nothing is inferred: a CUDA graph then replays the model, and the remaining calls, such
+        as those of a sampler, are not a forward pass.
         """
         calls = self.ranges.select(self.in_process & mask_by_name(self.ranges, _MODULE_CALL.fullmatch))
         threads = _sort_by_frequency(calls.thread)
@@ -258,7 +265,7 @@ class _Inference:
     # --- autograd's operators
 
     def _infer_from_operators(self) -> _InferredPhases | None:
-        """Infers the phases from the engine's operators and from the launches of the step's thread outside them."""
+        """Infers the phases from the engine's operators, and from launches outside them on the thread of the step."""
         engine = self.operators.select(mask_by_name(self.operators, _ENGINE_OPERATOR.match))
         if not len(engine):
             return None
@@ -279,10 +286,10 @@ class _Inference:
     # --- threads and kernels alone
 
     def _infer_from_threads(self) -> _InferredPhases | None:
-        """Infers backward from the launches of autograd's threads, the optimizer from its kernels, and forward.
+        """Infers backward passes from the launches of autograd's threads, and optimizer steps from their kernels.
 
-        Without kernels of an optimizer there is no forward, since the work between two backward passes may hold an
-        optimizer nevertheless.
+        Forward passes are inferred only if there are kernels of an optimizer. Otherwise, the work between two backward
+        passes may contain an optimizer whose kernels are not known as such.
         """
         engine_threads = find_autograd_threads(self.trace)
         threads = _sort_by_frequency(self.launches.thread[~np.isin(self.launches.thread, engine_threads)])
@@ -292,7 +299,7 @@ class _Inference:
         order = np.argsort(self.launches.start[on_thread], kind="stable")
         outside, classes = self.launches.start[on_thread][order], self.classes[on_thread][order]
         backward = self._find_backward(self.operators, threads[0], outside)
-        if not backward:  # the capture begins inside it
+        if not backward:  # the only backward pass began before the capture
             return None
         optimizer = []
         next_starts = [*(start for start, _ in backward[1:]), np.iinfo(np.int64).max]
@@ -300,18 +307,18 @@ class _Inference:
             between = slice(*np.searchsorted(outside, (end, next_start)))
             updates = np.flatnonzero(classes[between] == "optimizer")
             if len(updates):
-                of_model = np.flatnonzero(np.isin(classes[between], MODEL_CLASSES))
-                next_of_model = np.append(of_model, len(classes))[np.searchsorted(of_model, updates[0])]
-                times = outside[between][updates[updates < next_of_model]]
+                model_launches = np.flatnonzero(np.isin(classes[between], MODEL_CLASSES))
+                next_model_launch = np.append(model_launches, len(classes))[np.searchsorted(model_launches, updates[0])]
+                times = outside[between][updates[updates < next_model_launch]]
                 optimizer.append((int(times[0]), int(times[-1]) + 1))
         forward = list(self._find_forward(threads[0], outside, backward, optimizer)) if optimizer else []
         spans = {"forward": forward, "backward": backward, "optimizer": optimizer}
         return _InferredPhases(threads[0], BY_THREADS, {phase: spans[phase] for phase in spans if spans[phase]})
 
     def _find_step_thread(self, engine: Ranges) -> int:
-        """Returns the thread of the optimizer or of the profiler's steps.
+        """Returns the thread that runs the optimizer or the profiler's steps.
 
-        Without such ranges it is the thread that launches most outside the engine.
+        If there are no such ranges, it returns the thread outside the engine that launches most.
         """
         engine_threads = [*find_autograd_threads(self.trace), *engine.thread]
         launching = self.launches.thread[~np.isin(self.launches.thread, engine_threads)]
@@ -320,9 +327,10 @@ class _Inference:
         return next(threads[0] for threads in choices if threads)
 
     def _find_backward(self, engine: Ranges, thread: int, outside: Ints) -> _Spans:
-        """Returns the spans in which the engine or its threads work, split at launches of the step and at bounds.
+        """Returns the spans of the backward passes, in which the engine or its threads work.
 
-        A backward that began before the capture is left out.
+        A launch outside the engine and a bound each separate two backward passes. A backward pass that began before the
+        capture is left out.
 
         Args:
             outside: sorted times of the launches of ``thread`` outside the engine, ns.
@@ -334,13 +342,17 @@ class _Inference:
         is_split = np.searchsorted(splits, starts[1:]) > np.searchsorted(splits, ends[:-1])
         firsts = np.flatnonzero(np.concatenate([[True], is_split]))
         spans = [
-            (_include_first_gradient(int(starts[i]), gradients, outside), int(ends[following - 1]))
-            for i, following in zip(firsts, [*firsts[1:], len(starts)], strict=True)
+            (_include_first_gradient(int(starts[i]), gradients, outside), int(ends[next_first - 1]))
+            for i, next_first in zip(firsts, [*firsts[1:], len(starts)], strict=True)
         ]
         return spans[1:] if len(outside) and outside[0] > spans[0][0] else spans
 
     def _merge_engine_work(self, engine: Ranges, thread: int) -> tuple[Ints, Ints, Ints]:
-        """Merges the engine's operators with all operators and launches on the threads of the engine."""
+        """Merges the engine's operators with all operators and launches on the engine's threads.
+
+        Returns:
+            The groups, all 0, and the starts and ends of the merged ranges, ns.
+        """
         engine_threads = np.setdiff1d([*find_autograd_threads(self.trace), *engine.thread], [thread])
         operators = self.operators.select(np.isin(self.operators.thread, engine_threads))
         launches = self.launches.start[np.isin(self.launches.thread, engine_threads)]
@@ -349,12 +361,13 @@ class _Inference:
         return merge_ranges(np.zeros(len(start), np.int64), start, end)
 
     def _find_optimizer(self, backward: _Spans) -> tuple[_Spans, tuple[str, ...]]:
-        """Returns the spans of the optimizers, and the names of the framework's ranges that hold a whole step.
+        """Returns the spans of the optimizer steps, and the names of the optimizer's ranges that contain a whole step.
 
-        A closure runs the whole step inside such a range. The optimizer is then the work after the backward.
+        If the optimizer calls a closure, its range contains the forward and backward pass as well. The optimizer step
+        is then the part of the range after the last backward pass.
         """
         optimizers = self._select_by_prefix(_OPTIMIZER)
-        spans = _spans(optimizers)
+        spans = _sorted_spans(optimizers)
         cut = [_cut_to_after_backward(span, backward) for span in spans]
         if cut == spans:
             return spans, ()
@@ -363,9 +376,10 @@ class _Inference:
     def _find_forward(
         self, thread: int, outside: Ints, backward: _Spans, optimizer: _Spans
     ) -> Iterator[tuple[int, int]]:
-        """Yields the forward before each backward: from the first operator that launches work to the backward.
+        """Yields the span of the forward pass before each backward pass.
 
-        It starts after the previous backward, optimizer or bound. Setting gradients to zero is no forward.
+        The span starts with the first operator that launches work after the previous backward pass, optimizer step or
+        bound. It ends where the backward pass starts. Work that sets gradients to zero does not count.
         """
         zeroing = self._select_by_prefix(_ZERO_GRAD)
         group = np.full(len(outside), thread)
@@ -374,15 +388,15 @@ class _Inference:
         operators = self.operators.select(self.operators.thread == thread)
         outermost = Timeline(operators.thread, operators.start, operators.end, latest=False)
         for start, _ in backward:
-            before = np.searchsorted(bounds, start, side="right")
-            bound = int(bounds[before - 1]) if before else LONG_AGO
+            bound_count = np.searchsorted(bounds, start, side="right")
+            bound = int(bounds[bound_count - 1]) if bound_count else LONG_AGO
             launched = outside[np.searchsorted(outside, bound) : np.searchsorted(outside, start)]
             if len(launched):
                 operator = int(outermost.open_at(np.array([thread]), launched[:1])[0])
                 yield (int(launched[0]) if operator == NONE else max(int(operators.start[operator]), bound)), start
 
 
-def _spans(ranges: Ranges) -> _Spans:
+def _sorted_spans(ranges: Ranges) -> _Spans:
     order = np.argsort(ranges.start, kind="stable")
     return list(zip(ranges.start[order].tolist(), ranges.end[order].tolist(), strict=True))
 
@@ -394,7 +408,7 @@ def _sort_by_frequency(threads: Ints) -> list[int]:
 
 
 def _columns(spans: _Spans) -> tuple[Ints, Ints, Ints]:
-    """Returns spans as groups (all 0), starts and ends, each of shape (spans,)."""
+    """Returns the groups (all 0), the starts and the ends of spans, each with the shape (spans,)."""
     start, end = np.array(spans, np.int64).reshape(len(spans), 2).T
     return np.zeros(len(spans), np.int64), start, end
 
@@ -404,15 +418,18 @@ def _keep_outermost(spans: _Spans) -> _Spans:
 
 
 def _cut_to_after_backward(span: tuple[int, int], backward: _Spans) -> tuple[int, int]:
-    """Returns the part of a span after the last backward inside it."""
+    """Returns the part of a span after the last backward pass inside it; the whole span if it contains none."""
     return max([span[0], *(end for start, end in backward if span[0] <= start and end <= span[1])]), span[1]
 
 
 def _include_first_gradient(start: int, gradients: Ranges, outside: Ints) -> int:
-    """Returns the start of a backward: that of its first gradient, if nothing else is launched in between."""
-    before = np.flatnonzero(gradients.end <= start)
-    if not len(before):
+    """Returns the start of a backward pass, including the operator that creates its first gradient.
+
+    The operator does not belong to the backward pass if something else is launched between both.
+    """
+    earlier = np.flatnonzero(gradients.end <= start)
+    if not len(earlier):
         return start
-    last = before[np.argmax(gradients.end[before])]
+    last = earlier[np.argmax(gradients.end[earlier])]
     launched = outside[(outside >= gradients.end[last]) & (outside < start)]
     return start if len(launched) else int(gradients.start[last])

@@ -52,27 +52,28 @@ from nsys_analyzer.trace.phase_names import (
 )
 from nsys_analyzer.trace.trace import Trace
 
-#: Ranges such as "decode" are steps if there are at least this many, and if they hold this share of the GPU's time.
+#: Ranges such as "decode" are steps if there are at least ``_MIN_DECODES`` of them, and if they contain at least the
+#: share ``_MIN_DECODE_SHARE`` of the GPU's time.
 _MIN_DECODES, _MIN_DECODE_SHARE = 3, 0.8
-#: The names of ranges that libraries write, and of calls of modules.
+#: Matches the names of ranges that libraries write, and of calls of modules.
 _LIBRARY_RANGE = re.compile(r"nn\.Module: |(?i:nccl)|\w+::")
-#: The number of repeating ranges that a message lists.
+#: The maximum number of repeating ranges that a message lists.
 _MAX_REPEATING_RANGES = 5
 #: Profilers round times, so a range may end up to this much after the range that contains it.
 _ROUNDING_NS = 1_000
 
 
 class AttributedTrace:
-    """A trace with the ranges, the phase and the instance of each operation.
+    """A trace, with the ranges, the phase and the instance that each operation belongs to.
 
     Attributes:
         as_recorded: the trace as it was read.
-        trace: the trace without operations that contradict it, and with a range for each inferred phase.
-        unmeasured: the launches whose operation was left out because its times cannot be true.
-        start_ups: the start and the end of the first step of a process, ns, by its global ID, if it counts as warm-up.
+        trace: the trace without operations whose times are wrong, and with a range for each inferred phase.
+        unmeasured: the launches whose operation was left out because its times are wrong.
+        start_ups: the start and end of each first step that counts as warm-up, ns, by the global ID of the process.
 
     Raises:
-        ConfigurationError: ``names`` gives the step a name that no range has.
+        ConfigurationError: according to ``names``, the step has a name that no range has.
     """
 
     def __init__(self, trace: Trace, names: PhaseNames | None = None) -> None:
@@ -89,7 +90,7 @@ class AttributedTrace:
         self.attribution: Attribution = attribute(self.trace, self.roles, launch)
 
     def with_start_ups_as_warmup(self, start_ups: Mapping[int, tuple[int, int]]) -> AttributedTrace:
-        """Returns a copy in which the first step of these processes counts as warm-up."""
+        """Returns a copy in which the first step of the given processes counts as warm-up."""
         changed = copy(self)
         for name in ("instances", "instances_of_operations", "is_warmup"):
             changed.__dict__.pop(name, None)
@@ -97,7 +98,9 @@ class AttributedTrace:
         return changed
 
     def measure_launch_waits(self, operations: Any) -> Ints:
-        """Returns the time from the launch of each operation to its start, ns, by one clock; 0 without a launch.
+        """Returns the time from the launch of each operation to its start, ns, corrected for the offset of the clocks.
+
+        It is 0 for an operation without a launch.
 
         Args:
             operations: indices of operations, or a slice.
@@ -109,7 +112,7 @@ class AttributedTrace:
 
     @cached_property
     def instances(self) -> Instances:
-        """All instances of all phases."""
+        """Returns all instances of all phases."""
         ranges, roles = self.trace.ranges, self.roles
         phases = (*roles.names.leaf_phases, OTHER_STEP, STEP)
         is_leaf_instance, is_step = self._is_instance(roles.is_leaf_phase), self._is_instance(roles.mask(STEP))
@@ -120,7 +123,7 @@ class AttributedTrace:
         index, phase = index[order], phase[order]
         selected = ranges.select(index)
         process, start, end = process_of(selected.thread), selected.start, selected.end
-        # A step without a backward pass usually is an evaluation, if other steps of its process have one.
+        # If some steps of a process have a backward pass, a step without one usually is an evaluation.
         is_step, is_backward = phase == phases.index(STEP), phase == phases.index("backward")
         trains = is_step & has_moments(process[is_backward], start[is_backward], process, start, end)
         phase[is_step & ~trains & np.isin(process, process[trains])] = phases.index(OTHER_STEP)
@@ -129,9 +132,9 @@ class AttributedTrace:
         return Instances(index, phase, process, start, end, warmup, incomplete, phases)
 
     def _lacks_gpu_activity(self, ranges: Ranges, process: Ints) -> Bools:
-        """Returns True for each range with a launch whose operation is missing or was left out.
+        """Returns True for each range that contains a launch whose operation is missing or was left out.
 
-        If API calls were left out, it also returns True for each range with an operation whose launch is missing.
+        If API calls were left out, it also returns True for each range in which an operation without a launch starts.
         """
         incomplete = self.trace.launches.select(np.concatenate([self.lost_launches, self.unmeasured]))
         lacks_activity = has_moments(process_of(incomplete.thread), incomplete.start, process, ranges.start, ranges.end)
@@ -141,7 +144,7 @@ class AttributedTrace:
         return lacks_activity
 
     def _ends_out_of_memory(self, ranges: Ranges, process: Ints) -> Bools:
-        """Returns True for each range in which an allocation failed and nothing was launched afterwards."""
+        """Returns True for each range in which an allocation failed, and no kernel was launched afterwards."""
         failed = self.trace.failed_allocations
         if not len(failed.start):
             return np.zeros(len(ranges), np.bool_)
@@ -154,7 +157,7 @@ class AttributedTrace:
     def is_in_warmup(self, process: Ints, time: Ints) -> Bools:
         """Returns True for each (process, time) in a warm-up range, on any thread, or in a step of ``start_ups``.
 
-        A warm-up range without an end stays open.
+        A warm-up range without an end lasts to the end of the capture.
         """
         ended = self.trace.ranges.select(self.roles.mask(WARMUP))
         endless = self.trace.open_ranges.select(self.roles.mask(WARMUP, ranges=self.trace.open_ranges))
@@ -168,13 +171,17 @@ class AttributedTrace:
         return in_warmup
 
     def _is_instance(self, family: Bools) -> Bools:
-        """Returns True for each range of a family (all phases, or all steps) that no other range of it contains."""
+        """Returns True for each range of a family that lies in no other range of this family.
+
+        Args:
+            family: shape (ranges,), True for the ranges of the family: of all phases, or of all steps.
+        """
         ranges = self.trace.ranges
         index = np.flatnonzero(family)
         is_instance = family.copy()
         is_instance[index] = ~is_contained(ranges.thread[index], ranges.start[index], ranges.end[index])
-        # A phase that autograd's thread opens while another thread is in a phase is part of that phase. An example is
-        # a forward pass that is recomputed.
+        # If autograd's thread opens a phase while another thread is in a phase, the first is part of the second. An
+        # example is a forward pass that is recomputed in a backward pass.
         engine = self.attribution.engine_threads
         autograd = np.flatnonzero(np.isin(ranges.thread, engine) & family)
         process, start = process_of(ranges.thread[autograd]), ranges.start[autograd]
@@ -184,48 +191,49 @@ class AttributedTrace:
 
     @cached_property
     def kernels(self) -> Kernels:
-        """The distinct kernels, each with its class."""
+        """Returns the distinct kernels of the trace, each with its class."""
         return find_kernels(self.trace, self.attribution)
 
     @cached_property
     def lost_launches(self) -> Ints:
-        """The kernel launches whose kernel the capture lacks: indices into ``trace.launches``."""
+        """Returns the indices of the kernel launches whose kernel is missing in the capture."""
         return np.flatnonzero(find_dropped_launches(self.trace.launches, self.attribution.launch, self.unmeasured))
 
     @cached_property
     def instances_of_operations(self) -> tuple[SmallInts, SmallInts]:
-        """The instance of a phase, and the step, that each operation belongs to.
+        """Returns the instance of a phase and the step that each operation belongs to.
 
-        Both are arrays of shape (operations,) with indices into ``instances``, -1 if there is none.
+        Both are arrays of shape (operations,) with indices into ``instances``, or -1.
         """
         return self._find_instances(self.roles.is_leaf_phase), self._find_instances(self.roles.mask(STEP))
 
     def _find_instances(self, family: Bools) -> SmallInts:
-        instance_of_range = np.full(len(self.trace.ranges) + 1, NONE, np.int32)  # the last entry serves index -1
+        instance_of_range = np.full(len(self.trace.ranges) + 1, NONE, np.int32)  # index -1 selects the last entry
         instance_of_range[self.instances.range] = np.arange(len(self.instances.range))
         instance = instance_of_range[self.attribution.find_outermost(family)]
-        if self.is_warmup.any():  # the work of a warm-up range inside a measured instance does not belong to it
+        if self.is_warmup.any():  # the work of a warm-up range does not belong to a measured instance around the range
             instance[self.is_warmup & ~np.append(self.instances.warmup, True)[instance]] = NONE
         return instance
 
     @cached_property
     def is_warmup(self) -> Bools:
-        """True for the operations that were launched in warm-up; shape (operations,).
+        """Returns True for each operation that was launched in warm-up; shape (operations,).
 
-        On a trace of the GPU's timeline alone, they are the operations that ran in it.
+        If a trace contains only the GPU's timeline, each operation that ran in warm-up counts instead.
         """
         time, has_thread = self.attribution.time, self.attribution.thread != NONE
         is_warmup: Bools = has_thread & self.is_in_warmup(self.trace.operations.process, time)
         return is_warmup
 
     def find_attention_parts(self, operations: Ints) -> Ints:
-        """Returns the position in ``ATTENTION_PARTS`` of the innermost attention range around each operation, or -1.
+        """Returns the index in ``ATTENTION_PARTS`` of the innermost attention range around each operation, or -1.
 
-        If there are ranges around all of attention, a part outside them, such as a sampler's softmax, is none.
+        If the trace has ranges around whole attention layers, a range outside them, such as a sampler's softmax, does
+        not count.
         """
         part_of_range = self.roles.codes(ATTENTION_PARTS)
         is_attention = part_of_range == ATTENTION_PARTS.index("attention")
-        # A projection is a module inside the module of attention, and no part of attention.
+        # A projection is a module inside the module of attention, but it is not a part of attention.
         is_candidate = (part_of_range != NONE) | self.roles.mask(MODULE)
         innermost = self.attribution.find_innermost(is_candidate, operations)
         has_attention = is_attention.any()
@@ -233,7 +241,7 @@ class AttributedTrace:
         return np.where(around == NONE, NONE, np.append(part_of_range, NONE)[innermost])
 
     def count_lost_launches(self, process: int) -> int:
-        """Counts the kernel launches of a process whose kernel the capture lacks."""
+        """Counts the kernel launches of a process whose kernel is missing in the capture."""
         return int((process_of(self.trace.launches.thread[self.lost_launches]) == process).sum())
 
     def find_open_phases(self, process: int) -> tuple[str, ...]:
@@ -250,10 +258,10 @@ class AttributedTrace:
         return ranges.select((process_of(ranges.thread) == process) & self.roles.mask(*roles, ranges=ranges))
 
     def count_nested_phases(self, process: int) -> dict[tuple[str, str], int]:
-        """Counts the ranges of one phase inside another phase on the same thread.
+        """Counts the ranges of one phase that lie inside a range of another phase on the same thread.
 
         Returns:
-            (name of the inner, name of the outer) to count.
+            The count for each pair (name of the inner range, name of the outer range).
         """
         ranges = self.trace.ranges
         is_leaf = self.roles.is_leaf_phase & (process_of(ranges.thread) == process)
@@ -270,16 +278,17 @@ class AttributedTrace:
         return counts
 
     def _name_phase(self, name: str) -> str:
-        """Returns the name of a range as a report shows it: an inferred range has the name of its phase."""
+        """Returns the name of a range as a report shows it. For an inferred range, this is the name of its phase."""
         return self.roles.inferred.get(name) or normalize_name(name)
 
     def count_crossing_phases(self, process: int) -> dict[tuple[str, str], int]:
-        """Counts the pairs of ranges of phases that cross: the second starts inside the first and ends after it.
+        """Counts the pairs of phase ranges that cross: the second starts inside the first and ends after the first.
 
-        Only pushed ranges count. They nest, so if two cross, a pop is missing, or it ended another range.
+        Only pushed ranges count. Pushed ranges are nested, so if two of them cross, a pop is missing or ended the wrong
+        range.
 
         Returns:
-            (name of the first, name of the second) to count.
+            The count for each pair (name of the first range, name of the second range).
         """
         ranges, not_pushed = self.trace.ranges, {*self.trace.start_end_names, *self.roles.inferred}
         is_pushed = self.roles.is_phase_or_step & mask_by_name(ranges, lambda name: name not in not_pushed)
@@ -290,7 +299,7 @@ class AttributedTrace:
         return Counter((ranges.names[first_name], ranges.names[second_name]) for first_name, second_name in pairs)
 
     def ran_out_of_memory(self, process: int) -> bool:
-        """Returns True if an allocation of a process failed and it launched no kernel afterwards."""
+        """Returns True if an allocation of a process failed, and the process launched no kernel afterwards."""
         failed, launches = self.trace.failed_allocations, self.trace.launches
         failures = failed.start[process_of(failed.thread) == process]
         launched = launches.start[(process_of(launches.thread) == process) & (launches.call == LAUNCH)]
@@ -299,14 +308,19 @@ class AttributedTrace:
 
 @dataclass(frozen=True)
 class Instances:
-    """The instances of phases, sorted by start; each array has shape (instances,), times are ns on the CPU's clock.
+    """The instances of phases, sorted by start.
+
+    Each array has the shape (instances,).
 
     Attributes:
-        range: index into the trace's ranges.
-        phase: index into ``phases``, which are in the order of a step.
-        process: global process ID.
-        incomplete: True if the capture lacks GPU activity of the instance: launches without a kernel, an operation
-            whose times cannot be true, or a failed allocation inside the instance.
+        range: the index of the instance's range in the trace's ranges.
+        phase: the index of the phase in ``phases``.
+        process: the global ID of the process.
+        start, end: the start and end of the range on the CPU's clock, ns.
+        warmup: True if the instance starts in warm-up.
+        incomplete: True if the capture lacks GPU activity of the instance. The instance then contains a launch without
+            a kernel, an operation whose times are wrong, or an allocation that failed.
+        phases: the names of the phases, in the order in which a step runs them.
     """
 
     range: Ints
@@ -320,13 +334,16 @@ class Instances:
 
     @property
     def is_measured(self) -> Bools:
-        """True for the instances that count as measurements."""
+        """Returns True for each instance that counts as a measurement."""
         is_measured: Bools = ~self.warmup & ~self.incomplete
         return is_measured
 
 
 def find_repeating_ranges(trace: Trace) -> list[str]:
-    """Returns the names, without counters, of the program's ranges that occur several times, the longest first."""
+    """Returns the names of the program's ranges that occur several times, without counters in the names.
+
+    The names are sorted by the total duration of their ranges, the longest first.
+    """
     ranges, operators = trace.ranges, {trace.operators.names[code] for code in distinct(trace.operators.name)}
     total_ns, total_count = Counter[str](), Counter[str]()
     lengths = np.bincount(ranges.name, ranges.end - ranges.start, len(ranges.names)).tolist()
@@ -339,9 +356,9 @@ def find_repeating_ranges(trace: Trace) -> list[str]:
 
 
 def _without_overlong_steps(trace: Trace, names: PhaseNames) -> Trace:
-    """Takes the end from each step that lasts into the next step of its name and thread, if few steps do.
+    """Moves each step that lasts into the next step of the same name and thread to the ranges without an end.
 
-    If most steps do, one step lies inside another.
+    This applies only if less than half of the steps do so. Otherwise, steps are nested in each other.
     """
     ranges = trace.ranges
     roles_by_name = zip(ranges.names, names.find_roles(ranges.names), strict=True)
@@ -364,9 +381,9 @@ def _without_overlong_steps(trace: Trace, names: PhaseNames) -> Trace:
 
 
 def _has_decode_steps(trace: Trace, launch: SmallInts) -> bool:
-    """Returns True if ranges such as "decode", which do not name a batch, hold most of the GPU's time.
+    """Returns True if ranges such as "decode", which do not name a batch, contain most of the GPU's time.
 
-    Those of an image decoder do not.
+    A server of a language model has such ranges. The ranges "decode" of an image decoder contain little GPU time.
     """
     operations, marks = trace.operations, map_by_shape(trace.ranges.names, parse_served_step)
     is_mark = np.array([*(mark is not None and not mark.certain for mark in marks), False])[trace.ranges.name]
