@@ -1,16 +1,18 @@
-"""What a new thing costs: a module or a function and an entry, or one row.
+"""Adds one thing of each kind, as the table of CONTRIBUTING.md describes it: a module and an entry, or one row.
 
-A format of a report is in ``test_renderers``, an option in ``test_configuration``.
+The table names the files that test the other kinds.
 """
 
 import importlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from nsys_analyzer.analysis.comparison import comparison
 from nsys_analyzer.analysis.findings import diagnosis
 from nsys_analyzer.analysis.findings.finding import (
     Candidate,
@@ -23,7 +25,9 @@ from nsys_analyzer.analysis.kernels import class_rules, classes
 from nsys_analyzer.analysis.kernels.class_rules import Rule
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.analysis.transformer import peaks
+from nsys_analyzer.api import summarize
 from nsys_analyzer.cli import bench as cli_bench
+from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.experiments import results
 from nsys_analyzer.questions import ask
@@ -31,7 +35,7 @@ from nsys_analyzer.questions import figure as figure_module
 from nsys_analyzer.questions.figure_parts import PHASE
 from nsys_analyzer.questions.named_figures import FIGURES
 from nsys_analyzer.report import finding_texts, palette, sections
-from nsys_analyzer.report.model import Block, Paragraph
+from nsys_analyzer.report.model import Block, Field, Paragraph, make_table
 from nsys_analyzer.report.renderers import step_bar
 from nsys_analyzer.report.sections import ReportQuestion
 from nsys_analyzer.report.writing import check_target
@@ -175,3 +179,39 @@ def test_a_spelling_of_a_phase_is_a_word(monkeypatch: pytest.MonkeyPatch) -> Non
     words = {**phase_names.DEFAULT_NAMES, "forward": (*phase_names.DEFAULT_NAMES["forward"], "vorwaerts")}
     monkeypatch.setattr(phase_names, "DEFAULT_NAMES", words)
     assert phase_names.PhaseNames().find_role("Vorwaerts") == "forward"
+
+
+def test_a_column_of_a_table_is_a_field() -> None:
+    """A column without any value is left out, and so is a row without any."""
+    names: Field[tuple[str, float | None]] = Field("kernel", "text", lambda row: row[0])
+    times: Field[tuple[str, float | None]] = Field("ms", "ms", lambda row: row[1])
+    doubled: Field[tuple[str, float | None]] = Field("twice ms", "ms", lambda row: row[1] and 2 * row[1])
+    unknown: Field[tuple[str, float | None]] = Field("rate", "count", lambda _: None)
+    table = make_table((names, times, doubled, unknown), [("gemm", 1.5), ("unknown", None)])
+    assert [column.title for column in table.columns] == ["kernel", "ms", "twice ms"]
+    assert table.rows == (("gemm", 1.5, 3.0),)
+
+
+def test_a_spelling_of_the_steps_of_an_engine_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The groups of the pattern are the sequences in prefill (c) and in decode (g)."""
+    name = "round 3: 2 prompts, 5 tokens"
+    phase_names.parse_served_step.cache_clear()
+    assert phase_names.parse_served_step(name) is None
+    row = re.compile(r"round \d+: (?P<c>\d+) prompts, (?P<g>\d+) tokens")
+    monkeypatch.setattr(phase_names, "ENGINE_STEPS", (*phase_names.ENGINE_STEPS, row))
+    phase_names.parse_served_step.cache_clear()
+    step = phase_names.parse_served_step(name)
+    phase_names.parse_served_step.cache_clear()
+    assert step is not None
+    assert (step.kind, step.batch) == ("mixed", 2 + 5)
+
+
+def test_an_option_that_distinguishes_configurations_is_a_key(
+    step_trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (capture,) = summarize(step_trace)
+    sides = [comparison.Side((replace(capture, run=Run(seed=seed)),)) for seed in (1, 2)]
+    assert comparison.compare_settings(*sides) == ()
+    monkeypatch.setattr(comparison, "_OPTIONS", (*comparison._OPTIONS, "seed"))
+    (difference,) = comparison.compare_settings(*sides)
+    assert (difference.key, difference.before, difference.after) == ("seed", "1", "2")
