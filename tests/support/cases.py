@@ -14,7 +14,10 @@ A row is a method of ``Export`` with its arguments, and times are ns. An argumen
 is given. ``launched`` is the correlation ID of the last call. These rows have a meaning of their own:
 
 - ``torch``: the rows below are methods of ``Kineto``, and times are µs.
-- ``at 0 1000``: repeats the rows that are indented below it, each time later by so much.
+- ``program``: the rows ``api``, ``work``, ``copy``, ``open`` and ``step`` are methods of ``Program``. Their times are
+  µs, and ``30..34`` is the time from 30 to 34.
+- ``at 0 1000``: repeats the rows that are indented below it, each time later by so much; ``repeat 20 every 50`` does so
+  20 times. ``{n}`` is the number of the repetition.
 - ``define NAME argument …``, at the margin: names rows, in which ``{argument}`` stands for an argument.
   ``NAME 500 …`` then writes them, 500 later.
 - ``sql STATEMENT``: changes the written file.
@@ -55,19 +58,23 @@ from nsys_analyzer.text import plain
 from nsys_analyzer.trace.phase_names import PhaseNames
 from tests.support import export as exports
 from tests.support import kineto
+from tests.support import program as programs
 
 CASES = Path(__file__).parents[1] / "cases"
 _NAMES: dict[str, Any] = {
     "-": None, "GEMM": exports.GEMM, "ADD": exports.ADD, "SOFTMAX": exports.SOFTMAX, "AUTOGRAD": exports.AUTOGRAD,
     "CALL": "torch.nn.modules.Module.__call__", "ENGINE": "autograd::engine::evaluate_function: MmBackward0",
     "ADAM": "void at::native::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor>()",
-    "NCCL": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+    "NCCL": programs.NCCL, "SYNC": programs.SYNC, "COPY": programs.COPY, "MALLOC": programs.MALLOC,
+    "FREE": programs.FREE, "GRAPH": programs.GRAPH,
+    "NEXT_BATCH": "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
 }  # fmt: skip
 _TORCH_NAMES = {**_NAMES, "AUTOGRAD": kineto.AUTOGRAD}
 _NS_PER_UNIT = {"": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
+_SPAN = re.compile(r"(-?\d+)\.\.(-?\d+)")
 _NUMBER = re.compile(r"-?\d+(?:us|ms|s)?(?:[+-]\d+(?:us|ms|s)?)*")
 #: Arguments that are times, which ``at`` and a definition move.
-_TIMES = {"start", "end", "launch", "at"}
+_TIMES = {"start", "end", "launch", "at", "called", "ran"}
 #: Arguments that are times in the methods of ``Kineto``, whose others are durations.
 _TORCH_TIMES = {"ts"}
 
@@ -230,15 +237,18 @@ class _Check:
     def build(self, line: Line, later: int, arguments: Mapping[str, str], options: Mapping[str, Any]) -> None:
         """Carries out a row, whose times are moved by ``later``, or checks what it expects."""
         text = re.sub(r"\{(\w+)\}", lambda name: arguments.get(name[1], name[0]), line.text)
+        text = text.replace("{n}", arguments.get("n", "{n}"))  # an argument may hold it
         if text.startswith("="):
             self.compare(line.number, text)
             return
         self.capture = None
         verb, *words = shlex.split(text, comments=True)
-        if verb == "at":
-            for word in words:
+        if verb in ("at", "repeat"):
+            values = [_value(word, self.known) for word in words]
+            times = values if verb == "at" else [number * values[2] for number in range(values[0])]
+            for number, time in enumerate(times):
                 for row in line.below:
-                    self.build(row, later + _value(word, self.known), arguments, options)
+                    self.build(row, later + time, {**arguments, "n": str(number)}, options)
         elif verb in self.case.definitions:
             names, rows = self.case.definitions[verb]
             given, more = self.parse(words[1:])
@@ -246,9 +256,11 @@ class _Check:
             texts = dict(zip(names, (word for word in words[1:] if not _is_option(word)), strict=True))
             assert len(texts) == len(given)
             for row in rows:
-                self.build(row, moved, texts, {**options, **more})
+                self.build(row, moved, {"n": arguments.get("n", "{n}"), **texts}, {**options, **more})
         elif verb == "torch":
             self.trace = kineto.Kineto()
+        elif verb == "program":
+            self.trace = programs.Program()
         elif verb == "start":
             self.trace, self.changes, self.names, self.pid = exports.Export(), [], None, None
             self.configuration = None
@@ -277,8 +289,13 @@ class _Check:
         values = {**{name: value for name, value in options.items() if name in signature.parameters}, **values}
         if "pid" in values and "tid" in signature.parameters and isinstance(self.trace, exports.Export):
             values.setdefault("tid", values["pid"])
+        if isinstance(self.trace, programs.Program) and verb not in vars(programs.Program):
+            later *= programs.US
         for name in (_TORCH_TIMES if isinstance(self.trace, kineto.Kineto) else _TIMES) & values.keys():
-            values[name] = None if values[name] is None else values[name] + later
+            if isinstance(values[name], tuple):
+                values[name] = tuple(time + later for time in values[name])
+            elif values[name] is not None:
+                values[name] += later
         result = method(**values, **more)
         self.correlation = result if isinstance(result, int) else self.correlation
 
@@ -326,6 +343,8 @@ def _value(word: str, names: Mapping[str, Any]) -> Any:
     """Returns the number that a word states, what it stands for, or the word itself."""
     if word in names:
         return names[word]
+    if span := _SPAN.fullmatch(word):
+        return tuple(map(int, span.groups()))
     if not _NUMBER.fullmatch(word):
         return word
     return sum(int(number) * _NS_PER_UNIT[unit] for number, unit in re.findall(r"([+-]?\d+)(us|ms|s|)", word))
