@@ -42,7 +42,7 @@ def test_the_decision_and_the_findings(trace: Path, explain: Callable[..., str])
     # a step: 100 × 0.01 + 2 ms of GEMM, 0.5 + 1 + 1 ms of ADD, 10.6 − 5.5 ms without work
     assert "In these ≈ 10.6 ms: M matmul 3 ms 28 % E elementwise 2.5 ms 24 % ░ idle 5.09 ms 48 %" in text
     assert "optimizer 2.000 1.000 0.0 % elementwise add" in text
-    assert " Findings 1. The CPU stops launching work: saves " in text
+    assert " Findings 1. The CPU stops launching work: a fix saves " in text
     assert "What share is matmul?" not in text
 
 
@@ -61,7 +61,7 @@ def test_a_finding_has_lines_to_type(trace: Path, run_main: Main) -> None:
     """Each on a line of its own, however long, so that it can be copied."""
     printed = run_main("explain", trace).out
     (first, *_) = json.loads(run_main("explain", trace, "--format", "json").out)["captures"][0]["findings"]
-    assert f"1. {first['title']}: saves " in printed.replace("\n", " ")
+    assert f"1. {first['title']}: a fix saves " in printed.replace("\n", " ")
     for line in first["remedy"]:
         assert f"    {line}\n" in printed
 
@@ -197,7 +197,7 @@ def test_without_api_calls(tmp_path: Path, run_main: Main, explain: Callable[...
     path = two_steps(export=Export(("CUPTI_ACTIVITY_KIND_RUNTIME",)).gpu()).write(tmp_path / "t.sqlite")
     text = explain(path)
     assert "12 ms a step under the profiler · the GPU works 46 % of that" in text  # 5.5 ms
-    assert "This trace has no API calls. Without them waits and launches are unknown" in text
+    assert "This trace has no API calls. Without API calls, launches and waits are unknown" in text
     assert "Capture with nsys profile --trace=cuda,nvtx." in text
     assert "launching takes time" not in text
     (capture,) = json.loads(run_main("explain", path, "--format", "json").out)["captures"]

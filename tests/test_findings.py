@@ -269,7 +269,7 @@ SAVED: list[tuple[Rule, Steps, dict[str, float], list[float], str]] = [
     (
         find_host_sync,
         Steps().kernel(20).sync(caller="item").sync(caller="nonzero").sync(caller="item").sync(), {},
-        [60 - 30, 60 - 20], "Calls with a backtrace come from item (2 a step), nonzero (1 a step).",
+        [60 - 30, 60 - 20], "Backtraces show that these calls come from item (2 a step), nonzero (1 a step).",
     ),
     # The work ends at 20 + 2, the wait with it, 50 behind it: 72. 10 + 5 + 25 of calls, 22 of work; or 10 and 20.
     (
@@ -279,7 +279,7 @@ SAVED: list[tuple[Rule, Steps, dict[str, float], list[float], str]] = [
     # 10 launches 10 µs apart, 3 µs of work each: 100, and 30 without what launching takes.
     (
         find_launch_bound, kernels(10, 3), {"launch": 0.07}, [70, 70],
-        "A step holds 10 operations. On average, the GPU needs 3 µs for one",
+        "A step has 10 operations. On average, the GPU needs 3 µs for an operation",
     ),
     # 9 · 10 + 500 µs of calls, 30 of work: without launching 500, without both the work.
     (find_launch_bound, kernels(9, 3).kernel(3, after=500), {"launch": 0.5}, [590 - 500, 590 - 30], ""),
@@ -293,8 +293,8 @@ SAVED: list[tuple[Rule, Steps, dict[str, float], list[float], str]] = [
     # 100 + 1,000 µs of work, and 10 behind the wait; of the copy 15 % is left, or nothing.
     (
         find_device_to_host_copy, checkpoint("checkpoint"), {}, [1_110 - 250, 1_110 - 100],
-        "Each step copies 8.0 MiB from the GPU in the range checkpoint, in 1 copy and 1 ms; 100\xa0% of it goes to "
-        "pageable memory.",
+        "Each step copies 8.0 MiB from the GPU in the range checkpoint, in 1 copy and 1 ms; 100\xa0% of the bytes go "
+        "to pageable memory.",
     ),
     # The code around it goes with it: 10 + 3,000 of calls behind the copy's end. At 1,100 it waits, until 4,110. A copy
     # that is not waited for: 10 + 10 + 3,000 of calls; without the range's calls 10, and 100 of work.
@@ -351,7 +351,8 @@ SAVED: list[tuple[Rule, Steps, dict[str, float], list[float], str]] = [
     # 5,000 + 10 µs of calls, 100 of work: pauses of 200 leave 210, those of 20 the work.
     (
         find_host_stall, Steps().call(EVENT, 5_000, pause="gc").kernel(100), {}, [5_010 - 210, 5_010 - 100],
-        "1 pause of 3 ms or more, 5 ms together, in which the program makes no CUDA call, most of it in the range gc.",
+        "1 pause of 3 ms or more, 5 ms in total, in which the program makes no CUDA call. Most of this time is in the "
+        "range gc.",
     ),
     # Chains of 4 and of 5 kernels, 100 µs each: of 900 µs are left 2 · 200, or 2 · 100; (4 · 4 + 5 · 5) ÷ 9 is 4.6.
     (
@@ -360,7 +361,7 @@ SAVED: list[tuple[Rule, Steps, dict[str, float], list[float], str]] = [
         [900 - 400, 900 - 200],
         "In each step, 0.9 ms (82\xa0% of the step) pass in 9 kernels for elementwise operations, reductions, norms "
         "and casts, 100 µs each. "
-        "They stand in chains of 4.6 kernels on average, one directly after the other.",
+        "They run in chains of consecutive kernels, with 4.6 kernels per chain on average.",
     ),
     # A chain of 4, of which a softmax keeps its time: of the others' 300 µs are left 150, or 75. Of a sum the same is
     # left, unless it becomes one kernel with those before it.
@@ -373,7 +374,7 @@ SAVED: list[tuple[Rule, Steps, dict[str, float], list[float], str]] = [
     # 4 · 100 µs of copies, or 3 · 100 of CUDA's own: 65 % or all of it.
     (
         find_layout_copies, kernels(4, 100, CAST).kernel(100, BF16_GEMM), {}, [260, 400],
-        "pass in 4 copies that stand in chains of 3 or more",
+        "pass in 4 copies that form chains of 3 or more",
     ),
     (
         find_layout_copies,
@@ -394,7 +395,7 @@ SAVED += [
         Steps(kind="decode").kernel(100).call(EVENT, 1_000),
         {},
         [1_010 - 210, 1_010 - 100],
-        "1 ms pass from the last CUDA call of a step to the first of the next one",
+        "1 ms pass from the last CUDA call of a step to the first CUDA call of the next",
     ),
     # 300 + 100 µs of copies: 70 % of them, or all.
     (
@@ -639,7 +640,9 @@ def test_a_cold_start_is_no_step(steps: int, after_us: float, said: str) -> None
     assert diagnosis.findings == ()
     assert isinstance(diagnosis.doubt, ColdStart)
     sentence = plain(explain_missing_findings(diagnosis.doubt))
-    assert "this is a cold start, in which start-up calls take 3,900 of 4,900 ms" in sentence
+    assert (
+        "this is a cold start. Calls that a program makes only once, at its start, take 3,900 of 4,900 ms" in sentence
+    )
     assert said in sentence
     assert sentence.endswith("Record steps after the warm-up.")
 
@@ -663,7 +666,7 @@ def test_json_has_the_findings_and_the_shares_of_markdown() -> None:
     assert capture.missing_reason
     assert idle.share_of_step == pytest.approx(1.2 / 2 / 1.3)
     text = api.render(api.build_report([capture])).replace("\xa0", " ")
-    assert "1. The GPU is idle: the program waits for it: saves 0.0–1.2 ms a step (46 %)" in text
+    assert "1. The GPU is idle because the program waits for it: a fix saves 0.0–1.2 ms a step (46 %)" in text
     assert "    46 % |" in text
 
 
@@ -739,7 +742,7 @@ def test_steps_that_a_replay_does_not_reproduce_have_no_findings() -> None:
     assert diagnosis.findings == ()
     assert isinstance(diagnosis.doubt, ReplayDiffers)
     assert diagnosis.doubt.error == pytest.approx(1_000 / 1_300 - 1)
-    sentence = "No saving can be derived here: a replay of the recorded steps is 23\xa0% shorter than they are."
+    sentence = "No saving can be derived here: the replayed steps are 23\xa0% shorter than the recorded steps."
     assert explain_missing_findings(diagnosis.doubt) == sentence
 
 
@@ -771,7 +774,7 @@ def test_most_is_half_or_more(second: float, said: bool) -> None:
     diagnosis = diagnose_capture(replace(capture, step=replace(capture.step, idle_by_cause=rows)))
     assert diagnosis is not None
     (idle,) = map(write_finding, diagnosis.findings)
-    assert ("most of it in the range" in plain(idle.evidence[0], "")) is said
+    assert ("mostly in the range" in plain(idle.evidence[0], "")) is said
 
 
 def test_idle_time_in_no_range_is_said_by_its_call() -> None:
@@ -783,7 +786,7 @@ def test_idle_time_in_no_range_is_said_by_its_call() -> None:
     assert diagnosis is not None
     (idle,) = map(write_finding, diagnosis.findings)
     text = plain(idle.evidence[0]).replace("\N{NO-BREAK SPACE}", " ")
-    assert "1.1 ms of the rest have this cause, most of it in cudaGraphLaunch." in text
+    assert "Of the remaining time, this idle time takes 1.1 ms, mostly in cudaGraphLaunch." in text
     assert "--cuda-graph-trace=graph" in idle.remedy[0]
 
 

@@ -40,7 +40,7 @@ def test_stretches_without_a_cpu_by_thread(tmp_path: Path) -> None:
     ("switches", "said"),
     [
         # A pause of 3 ms or more lasts from 2.01 to 8 ms; 3 ms are 50.1 % of it.
-        (((3, False, MAIN), (6, True, MAIN)), "For 50 % of this time its thread is on no CPU"),
+        (((3, False, MAIN), (6, True, MAIN)), "For 50 % of this time, the program's thread runs on no CPU"),
         (((1, True, MAIN), (8.5, False, MAIN)), "For 0 % of this time"),  # between the steps alone
         (((3, False, AUTOGRAD), (6, True, AUTOGRAD)), ""),  # of another thread: nothing is known of this one
         ((), ""),
@@ -53,4 +53,4 @@ def test_a_finding_says_for_how_much_of_its_pauses(
     out = " ".join(run_main("explain", path, "--all", "--format", "markdown").out.split())
     assert "The CPU stops launching work" in out
     assert said in out
-    assert ("on no CPU" in out) is bool(said)
+    assert ("runs on no CPU" in out) is bool(said)

@@ -152,7 +152,7 @@ def test_what_comes_first(folder: Path) -> None:
     first, *parts = re.split(r"^## ", text, flags=re.M)
     assert first.startswith("# train\n\nNVIDIA H200 · fp32 · 2 training steps · nsys 2025.3\n\n**≈ 10.6 ms a step (")
     assert "Do first" in first
-    assert "unknown model, context length and batch size" in first
+    assert "The model, context length and batch size are not known" in first
     assert len(first.splitlines()) <= 35
     assert [part.partition("\n")[0] for part in parts] == [
         "Findings", "How long does each phase take?", "Which kernel takes the most time?",
@@ -627,7 +627,7 @@ def test_the_time_of_a_step(timed: Path, run_main: Main) -> None:
     assert "**10 ms a step (measured; profiled 12)" in text.replace("\N{NO-BREAK SPACE}", " ")
     assert "Timed in a separate run" not in text
     (doubted,) = as_json("small_ctx256.sqlite", "--step-ms", "5")["captures"]
-    assert doubted["warnings"][-1].startswith("--step-ms: step 5.000 ms is not trusted")
+    assert doubted["warnings"][-1].startswith("--step-ms: the time of step, 5.000 ms, is not trusted")
     two_steps().write(timed / "other.sqlite")
     ended = run_main("report", "small_ctx256.sqlite", "other.sqlite", "--step-ms", "10")
     assert (ended.code, ended.err.count("\n")) == (1, 1)
@@ -638,9 +638,9 @@ def test_the_time_of_a_step(timed: Path, run_main: Main) -> None:
     ("mean", "std", "reason"),
     [
         # forward: wall 4 ms, GPU busy 1.5 ms
-        ("3.2", "3.3", "its deviation, 3.300 ms, is above its mean"),
+        ("3.2", "3.3", "its standard deviation, 3.300 ms, exceeds its mean"),
         ("1.4", "0.01", "the GPU is busy for longer, 1.500 ms"),
-        ("4.3", "0.1", "under the profiler it takes less, 4.000 ms"),
+        ("4.3", "0.1", "the phase is shorter under the profiler, 4.000 ms"),
         ("1.4", "0.08", ""),  # 0.1 ms less than busy: within 0.08 ms and 3 % of 1.5 ms
         ("4.2", "0.1", ""),  # 0.2 ms more than wall: within 0.1 ms and 3 % of 4.2 ms
     ],

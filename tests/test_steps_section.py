@@ -175,8 +175,8 @@ def test_three_findings_come_first_and_each_is_explained(capture: CaptureSummary
         f"| 2 | Attention is not fused | 6.0 – 9.0 | 9 % | {shade * 2} |",
         f"| 3 | The optimizer is not fused | 3.1 – 7.2 | 6 % | {shade} |",
     ]
-    assert "**1. The GPU waits for the input pipeline: saves 41–45 ms a step (49 %)**" in text
-    assert "<summary>4. Copies follow copies: saves 2.9–3.1 ms a step (3 %)</summary>" in text
+    assert "**1. The GPU waits for the input pipeline: a fix saves 41–45 ms a step (49 %)**" in text
+    assert "<summary>4. Copies follow copies: a fix saves 2.9–3.1 ms a step (3 %)</summary>" in text
     assert all(f"fix('{one.title}')" in text for one in FINDINGS)
     assert text.count("How to check: Leave it out.") == len(FINDINGS)
 
@@ -244,7 +244,7 @@ def test_what_the_savings_leave_out(capture: CaptureSummary, changed: dict[str, 
 
 def test_nothing_stands_out(capture: CaptureSummary) -> None:
     calm = replace(capture, diagnosis=replace(DIAGNOSIS, findings=()))
-    assert "Nothing stands out: no change that is looked for saves 3 % of the step or more." in decision_of(calm)
+    assert "There are no findings: no change that is looked for would save 3 % of the step" in decision_of(calm)
     assert "## Findings" not in report_of(calm)
 
 
@@ -265,16 +265,16 @@ def test_why_findings_are_missing(capture: CaptureSummary) -> None:
         (hidden, "67 % of the GPU's compute time is inside CUDA graphs"),  # beside the findings that there are
         (
             replace(capture, diagnosis=None, step=replace(step_of(STEP), launch_latency_us=None)),
-            "This trace has no API calls. Without them waits and launches are unknown",
+            "This trace has no API calls. Without API calls, launches and waits are unknown",
         ),
         (
             replace(capture, diagnosis=doubted),
-            "No saving can be derived here: a replay of the recorded steps is 40 % longer than they are.",
+            "No saving can be derived here: the replayed steps are 40 % longer than the recorded steps.",
         ),
     ):
         text = decision_of(one)
         assert said in text
-        assert "Nothing stands out" not in text
+        assert "There are no findings" not in text
 
 
 def test_what_counts_as_a_step(capture: CaptureSummary) -> None:
@@ -292,7 +292,7 @@ def test_steps_without_gpu_work(capture: CaptureSummary) -> None:
     device = DeviceSteps(0.0, 0.0, 0.0, 90.0, 0, (), (), (IdleTime("unknown", None, None, 90.0, 1),))
     text = decision_of(replace(capture, step=replace(step_of(device), launch_latency_us=None), diagnosis=None))
     assert "**90 ms a step under the profiler · the GPU works 0 % of that**" in text
-    assert "Nothing runs on the GPU in the steps." in text
+    assert "Nothing runs on the GPU during the steps." in text
     assert "```" not in text  # no bar
 
 

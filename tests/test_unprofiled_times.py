@@ -286,7 +286,7 @@ def test_kernels_tell_which_row_is_the_captures(
     found = timed(tmp_path, text, replace(one, whole=summary.whole))[0]
     assert means(found)["forward"] == expected
     assert str(say(found.warnings[-1])).endswith(
-        f"taken from the rows that fit, because the capture's kernels are {said}"
+        f"this row was chosen among the rows that fit, because the capture's kernels are {said}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Defines what a report is made from, and the words that several sections share."""
+"""Defines the contents of a report, and the words that several sections share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CAUSE_WORDS: dict[Cause, str] = {
     "profiler": "the profiler's own work",
     "unknown": "unknown",
 }
-#: Matches the exception class at the start of a Python message, which would fill a cell.
+#: Matches the exception class at the start of a Python message, which is left out because a cell has little room.
 _EXCEPTION_CLASS = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): ")
 #: The most characters of a message in a table's cell.
 _MAX_MESSAGE_LENGTH = 60
@@ -60,12 +60,12 @@ class Evidence:
     benches: tuple[FinishedBench, ...] = ()
 
     def __post_init__(self) -> None:
-        """Writes the sentences of all findings, and why some are missing."""
+        """Writes the sentences of all findings, and of why findings are missing."""
         vars(self).update(captures=tuple(map(write_texts, self.captures)))
 
     @cached_property
     def runs(self) -> tuple[ParallelRun, ...]:
-        """Returns the runs of several ranks among the captures, which are joined once for a report."""
+        """Returns the runs of several ranks that the captures belong to. They are joined once for a report."""
         return tuple(map(write_run_texts, find_runs_of_captures(self.captures)))
 
     @cached_property
@@ -81,7 +81,7 @@ class Evidence:
 
 
 def median_cell(stats: Stats | None) -> MedianRange | float | None:
-    """Returns a cell with median, minimum and maximum; the mean if only that is known; None without figures."""
+    """Returns a cell with median, minimum and maximum; the mean if only the mean is known; None without figures."""
     if stats is None:
         return None
     if stats.median is None or stats.min is None or stats.max is None:
@@ -90,12 +90,12 @@ def median_cell(stats: Stats | None) -> MedianRange | float | None:
 
 
 def kernel_word(*captures: CaptureSummary) -> str:
-    """Returns "kernel", or "operator" if all these captures are of the CPU."""
+    """Returns "kernel", or "operator" if all the captures are of programs that ran on the CPU."""
     return "operator" if captures and all(capture.on_cpu for capture in captures) else "kernel"
 
 
 def launch_word(capture: CaptureSummary) -> str:
-    """Returns "launch", or "call" if the capture is of the CPU."""
+    """Returns "launch", or "call" if the program ran on the CPU."""
     return "call" if capture.on_cpu else "launch"
 
 
@@ -107,19 +107,19 @@ def step_noun(step: StepSummary | None) -> str:
 
 
 def find_peak_memory(capture: CaptureSummary) -> int | None:
-    """Returns the peak device memory in bytes: that of an unprofiled run if it is known, else that of the capture."""
+    """Returns the peak device memory in bytes, of an unprofiled run if it is known, and of the capture otherwise."""
     unprofiled_bytes = capture.unprofiled.peak_memory_bytes if capture.unprofiled else None
     return unprofiled_bytes or capture.peak_memory_bytes
 
 
 def format_step_length(step: StepSummary) -> str:
-    """Returns the reported length of a step in three digits, with ≈ if it is estimated."""
+    """Returns the reported length of a step with three digits; an estimate has the sign ≈."""
     is_estimated = step.unprofiled_ms is not None and not step.unprofiled_ms.timed
     return f"{'≈ ' if is_estimated else ''}{format_ms(step.reported_ms)}"
 
 
 def format_status(status: str, message: str = "") -> str:
-    """Returns a status as a cell with the start of its message. The complete message is one of the warnings."""
+    """Returns a status and the start of its message as a cell. The complete message is one of the warnings."""
     if status == "oom":
         return "out of memory"
     words = status.replace("_", " ")

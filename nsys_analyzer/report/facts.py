@@ -1,4 +1,4 @@
-"""Puts facts into sentences, one entry of ``SENTENCES`` for each id of ``analysis.facts.FactId``."""
+"""Writes facts as sentences. ``SENTENCES`` has an entry for each ID in ``analysis.facts.FactId``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from nsys_analyzer.text import (
     StrOrText,
     code,
     format_bytes,
+    join_names,
     join_texts,
     phrase,
     plain,
@@ -30,12 +31,12 @@ def say(fact: FactOrText) -> StrOrText:
 
 
 def say_all(facts: Iterable[FactOrText]) -> tuple[StrOrText, ...]:
-    """Returns the sentences of facts."""
+    """Returns the sentence of each fact."""
     return tuple(map(say, facts))
 
 
 def say_facts(capture: CaptureSummary) -> CaptureSummary:
-    """Returns a capture with sentences in place of its facts."""
+    """Returns a capture whose facts are replaced by sentences."""
     limits, unprofiled = capture.limits, capture.unprofiled
     if limits:
         doubt = None if limits.doubt is None else say(limits.doubt)
@@ -52,7 +53,7 @@ def say_facts(capture: CaptureSummary) -> CaptureSummary:
 
 
 def describe_message(capture: Summary) -> str:
-    """Returns the message on the status of a capture as plain text; empty without one."""
+    """Returns the message that explains the status of a capture, as plain text; empty if there is none."""
     return plain(say(capture.message)) if capture.message else ""
 
 
@@ -74,7 +75,7 @@ _WHOLE_CAPTURE_TOO = "Therefore every question is also answered for the step or 
 
 
 def _record_both(has_both: bool) -> StrOrText:
-    """Returns the advice to record the CPU and the GPU, unless both were recorded."""
+    """Returns the advice to record both the CPU and the GPU; empty if both were recorded."""
     return "" if has_both else phrase(": record with `activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`")
 
 
@@ -103,8 +104,8 @@ def _rows_left_out(rows: ExcludedRows, pid: int | None) -> StrOrText:
 def _insufficient_phases(phases: Sequence[str], share: float, on_cpu: bool, has_forward: bool) -> str:
     tenths = math.floor(share * 1000) / 10  # 89.99 % is not shown as 90 %
     time = "operators' time" if on_cpu else "GPU time (kernels, copies and fills)"
-    forward = "" if has_forward else ", and no forward is among them"
-    sentence = f"The phases found ({', '.join(phases)}) hold {tenths:.1f}{NO_BREAK_SPACE}% of the {time}{forward}."
+    forward = "" if has_forward else ", and no forward pass is among them"
+    sentence = f"The phases ({', '.join(phases)}) contain {tenths:.1f}{NO_BREAK_SPACE}% of the {time}{forward}."
     return f"{sentence} {_WHOLE_CAPTURE_TOO}"
 
 
@@ -156,16 +157,15 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
     "unreadable": lambda error: error,
     # rows, ranges and kernels that figures leave out
     "open_phase": lambda name: phrase(
-        "A range `{}` has no end, or its end is after the start of the next one. That occurrence is partial and left "
-        "out.", name,
+        "A range `{}` has no end, or ends after the next range of this name starts. It is left out as partial.", name,
     ),
     "rows_left_out": _rows_left_out,
     "partial_instances": lambda instances: (
-        f"{_count(instances, 'instance')} of phases left out: kernels are missing or have impossible times, or an "
-        "allocation failed."
+        f"{_count(instances, 'instance')} of phases {'is' if instances == 1 else 'are'} left out: kernels are missing "
+        "or have impossible times, or an allocation failed."
     ),
     "unnamed_kernels": lambda kernels, share: (
-        f"The capture does not hold the names of {_count(kernels, 'kernel')} ({rounded_percent(share, 1)} of the "
+        f"The capture does not contain the names of {_count(kernels, 'kernel')} ({rounded_percent(share, 1)} of the "
         "kernel time), so their class is unknown. Export the report again."
     ),
     "opaque_graphs": lambda replays: phrase(
@@ -173,13 +173,15 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
         "Capture with `--cuda-graph-trace=node` to see them.", replays,
     ),
     "kernels_without_launch": lambda kernels: (
-        f"{kernels:,} kernels have no launch row and stay unattributed."
+        f"No launch was recorded for {_count(kernels, 'kernel')}, so no range is known for "
+        f"{'it' if kernels == 1 else 'them'}."
     ),
     "lost_launches": lambda launches: (
-        f"{_count(launches, 'kernel launch')} without a kernel: activity records were dropped or cut off."
+        f"The kernels of {_count(launches, 'kernel launch')} are missing: activity records were dropped or cut off."
     ),
     "warmup_kernels": lambda kernels, warmup_ms, kernel_ms: (
-        f"Launched in warm-up and left out: {_count(kernels, 'kernel')}, {warmup_ms:,.2f} of {kernel_ms:,.2f} ms."
+        f"Kernels that were launched in warm-up are left out: {_count(kernels, 'kernel')}, {warmup_ms:,.2f} of "
+        f"{kernel_ms:,.2f} ms."
     ),
     "open_warmup": lambda: "A warm-up range has no end: everything after its start counts as warm-up.",
     # phases and steps
@@ -187,7 +189,7 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
         "No range names a step, but these ranges repeat: {}; say which one is a step with `--step RANGE`.",
         _list_code(ranges),
     ),
-    "missing_range": lambda name, phase: phrase("No range is called `{}`, which was given as {}.", name, phase),
+    "missing_range": lambda name, phase: phrase("No range is called `{}`, as was given for {}.", name, phase),
     "no_phase_names": lambda ranges, annotation: phrase(
         "No range names a phase.{} {}",
         phrase(" The most frequent ranges are {}.", _list_code(ranges)) if ranges else "",
@@ -211,31 +213,33 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
         "reported for it."
     ),
     "steps_without_backward": lambda steps: (
-        f"{_count(steps, 'step')} without a backward pass, as in evaluation, kept apart from the others."
+        f"{_count(steps, 'step')} {'has' if steps == 1 else 'have'} no backward pass, as in evaluation. They are not "
+        "mixed with the other steps."
     ),
     "step_ranges_without_backward": lambda range: phrase(
-        "The `{}` ranges hold no backward pass: the step is the sum of its phases. If they are ranges of the "
-        "optimizer, give `--phase-name optimizer={}`.", range, range,
+        "The `{}` ranges contain no backward pass, so the time of a step is the sum of its phases. If they are ranges "
+        "of the optimizer, give `--phase-name optimizer={}`.", range, range,
     ),
     "unlike_steps": lambda steps, count, kind, median_ms: (
-        f"{steps:,} of {count:,} steps are unlike the usual ones ({kind}), with a median of {rounded(median_ms)} ms. "
-        "No figure of a step includes them."
+        f"{steps:,} of {count:,} steps differ from the usual steps ({kind}): their median is {rounded(median_ms)} ms. "
+        "The figures of a step leave them out."
     ),
     "late_gpu_work": lambda phases: (
-        f"GPU work of {', '.join(phases)} ends after the range does, because nothing synchronises there. The wall time "
-        "is that of the launches alone, and wall minus busy is not idle time."
+        f"The GPU work of {join_names(phases)} ends after {'its range' if len(phases) == 1 else 'their ranges'}, "
+        "because the program does not wait for the GPU there. The wall time covers only the launches, so wall minus "
+        "busy is not idle time."
     ),
     "nested_phases": lambda count, inner, outer: phrase(
-        "{:,} `{}` ranges lie inside `{}` and are counted there.", count, inner, outer
+        "{:,} `{}` ranges lie inside `{}`, so their work counts as work of `{}`.", count, inner, outer, outer
     ),
     "crossing_phases": lambda count, first, second: phrase(
-        "{:,} `{}` {} into `{}`, which ranges that are pushed and popped cannot do. A pop is missing or came too late. "
-        "Operations launched in both count only in the first.",
-        count, first, "range lasts" if count == 1 else "ranges last", second,
+        "{:,} `{}` {} into `{}`, which is impossible for ranges that are pushed and popped. A pop is missing or came "
+        "too late. Operations that were launched in both ranges count only in the first one.",
+        count, first, "range extends" if count == 1 else "ranges extend", second,
     ),
     "ambiguous_kernels": lambda kernels: (
         f"{kernels:,} kernels were launched from threads without ranges while several threads had phases open. They "
-        "count in backward, or else in the phase that was opened last."
+        "count as work of backward if it was open, or else of the phase that was opened last."
     ),
     # the machine, the program and its configuration
     "several_gpus": lambda devices: (
@@ -252,14 +256,14 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
         f"The file name says {model}, which needs at least {needed} matmuls per forward pass, but the capture launches "
         f"{launched:,.0f}. The name is ignored."
     ),
-    "not_annotated": lambda parts: f"Not everything of this program could be annotated: {parts}.",
+    "not_annotated": lambda parts: f"Some parts of this program could not be annotated: {parts}.",
     "profiler_message": _profiler_message,
     # unprofiled times
     "row_chosen_by_kernels": lambda place, evidence: (
-        f"{place}: taken from the rows that fit, because the capture's kernels are {evidence}"
+        f"{place}: this row was chosen among the rows that fit, because the capture's kernels are {evidence}"
     ),
     "rows_without_owner": lambda source: (
-        f"{source}: rows that name neither their capture nor a model are not used: add a column capture"
+        f"{source}: rows that name neither their capture nor a model are not used; add a column capture"
     ),
     "rows_differ": lambda source, columns: (
         f"{source}: none of the rows that fit is used, because they differ in "
@@ -267,17 +271,18 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
         + "; give a file with only the rows of this run"
     ),
     "untrusted_time": lambda place, phase, ms, doubts: phrase(
-        "{}: {} {:.3f} ms is not trusted, and no verdict is based on it: {}",
+        "{}: the time of {}, {:.3f} ms, is not trusted, and no verdict is based on it: {}",
         place, phase, ms, join_texts("; ", map(say, doubts)),
     ),
     "deviation_above_mean": lambda std_ms: (
-        f"its deviation, {std_ms:.3f} ms, is above its mean, as if warm-up were among the measured steps"
+        f"its standard deviation, {std_ms:.3f} ms, exceeds its mean, as if warm-up were among the measured steps"
     ),
     "gpu_busy_longer": lambda busy_ms: (
-        f"the GPU is busy for longer, {busy_ms:.3f} ms (another run, another unit, or the device was not synchronised)"
+        f"the GPU is busy for longer, {busy_ms:.3f} ms (the time is of another run or in another unit, or the device "
+        "was not synchronized)"
     ),
     "profiled_shorter": lambda wall_ms: (
-        f"under the profiler it takes less, {wall_ms:.3f} ms (another run, or another unit)"
+        f"the phase is shorter under the profiler, {wall_ms:.3f} ms (the time is of another run or in another unit)"
     ),
     # rates and FLOPs
     "flops_of_first_rank": lambda: (
@@ -298,17 +303,17 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
         f"A step has {passes} forward passes, and each is assumed to have batch size {batch_size}."
     ),
     "skipped_scores": lambda kernel_class, phase: (
-        f"{kernel_class.capitalize()} in {phase} skips work: a computation of all scores would be above the GPU's "
-        "peak, so its rate is left out."
+        f"{kernel_class.capitalize()} in {phase} skips work: to compute all scores in this time, the GPU would have "
+        "to exceed its peak. So the rate is left out."
     ),
     "skipped_convolution_work": lambda kernel_class, phase: (
         f"{kernel_class.capitalize()} in {phase} uses an algorithm with fewer FLOPs than a direct convolution "
         "(Winograd, FFT), so its rate is left out."
     ),
     "too_few_matmuls": lambda model, context_length, batch_size, needed, launched: (
-        f"{model} needs at least {needed} matmuls per forward pass, but the capture launches {launched:,.0f}. It does "
-        f"not belong to the configuration ({model}, context length {context_length}, batch size {batch_size}), so its "
-        "FLOPs are not known."
+        f"{model} needs at least {needed} matmuls per forward pass, but the capture launches {launched:,.0f}. The "
+        f"capture does not belong to the configuration ({model}, context length {context_length}, batch size "
+        f"{batch_size}), so its FLOPs are not known."
     ),
     "rate_above_peak": _rate_above_peak,
 }  # fmt: skip

@@ -17,7 +17,7 @@ class MissingReason:
 
 @dataclass(frozen=True)
 class EarlierWork(MissingReason):
-    """The steps hold work of the GPU that was launched before them."""
+    """The steps contain GPU work that was launched before them."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ColdStart(MissingReason):
 
 @dataclass(frozen=True)
 class RecordsGraphs(MissingReason):
-    """The program records CUDA graphs, as it does once; nothing of what it records runs meanwhile."""
+    """The program captures CUDA graphs, and captured operations do not run during the capture."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class OutOfMemory(MissingReason):
 
 @dataclass(frozen=True)
 class RanOnCpu(MissingReason):
-    """The program ran on the CPU, for which no findings are looked for."""
+    """The program ran on the CPU, where no findings are looked for."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class NoKernels(MissingReason):
 
 @dataclass(frozen=True)
 class IdleSteps(MissingReason):
-    """Nothing runs on the GPU in the steps."""
+    """Nothing runs on the GPU during the steps."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""The sentences of findings, and why findings are missing.
+"""Writes the sentences of findings, and the reasons why findings are missing.
 
-A file for each family of rules has one function for each type of figures.
+Each module of this folder covers one family of rules. It has one function for each type of figures.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranks.run import ParallelRun
 
 Texts: TypeAlias = "dict[type[FindingFigures], Callable[[Any], FindingTexts]]"
-#: By the type of its figures: the function that writes the sentences of a finding of one capture.
+#: The function that writes the sentences of a finding of one capture, by the type of the finding's figures.
 TEXTS: Texts = {**waits.TEXTS, **kernels.TEXTS}
-#: By the id of a finding: the remedy in an engine that serves requests, instead of the one in PyTorch code.
+#: The remedy of a finding in an engine that serves requests, by the finding's ID. It replaces the PyTorch code.
 _SERVING_REMEDIES: Mapping[str, tuple[str, ...]] = {
     "launch_bound": (
         '# vLLM: leave out --enforce-eager; --compilation-config \'{"cudagraph_mode": "FULL_AND_PIECEWISE"}\'',
@@ -53,11 +53,11 @@ _SERVING_REMEDIES: Mapping[str, tuple[str, ...]] = {
     "host_sync": (
         "# vLLM: --async-scheduling; SGLang: leave out --disable-overlap-schedule",
         "# TensorRT-LLM: disable_overlap_scheduler: false",
-        "# a loop of your own: feed the new tokens back on the GPU, and read those of the step before",
+        "# a loop of your own: keep the new tokens on the GPU as the next input, and read them one step later",
     ),
     "pageable_copy": ("ids = torch.tensor(ids, pin_memory=True).to(device, non_blocking=True)",),
 }
-#: By the id of a finding: the experiment that would disprove it in an engine.
+#: The experiment that would disprove a finding in an engine that serves requests, by the finding's ID.
 _SERVING_DISPROOFS: Mapping[str, str] = {
     "data_loading": "Serve one request again and again: if the step is no shorter, loading does not limit it.",
     "pageable_copy": "Serve one request again and again: if the step is no shorter, the copies do not limit it.",
@@ -65,7 +65,7 @@ _SERVING_DISPROOFS: Mapping[str, str] = {
 
 
 def write_texts(capture: CaptureSummary) -> CaptureSummary:
-    """Returns a capture with sentences: those of its findings and facts, and the reason why findings are missing."""
+    """Returns a capture with the sentences of its findings, of its facts and of why findings are missing."""
     diagnosis = capture.diagnosis
     if diagnosis:
         diagnosis = replace(diagnosis, findings=tuple(map(write_finding, diagnosis.findings)))
@@ -78,14 +78,14 @@ def write_texts(capture: CaptureSummary) -> CaptureSummary:
 
 
 def write_run_texts(run: ParallelRun) -> ParallelRun:
-    """Returns a run of several ranks whose findings have their sentences."""
+    """Returns a run of several ranks, with the sentences of its findings."""
     from nsys_analyzer.report.finding_texts.ranks import TEXTS as RUN_TEXTS  # captures of one rank need none of it
 
     return structs.replace(run, findings=tuple(write_finding(finding, RUN_TEXTS) for finding in run.findings))
 
 
 def write_finding(finding: Finding, texts_of_figures: Texts = TEXTS) -> Finding:
-    """Returns a finding with its sentences; a finding that has them already stays as it is."""
+    """Returns a finding with its sentences. A finding that already has sentences is returned unchanged."""
     if not isinstance(finding, FindingWithFigures):
         return finding
     figures = finding.figures
@@ -108,30 +108,30 @@ def write_finding(finding: Finding, texts_of_figures: Texts = TEXTS) -> Finding:
 
 
 def explain_missing_findings(reason: MissingReason) -> StrOrText:
-    """Returns why some findings of a capture are missing, or all of them, in whole sentences."""
+    """Returns sentences that explain why some or all findings of a capture are missing."""
     no_saving = "No saving can be derived here"
     match reason:
         case EarlierWork():
-            return f"{no_saving}: the steps hold work of the GPU that was launched before them."
+            return f"{no_saving}: the steps contain GPU work that was launched before them."
         case ReplayDiffers(error):
             differs = f"{rounded_percent(abs(error))} {'longer' if error > 0 else 'shorter'}"
-            return f"{no_saving}: a replay of the recorded steps is {differs} than they are."
+            return f"{no_saving}: the replayed steps are {differs} than the recorded steps."
         case ColdStart(start_up_ms, total_ms, calls):
             names = name_first([f"{api} {rounded(ms)} ms" for api, ms in calls])
             return (
-                f"{no_saving}: this is a cold start, in which start-up calls take {rounded(start_up_ms)} of "
-                f"{rounded(total_ms)} ms, as they do once ({names}). Record steps after the warm-up."
+                f"{no_saving}: this is a cold start. Calls that a program makes only once, at its start, take "
+                f"{rounded(start_up_ms)} of {rounded(total_ms)} ms ({names}). Record steps after the warm-up."
             )
         case RecordsGraphs():
             return (
-                f"{no_saving}: the program records CUDA graphs, as it does once, and the recorded operations do not "
-                "run meanwhile."
+                f"{no_saving}: the program captures CUDA graphs, which it does only once, and captured operations do "
+                "not run during the capture."
             )
         case OutOfMemory(message):
             failure = plain(say(message)).rstrip(".") or "an allocation failed"
             return f"{no_saving}: the program ran out of memory: {failure}."
         case RanOnCpu():
-            return "The program ran on the CPU, for which no findings are looked for."
+            return "The program ran on the CPU, where no findings are looked for."
         case NoCapture(message):
             return say(message) if message else "There is no capture of this run."
         case LostKernels(launches):
@@ -142,16 +142,16 @@ def explain_missing_findings(reason: MissingReason) -> StrOrText:
         case NoKernels(by_torch):
             return phrase("No kernel was recorded. {} around steps that run on the GPU.", _how_to_record(by_torch))
         case IdleSteps():
-            return "Nothing runs on the GPU in the steps."
+            return "Nothing runs on the GPU during the steps."
         case NoApiCalls(by_torch):
             return phrase(
-                "This trace has no API calls. Without them waits and launches are unknown, and nothing can be "
+                "This trace has no API calls. Without API calls, launches and waits are unknown, and no step can be "
                 "replayed. So all findings are missing: on launches, waits, copies, memory and data loading, and on "
                 "matmuls, attention, elementwise kernels and the optimizer. {}.",
                 _how_to_record(by_torch),
             )
         case TooFewCalls():
-            return "Findings need the API calls of whole steps, and this capture holds too few of them."
+            return "Findings need the API calls of whole steps. This capture contains too few API calls."
         case HiddenInGraphs(share):
             return phrase(
                 "{} of the GPU's compute time is inside CUDA graphs whose kernels were not recorded. So findings about "
@@ -159,11 +159,11 @@ def explain_missing_findings(reason: MissingReason) -> StrOrText:
                 "`--cuda-graph-trace=node`.",
                 rounded_percent(share),
             )
-    raise TypeError(f"no sentence says {reason!r}")
+    raise TypeError(f"no sentence for {reason!r}")
 
 
 def _how_to_record(by_torch: bool) -> StrOrText:
-    """Returns what records kernels and API calls, as the beginning of a sentence."""
+    """Returns the advice on how to record kernels and API calls, without the final period."""
     if by_torch:
         return phrase("Record with `activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`")
     return phrase("Capture with `nsys profile --trace=cuda,nvtx`")

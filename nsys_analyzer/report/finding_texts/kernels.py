@@ -1,4 +1,4 @@
-"""The sentences of findings about kernels that could take less time."""
+"""Writes the sentences of findings about kernels that could take less time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from nsys_analyzer.analysis.findings.kernels import (
 from nsys_analyzer.report.units import format_count, format_ms, rounded, rounded_percent
 from nsys_analyzer.trace.schema import US_PER_MS
 
-#: Letters of a kernel's name that stand in a sentence.
+#: The most characters of a kernel's name in a sentence.
 _MAX_NAME_LENGTH = 80
 
 
@@ -44,17 +44,18 @@ def describe_fp32_matmul(figures: Fp32MatmulFigures) -> FindingTexts:
         evidence=(
             f"In each step, matmuls run in fp32 for {format_ms(figures.ms)} ({rounded_percent(figures.share)} of the "
             f"step), in {format_count(figures.kernels, 'kernel')}.",
-            f"The {figures.gpu} does {rounded(fp32)} TFLOP/s in fp32, {rounded(tf32)} in TF32 and {rounded(bf16)} in "
-            "bf16.",
+            f"The peak of the {figures.gpu} is {rounded(fp32)} TFLOP/s in fp32, {rounded(tf32)} in TF32 and "
+            f"{rounded(bf16)} in bf16.",
         ),
-        derivation=f"The step is replayed with these matmuls {least:.2g} to {most:.2g} times as fast: the peak of TF32 "
-        f"is {tf32 / fp32:.2g} times that of fp32, and {_say_percent_range(TF32_GAIN_SHARE)} of the gain are assumed.",
+        derivation=f"The step is replayed with these matmuls {least:.2g} to {most:.2g} times as fast. The peak in TF32 "
+        f"is {tf32 / fp32:.2g} times the peak in fp32, and {_say_percent_range(TF32_GAIN_SHARE)} of this gain are "
+        "assumed.",
         remedy=(
             'torch.set_float32_matmul_precision("high")  # TF32: 10 bits of mantissa in the factors',
             "# or, with 7 bits: with torch.autocast('cuda', torch.bfloat16): ...",
         ),
-        disproof="After the change, the names of the kernels hold tf32 or bf16. If they do and the step is no shorter, "
-        "it waits for something else.",
+        disproof="After the change, the names of the kernels contain tf32 or bf16. If they do and the step is no "
+        "shorter, it waits for something else.",
     )
 
 
@@ -68,8 +69,8 @@ def describe_small_grids(figures: SmallGridsFigures) -> FindingTexts:
             f"({figures.multiprocessors}).",
             f"Most of that time is in {figures.longest_kernel[:_MAX_NAME_LENGTH]}.",
         ),
-        derivation=f"The step is replayed with {_say_percent_range(SMALL_GRID_SAVINGS)} of the work that the idle "
-        "multiprocessors could do.",
+        derivation=f"The step is replayed as if {_say_percent_range(SMALL_GRID_SAVINGS)} of the time of the idle "
+        "multiprocessors were used.",
         remedy=(
             "# a larger batch, or several small problems at once: torch.bmm, torch._foreach_*, streams",
             'model = torch.compile(model, mode="max-autotune")  # tries split-K and smaller tiles',
@@ -91,7 +92,7 @@ def describe_unfused_attention(figures: UnfusedAttentionFigures) -> FindingTexts
         derivation=f"The step is replayed without the kernels over the scores, and with {least:g} to {most:g} times "
         "the time of the matmuls: a fused kernel does the same matmuls, or half of them if a causal mask allows it.",
         remedy=("out = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # in bf16 or fp16: FlashAttention",),
-        disproof="After the change, the names of the kernels hold flash or fmha, and the kernels of the softmax are "
+        disproof="After the change, the names of the kernels contain flash or fmha, and the kernels of the softmax are "
         "gone.",
     )
 
@@ -104,14 +105,14 @@ def describe_unfused_elementwise(figures: UnfusedElementwiseFigures) -> FindingT
             f"In each step, {format_ms(figures.ms)} ({rounded_percent(figures.share)} of the step) pass in "
             f"{format_count(figures.kernels, 'kernel')} for elementwise operations, reductions, norms and casts, "
             f"{rounded(figures.ms / figures.kernels * US_PER_MS)} µs each.",
-            f"They stand in chains of {figures.chain_length:.2g} kernels on average, one directly after the other.",
+            f"They run in chains of consecutive kernels, with {figures.chain_length:.2g} kernels per chain on average.",
         ),
-        derivation="The step is replayed with each chain of k kernels as one: 1/k to 2/k of the time of its "
-        "elementwise kernels and casts is left, and of their launches. If launching limits the step, no launch is "
-        "saved, since compiled code costs CPU time, too.",
+        derivation="The step is replayed with each chain of k kernels fused into one: 1/k to 2/k of the time of its "
+        "elementwise kernels and casts remains, and of their launches. If launching limits the step, no launch is "
+        "saved, because compiled code costs CPU time, too.",
         remedy=("model = torch.compile(model)  # or block.compile() for each block: it compiles faster",),
-        disproof="After the change, kernels named triton_… replace these. If the step is no shorter, it waits for "
-        "something else.",
+        disproof="After the change, kernels named triton_… replace these kernels. If the step is no shorter, it waits "
+        "for something else.",
     )
 
 
@@ -121,16 +122,16 @@ def describe_layout_copies(figures: LayoutCopiesFigures) -> FindingTexts:
         title="Chains of redundant copies",
         evidence=(
             f"In each step, {format_ms(figures.ms)} ({rounded_percent(figures.share)} of the step) pass in "
-            f"{format_count(figures.copies, 'copy')} that stand in chains of {SHORTEST_CHAIN} or more, one directly "
-            "after the other.",
+            f"{format_count(figures.copies, 'copy')} that form chains of {SHORTEST_CHAIN} or more consecutive "
+            "copies.",
         ),
-        derivation=f"The step is replayed without {_say_percent_range(CHAIN_SAVINGS)} of them: one copy of a chain is "
-        "left, or none.",
+        derivation=f"The step is replayed without {_say_percent_range(CHAIN_SAVINGS)} of the copies: one copy of "
+        "each chain remains, or none.",
         remedy=(
             "x = x.transpose(1, 2)         # a view: leave .contiguous() out until a kernel asks for it",
             "x = x.to(torch.bfloat16)      # once, not to float32 and back",
         ),
-        disproof="Leave the chain out for a run: the output stays the same.",
+        disproof="Leave the chain out for a run: if the output changes, the copies are not redundant.",
     )
 
 
@@ -142,8 +143,8 @@ def describe_cache_copies(figures: CacheCopiesFigures) -> FindingTexts:
             f"In each step, {format_ms(figures.ms)} ({rounded_percent(figures.share)} of the step) pass in "
             f"{format_count(figures.copies, 'copy')} that concatenate tensors or copy them on the device.",
         ),
-        derivation=f"The step is replayed without {_say_percent_range(CACHE_COPY_SAVINGS)} of them, as if new keys and "
-        "values were written in place.",
+        derivation=f"The step is replayed without {_say_percent_range(CACHE_COPY_SAVINGS)} of the copies, as if new "
+        "keys and values were written in place.",
         remedy=(
             'model.generate(..., cache_implementation="static")  # room for all tokens, allocated once',
             "cache[:, :, position] = k  # instead of torch.cat((cache, k), 2); or pages, as vLLM and SGLang have",
@@ -162,11 +163,11 @@ def describe_unfused_optimizer(figures: UnfusedOptimizerFigures) -> FindingTexts
             f"{format_ms(figures.ms)} on the GPU.",
         ),
         derivation=f"The step is replayed with {FUSED_OPTIMIZER_KERNELS} launches in the optimizer and "
-        f"{_say_percent_range(FUSED_OPTIMIZER_SAVINGS)} less work: a fused AdamW moves 7 tensors of the parameters' "
-        "size, a naive one 20, some of them in the cache.",
+        f"{_say_percent_range(FUSED_OPTIMIZER_SAVINGS)} less work: a fused AdamW reads and writes 7 tensors of the "
+        "parameters' size, a naive one 20, some of which are in the cache.",
         remedy=("optimizer = torch.optim.AdamW(model.parameters(), lr, fused=True)",),
-        disproof="After the change, count the optimizer's kernels: if they are few and the step is no shorter, the GPU "
-        "has other work.",
+        disproof="After the change, count the optimizer's kernels: if they are few and the step is no shorter, other "
+        "work limits the step.",
     )
 
 

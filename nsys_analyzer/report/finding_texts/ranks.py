@@ -1,4 +1,4 @@
-"""The sentences of findings about all ranks of a run."""
+"""Writes the sentences of findings about all ranks of a run."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from nsys_analyzer.report.units import format_bytes, format_count, format_ms, ro
 
 def describe_late_rank(figures: LateRankFigures) -> FindingTexts:
     """Returns the sentences on a rank that all others wait for."""
-    basis = "but no more than the CPU time of the other programs allows"
+    basis = "The saving is limited by the CPU time that the other ranks need"
     if figures.is_replayed:
-        basis = "all replayed without the profiler"
-    place = [f"# {figures.rank} loses most of that in {figures.place}: look there first"] if figures.place else []
+        basis = "All own times are replayed without the profiler"
+    place = [f"# {figures.rank} loses most of this time in {figures.place}: look there first"] if figures.place else []
     return FindingTexts(
         title="All ranks wait for one rank",
         evidence=(
-            f"Under the profiler, the own time of {figures.rank} is {format_ms(figures.late_ms)} longer than that of "
-            f"the rank with the shortest, and {figures.rank} is the slowest in {figures.slowest_steps} of "
+            f"Under the profiler, the own time of {figures.rank} is {format_ms(figures.late_ms)} longer than the "
+            f"shortest own time, and {figures.rank} is the slowest in {figures.slowest_steps} of "
             f"{figures.steps} steps.",
         ),
-        derivation=f"The least saving is the own time of {figures.rank} minus that of the next rank, the most its own "
-        f"time minus that of the median rank, {basis}; ±{rounded_percent(figures.tolerance)} from run to run.",
+        derivation=f"The least saving is the own time of {figures.rank} minus the own time of the next rank. The "
+        f"largest saving is the own time of {figures.rank} minus the median own time. {basis}. The bounds include "
+        f"±{rounded_percent(figures.tolerance)} from run to run.",
         remedy=(
             *place,
             "# what only this rank does: logging, checkpoints, longer batches; in other steps, or beside them:",
@@ -38,8 +39,8 @@ def describe_late_rank(figures: LateRankFigures) -> FindingTexts:
             "torch.distributed.checkpoint.async_save(state, checkpoint_id=path)",
             "# if it does the same as the others: nvidia-smi -q -d CLOCK,TEMPERATURE, and the CPUs that it may use",
         ),
-        disproof="Swap the ranks' GPUs: if the same rank is late, the cause is the program; if the same GPU is, it is "
-        "the machine.",
+        disproof="Swap the ranks' GPUs: if the same rank is late, the cause is the program; if the same GPU is late, "
+        "the cause is the machine.",
     )
 
 
@@ -53,8 +54,8 @@ def describe_large_buckets(figures: LargeBucketsFigures) -> FindingTexts:
             f"{are} reduced in {format_ms(figures.transfer_ms)}, of which {format_ms(figures.exposed_ms)} are exposed: "
             "a bucket cannot start before its last gradient is ready.",
         ),
-        derivation=f"With buckets of 25 MiB, the last one to {MAX_EXPOSED_BUCKETS} of about "
-        f"{rounded(figures.default_buckets)} stay exposed, and the others slow backward down by up to "
+        derivation=f"With buckets of 25 MiB, only the last 1 to {MAX_EXPOSED_BUCKETS} of about "
+        f"{rounded(figures.default_buckets)} buckets stay exposed. The other buckets slow backward down by up to "
         f"{rounded_percent(HIDDEN_COLLECTIVE_COST)} of their time.",
         remedy=("model = DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True)",),
         disproof="Time the step with bucket_cap_mb=25: only the communication of the last buckets stays exposed.",
@@ -81,7 +82,8 @@ def describe_exposed_communication(figures: ExposedCommunicationFigures) -> Find
             f"In each step, collectives transfer for {format_ms(figures.transfer_ms)}, of which "
             f"{format_ms(figures.exposed_ms)} are exposed ({figures.rank}; waiting for other ranks is not counted).",
         ),
-        derivation="The saving is between nothing, if none of it can be hidden or left out, and all of it.",
+        derivation="The saving is between nothing, if none of the communication can be hidden or avoided, and all of "
+        "the exposed time.",
         remedy=remedy,
         disproof="Run on one GPU with the same batch: if the step is as long, collectives do not limit it.",
     )

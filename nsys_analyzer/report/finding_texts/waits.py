@@ -1,4 +1,4 @@
-"""The sentences of findings about what the GPU waits for, and of idle time that no rule explains."""
+"""Writes the sentences of findings about what the GPU waits for, and about idle time that no rule explains."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ from nsys_analyzer.analysis.findings.waits import (
 )
 from nsys_analyzer.analysis.steps.process import Cause
 from nsys_analyzer.report.units import format_bytes, format_count, format_ms, rounded, rounded_percent
-from nsys_analyzer.text import StrOrText, phrase
+from nsys_analyzer.text import StrOrText, join_names, phrase
 from nsys_analyzer.trace.schema import NS_PER_MS
 
-#: This many names of ranges or API calls stand in a sentence.
+#: The most names of ranges or API calls in a sentence.
 _MAX_NAMES = 3
 
 
 def name_first(names: Sequence[str]) -> str:
-    """Returns the first names and the number of the others: "a, b, c and 2 more"."""
+    """Returns the first names and the number of the remaining names: "a, b, c and 2 more"."""
     number_of_others = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     return ", ".join(names[:_MAX_NAMES]) + number_of_others
 
 
 def _say_off_cpu(share: float | None) -> Iterator[str]:
-    """Yields for how much of some pauses the program's thread is on no CPU, if that was recorded."""
+    """Yields a sentence on the share of the pauses in which the program's thread runs on no CPU, if it is known."""
     if share is not None:
         reasons = "it sleeps, or waits for a file, a lock, another process or a free core"
-        yield f"For {rounded_percent(share)} of this time its thread is on no CPU: {reasons}."
+        yield f"For {rounded_percent(share)} of this time, the program's thread runs on no CPU: {reasons}."
 
 
 def _say_callers(callers: Sequence[Caller]) -> Iterator[str]:
-    """Yields what of PyTorch makes some calls, if backtraces show it."""
+    """Yields a sentence on the PyTorch functions that make the calls, if backtraces show them."""
     if callers:
         names = ", ".join(f"{caller.name} ({rounded(caller.calls)} a step)" for caller in callers)
-        yield f"Calls with a backtrace come from {names}."
+        yield f"Backtraces show that these calls come from {names}."
 
 
 def _say_ms_range(ns_range: tuple[int, int]) -> str:
-    """Returns an assumed time, whose most and least are given in ns: "0.05 to 0.5 ms"."""
+    """Returns the bounds of an assumed time, given in ns with the larger one first: "0.05 to 0.5 ms"."""
     most, least = ns_range
     return f"{rounded(least / NS_PER_MS)} to {format_ms(most / NS_PER_MS)}"
 
@@ -73,7 +73,7 @@ def describe_data_loading(figures: DataLoadingFigures) -> FindingTexts:
             f"The program makes no CUDA call for {format_ms(figures.pause_ms)} of each step {where}, in {pauses}.",
             *_say_off_cpu(figures.off_cpu_share),
         ),
-        derivation="The step is replayed with batches that are ready when the program asks for them: each then takes "
+        derivation="The step is replayed as if each batch were ready when the program asks for it, which then takes "
         f"{_say_ms_range(READY_BATCH_NS)}.",
         remedy=(
             advice,
@@ -98,8 +98,8 @@ def describe_pageable_copy(figures: PageableCopyFigures) -> FindingTexts:
             "The program waits for each copy, because it goes through a buffer of the driver.",
             *_say_callers(figures.callers),
         ),
-        derivation=f"The step is replayed with copies at {PINNED_BYTES_PER_S / 1e9:.0f} GB/s on the same stream, which "
-        "the program does not wait for, and with copies that other work hides altogether.",
+        derivation=f"The step is replayed in two ways: with copies at {PINNED_BYTES_PER_S / 1e9:.0f} GB/s on the same "
+        "stream, for which the program does not wait, and with copies that other work hides completely.",
         remedy=(
             f"{name} = {name}.pin_memory()  # ahead, as a DataLoader does with pin_memory=True",
             f"{name} = {name}.to(device, non_blocking=True)  # best on a side stream, ahead of its use",
@@ -109,7 +109,7 @@ def describe_pageable_copy(figures: PageableCopyFigures) -> FindingTexts:
 
 
 def describe_device_to_host_copy(figures: DeviceToHostCopyFigures) -> FindingTexts:
-    """Returns the sentences on copies from the GPU that are larger than single values."""
+    """Returns the sentences on device-to-host copies that are larger than a few scalars."""
     names = name_first(figures.range_names)
     in_ranges = f" in the range {names}" if names else ""
     return FindingTexts(
@@ -117,10 +117,10 @@ def describe_device_to_host_copy(figures: DeviceToHostCopyFigures) -> FindingTex
         evidence=(
             f"Each step copies {format_bytes(figures.bytes)} from the GPU{in_ranges}, in "
             f"{format_count(figures.copies, 'copy')} and {format_ms(figures.ms)}; "
-            f"{rounded_percent(figures.pageable_share)} of it goes to pageable memory.",
+            f"{rounded_percent(figures.pageable_share)} of the bytes go to pageable memory.",
         ),
-        derivation="The step is replayed with copies on a stream of their own, which the program does not wait for, "
-        "and without the copies and the code around them.",
+        derivation="The step is replayed in two ways: with the copies on a stream of their own, for which the program "
+        "does not wait, and without the copies and the program's code around them.",
         remedy=(
             "host = {k: torch.empty_like(v, device='cpu', pin_memory=True) for k, v in state.items()}  # once",
             "side = torch.cuda.Stream()  # once",
@@ -168,32 +168,33 @@ def describe_host_sync(figures: HostSyncFigures) -> FindingTexts:
     evidence += _say_callers(figures.callers)
     if figures.warned_lines:
         lines = ", ".join(["`{}` {:,}×"] * len(figures.warned_lines))
-        evidence.append(phrase(f"PyTorch warns of these waits in a step: {lines}.", *sum(figures.warned_lines, ())))
+        sentence = f"PyTorch warns of waits at these lines (the number is per step): {lines}."
+        evidence.append(phrase(sentence, *sum(figures.warned_lines, ())))
     return FindingTexts(
         title=f"The program waits for the GPU{_inside(figures.is_pass)}",
         evidence=tuple(evidence),
-        derivation="The step is replayed without the waits and with half of the program's time around them, and "
-        "without the calls and their copies altogether.",
+        derivation="The step is replayed in two ways: without the waits but with half of the program's time around "
+        "them, and without the calls and their copies.",
         remedy=remedy,
-        disproof="Comment the calls out for a run: if the step is no shorter, the GPU has enough work to bridge the "
-        "waits.",
+        disproof="Comment the calls out for a run: if the step is no shorter, the GPU has enough queued work to stay "
+        "busy during the waits.",
     )
 
 
 def describe_host_stall(figures: HostStallFigures) -> FindingTexts:
     """Returns the sentences on long pauses of the program."""
     ranges = [f"the range {name}" if name else "no range" for name in figures.range_names]
-    where = f", most of it in {', '.join(ranges)}" if ranges else ""
+    where = f" Most of this time is in {join_names(ranges)}." if ranges else ""
     on_average = "" if figures.pauses == round(figures.pauses) else " on average"
     return FindingTexts(
         title="The CPU stops launching work",
         evidence=(
-            f"Each step holds {format_count(figures.pauses, 'pause')} of {LONG_PAUSE_NS / NS_PER_MS:.0f} ms or more"
-            f"{on_average}, {format_ms(figures.pause_ms)} together, in which the program makes no CUDA call{where}.",
-            f"The longest takes {format_ms(figures.longest_ms)}.",
+            f"Each step has {format_count(figures.pauses, 'pause')} of {LONG_PAUSE_NS / NS_PER_MS:.0f} ms or more"
+            f"{on_average}, {format_ms(figures.pause_ms)} in total, in which the program makes no CUDA call.{where}",
+            f"The longest pause takes {format_ms(figures.longest_ms)}.",
             *_say_off_cpu(figures.off_cpu_share),
         ),
-        derivation=f"The step is replayed with pauses of {_say_ms_range(REMAINING_PAUSE_NS)} in their place.",
+        derivation=f"The step is replayed with pauses of {_say_ms_range(REMAINING_PAUSE_NS)} instead of these pauses.",
         remedy=(
             "# py-spy dump --pid PID  # shows what Python does in the pause",
             "import gc; gc.collect(); gc.freeze(); gc.disable()  # if it is Python's garbage collector",
@@ -207,17 +208,17 @@ def describe_between_steps(figures: BetweenStepsFigures) -> FindingTexts:
     return FindingTexts(
         title="The GPU waits between the steps",
         evidence=(
-            f"{format_ms(figures.gap_ms)} pass from the last CUDA call of a step to the first of the next one: in the "
-            "scheduler, in sampling on the CPU, or in detokenization.",
+            f"{format_ms(figures.gap_ms)} pass from the last CUDA call of a step to the first CUDA call of the next: "
+            "in the scheduler, in sampling on the CPU, or in detokenization.",
         ),
-        derivation=f"The step is replayed with {_say_ms_range(REMAINING_GAP_NS)} between steps, as if the next one "
-        "were prepared meanwhile.",
+        derivation=f"The step is replayed with {_say_ms_range(REMAINING_GAP_NS)} between steps, as if the next step "
+        "were prepared while the GPU works.",
         remedy=(
             "# vLLM: --async-scheduling, and detokenization in a process of its own as it is by default",
             "# SGLang: leave out --disable-overlap-schedule; TensorRT-LLM: disable_overlap_scheduler: false",
         ),
-        disproof="Generate a fixed number of tokens without detokenization: if the step is no shorter, it waits for "
-        "other work.",
+        disproof="Generate a fixed number of tokens without detokenization: if the step is no shorter, something "
+        "else takes the time between steps.",
     )
 
 
@@ -246,14 +247,14 @@ def describe_launch_bound(figures: LaunchBoundFigures) -> FindingTexts:
     return FindingTexts(
         title="The GPU waits for launches",
         evidence=(
-            f"A step holds {format_count(figures.operations, 'operation')}. On average, the GPU needs "
-            f"{rounded(figures.gpu_us)} µs for one, and the program, without the profiler, "
-            f"{rounded(figures.program_us)} µs.",
-            f"The GPU is idle for {format_ms(figures.idle_ms)} of a profiled step because the next launch has not "
-            "come.",
+            f"A step has {format_count(figures.operations, 'operation')}. On average, the GPU needs "
+            f"{rounded(figures.gpu_us)} µs for an operation, and the program needs {rounded(figures.program_us)} µs "
+            "without the profiler.",
+            f"The GPU is idle for {format_ms(figures.idle_ms)} of a profiled step because the next operation has "
+            "not been launched yet.",
         ),
-        derivation="The step is replayed with launches that take no time, as in a CUDA graph, and without the "
-        "program's own pauses between them, too.",
+        derivation="The step is replayed in two ways: with launches that take no time, as in a CUDA graph, and, in "
+        "addition, without the program's own pauses between the launches.",
         remedy=(
             'model = torch.compile(model, mode="reduce-overhead")  # CUDA graphs',
             "# or a larger batch: the same launches, more work in each",
@@ -263,16 +264,16 @@ def describe_launch_bound(figures: LaunchBoundFigures) -> FindingTexts:
 
 
 _IDLE_TITLES: dict[Cause, str] = {
-    "sync": "the program waits for it",
-    "allocator": "memory is allocated and freed",
-    "copy": "the program waits for copies",
-    "launch": "it waits for launches",
-    "host": "the program works on the CPU",
-    "data": "batches are loaded",
-    "communication": "collectives wait to start",
-    "unrecorded": "the program waits for work that was not recorded",
-    "profiler": "the profiler works",
-    "unknown": "the cause is unknown",
+    "sync": "The GPU is idle because the program waits for it",
+    "allocator": "The GPU is idle while memory is allocated or freed",
+    "copy": "The GPU is idle while the program waits for copies",
+    "launch": "The GPU is idle while it waits for launches",
+    "host": "The GPU is idle while the program works on the CPU",
+    "data": "The GPU is idle while batches are loaded",
+    "communication": "The GPU is idle while collectives wait to start",
+    "unrecorded": "The GPU is idle while the program waits for work that was not recorded",
+    "profiler": "The GPU is idle while the profiler works",
+    "unknown": "The GPU is idle, and the cause is unknown",
 }
 _IDLE_REMEDIES: dict[str, tuple[str, ...]] = {
     "copy": (
@@ -286,12 +287,12 @@ _IDLE_REMEDIES: dict[str, tuple[str, ...]] = {
 
 def describe_gpu_idle(figures: GpuIdleFigures) -> FindingTexts:
     """Returns the sentences on idle time that no rule explains."""
-    title, part = f"The GPU is idle: {_IDLE_TITLES[figures.cause]}", "have this cause"
+    title, remaining = _IDLE_TITLES[figures.cause], "this idle time takes"
     if figures.is_exposed:
         activity = "Exposed copies" if figures.cause == "copy" else "Collectives"
-        title, part = f"{activity} take most of the step", f"are {activity.lower()}"
+        title, remaining = f"{activity} take most of the step", f"{activity.lower()} take"
     place = f"the range {figures.range_name}" if figures.range_name else figures.api
-    where = f", most of it in {place}" if place and figures.is_mostly_there else ""
+    where = f", mostly in {place}" if place and figures.is_mostly_there else ""
     step = "the capture" if figures.is_pass else "a step"
     mark = "torch.cuda.nvtx.range_push(name) ... range_pop()"
     remedy = _IDLE_REMEDIES.get(figures.cause, (f"# put a range around the suspected code, {mark}, and record again",))
@@ -302,12 +303,13 @@ def describe_gpu_idle(figures: GpuIdleFigures) -> FindingTexts:
     return FindingTexts(
         title=title,
         evidence=(
-            f"The GPU computes for {rounded_percent(figures.compute_share)} of {step}; {format_ms(figures.ms)} of the "
-            f"rest {part}{where}.",
+            f"The GPU computes for {rounded_percent(figures.compute_share)} of {step}. Of the remaining time, "
+            f"{remaining} {format_ms(figures.ms)}{where}.",
         ),
-        derivation="No change that is looked for removes this time: between nothing and all of it may be saved.",
+        derivation="None of the changes that are looked for removes this time, so between nothing and all of it may be "
+        "saved.",
         remedy=remedy,
-        disproof="Time the part alone: if the step is no shorter without it, the GPU waits for something else.",
+        disproof="Leave the suspected code out for a run: if the step is no shorter, the GPU waits for something else.",
     )
 
 

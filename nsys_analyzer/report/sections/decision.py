@@ -1,4 +1,4 @@
-"""The first screen of a capture: the length of its step, what fills it, what to do first, what limits the figures."""
+"""Reports the first screen of a capture: the length of a step, its parts, what to do first, what limits the figures."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ from nsys_analyzer.report.units import (
     rounded,
     rounded_percent,
 )
-from nsys_analyzer.text import StrOrText, Text, code, join_names, join_texts, phrase, plural, spans
+from nsys_analyzer.text import StrOrText, Text, code, join_names, join_texts, phrase, plain, plural, spans
 from nsys_analyzer.trace.phase_names import STEP
 
-#: Intervals that are narrower than this share of their middle, and smaller shares of communication, are not shown.
+#: An interval is not shown if its width is below this share of its middle, nor is communication below this share.
 _NEGLIGIBLE_SHARE = 0.03
-#: The longest kernel label in the table of phases, letters.
+#: The most characters of a kernel label in the table of phases.
 _MAX_LABEL_LENGTH = 44
-#: This many limits of the figures are named here; "About" has all of them.
+#: The most limits of the figures on the first screen. "About" has all of them.
 _MAX_LIMITS = 3
 
 
 def decision_section(capture: CaptureSummary, evidence: Evidence) -> Section:
-    """Returns the first section of a capture."""
+    """Returns the first section of a capture's report."""
     blocks = (
         Paragraph(describe_conditions(capture), capture.title),
         *_step_blocks(capture),
@@ -129,7 +129,7 @@ def _step_blocks(capture: CaptureSummary) -> Iterator[Block]:
 
 
 def _describe_length(capture: CaptureSummary, step: StepSummary) -> str:
-    """Returns the length of a step, how much of it the GPU works, and the model's share of the peak FLOP/s (MFU)."""
+    """Returns the length of a step, the share of it in which the GPU works, and the MFU."""
     clauses = [f"{format_step_length(step)} {step_noun(step)}{_describe_origin(step)}"]
     share = step.busy_share
     if capture.on_cpu:
@@ -161,7 +161,7 @@ def _describe_origin(step: StepSummary) -> str:
     return f" ({f'{ends}, ' if is_wide else ''}estimated; profiled {profiled})"
 
 
-#: The name of a phase and its figures, which are unknown if it was only timed.
+#: The name of a phase, and its figures, which are None if the phase was only timed.
 _NamedPhase = tuple[str, PhaseSummary | None]
 
 
@@ -179,14 +179,14 @@ def _phase_table(capture: CaptureSummary, labels: dict[str, str]) -> Iterator[Ta
     timed_counts = {name: stats.n or 0 for name, stats in timed.phases.items()} if timed else {}
 
     def count_passes(row: _NamedPhase) -> float | None:
-        """Returns how often a phase begins in a step, from the capture or else from the unprofiled times."""
+        """Returns how often a phase occurs in a step, from the capture or else from the unprofiled times."""
         name, steps = row[0], timed_counts.get(STEP)
         recorded = capture.step.passes.get(name) if capture.step else None
         timed_passes = timed_counts.get(name, 0) // steps if steps and not timed_counts.get(name, 0) % steps else None
         return 1 if name == STEP else recorded or timed_passes or None
 
     def profiled_ms(row: _NamedPhase) -> float | None:
-        """Returns the time under the profiler; None for a range that only launches work, which ends after it."""
+        """Returns the time of a phase under the profiler; None if its GPU work ends after its range."""
         name, phase = row
         if name == STEP and capture.step and not capture.step.is_pass:
             return capture.step.length_ms
@@ -225,29 +225,30 @@ def _phase_table(capture: CaptureSummary, labels: dict[str, str]) -> Iterator[Ta
 
 
 def _limit_blocks(capture: CaptureSummary, evidence: Evidence) -> Iterator[Block]:
-    """Yields what limits the figures: what is unknown and the option that gives it, then each warning's start."""
+    """Yields what limits the figures: unknown facts with the options that give them, and the start of each warning."""
     unknown = [name for name in (capture.limits.missing if capture.limits else ()) if name in OPTIONS]
     limits: list[StrOrText] = []
     if unknown:
         options = " ".join(OPTIONS[name] for name in unknown)
-        limits.append(phrase("unknown {} (`{}`)", join_names(unknown), options))
+        are = "is" if len(unknown) == 1 else "are"
+        limits.append(phrase("The {} {} not known (`{}`).", join_names(unknown), are, options))
     if evidence.timings and capture.step and not capture.unprofiled:
-        limits.append(f"{evidence.timings} has no timing, or no single one, for this capture")
+        limits.append(f"{evidence.timings} has no times, or several times, for this capture.")
     limits += map(_first_sentence, say_all(capture.warnings))
     if limits:
-        more_limits = [f"and {len(limits) - _MAX_LIMITS} more, under “About”"] if len(limits) > _MAX_LIMITS else []
-        listing = join_texts("; ", (*limits[:_MAX_LIMITS], *more_limits))
-        yield Paragraph(join_texts("", ("What limits these figures: ", listing, ".")), capture.title)
+        hidden = len(limits) - _MAX_LIMITS
+        more_limits = [f"“About” has {hidden} more {plural(hidden, 'limit')}."] if hidden > 0 else []
+        sentences = join_texts(" ", (*limits[:_MAX_LIMITS], *more_limits))
+        yield Paragraph(join_texts("", ("What limits these figures: ", sentences)), capture.title)
 
 
 def _first_sentence(text: StrOrText) -> StrOrText:
-    """Returns a warning up to its first full stop, without it; "About" has the whole warning."""
+    """Returns the first sentence of a warning, with a period. "About" has the whole warning."""
     kept_spans = []
     for span in spans(text):
         start, full_stop, _ = span.text.partition(". ") if span.kind == "plain" else (span.text, "", "")
         kept_spans.append(replace(span, text=start))
         if full_stop:
             break
-    else:
-        kept_spans[-1:] = [replace(span, text=span.text.removesuffix(".")) for span in kept_spans[-1:]]
-    return Text(tuple(kept_spans))
+    sentence = Text(tuple(kept_spans))
+    return sentence if plain(sentence).endswith(".") else sentence + "."

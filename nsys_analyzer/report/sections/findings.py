@@ -1,4 +1,4 @@
-"""Findings in words: what slows a step down, what a fix saves, the lines to type, and how to check it."""
+"""Reports findings: what slows a step down, what a fix saves, which code to type, and how to check the fix."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from nsys_analyzer.report.model import (
 from nsys_analyzer.report.units import format_ms, format_ms_range, rounded, rounded_percent
 from nsys_analyzer.text import StrOrText, join_texts, phrase, plural, strong
 
-#: This many findings are in full view; the others are folded.
+#: The number of findings in full view. The remaining findings are folded.
 SHOWN_FINDINGS = 3
-#: This many sentences of evidence are in full view; the others are folded.
+#: The number of sentences of evidence in full view. The remaining sentences are folded.
 _SHOWN_SENTENCES = 2
-#: If the replay differs from the recorded steps by more than this share, the report says so.
+#: The report says that savings are rough if the length of the replayed steps differs from that of the recorded steps
+#: by more than this share.
 _NOTABLE_REPLAY_ERROR = 0.05
-#: If more than this share of a step is exposed communication, the report asks for the captures of the other ranks.
+#: The report asks for the captures of the other ranks if exposed communication exceeds this share of a step.
 _NOTABLE_COMMUNICATION = 0.2
 
 
@@ -45,22 +46,22 @@ def saving_cell(finding: Finding) -> Interval:
 
 
 def summarize_finding(finding: Finding, noun: str = "a step") -> str:
-    """Returns a finding and its saving: "The GPU waits for launches: saves 12–21 ms a step (30 %)"."""
+    """Returns a finding and its saving: "The GPU waits for launches: a fix saves 12–21 ms a step (30 %)"."""
     saves = format_ms_range(finding.saves_ms_low, finding.saves_ms_high)
-    return f"{finding.title}: saves {saves} {noun} ({rounded_percent(finding.share_of_step)})"
+    return f"{finding.title}: a fix saves {saves} {noun} ({rounded_percent(finding.share_of_step)})"
 
 
 def explain_no_findings(capture: CaptureSummary) -> str:
-    """Returns that nothing stands out, or that the answer needs the captures of the other ranks."""
+    """Returns a sentence on why there are no findings: none is large enough, or the other ranks are needed."""
     step = capture.step
     if step and step.exposed_communication_ms > _NOTABLE_COMMUNICATION * step.total_ms:
         share = rounded_percent(step.exposed_communication_ms / step.total_ms)
         return (
-            f"For {share} of the step the GPU only communicates. "
-            "Only the captures of the other ranks tell whether it transfers or waits for a late rank."
+            f"For {share} of the step, the GPU only communicates. "
+            "Only the captures of the other ranks can show whether it transfers data or waits for a late rank."
         )
     least = rounded_percent(SMALLEST_SAVING)
-    return f"Nothing stands out: no change that is looked for saves {least} of the step or more."
+    return f"There are no findings: no change that is looked for would save {least} of the step or more."
 
 
 def findings_section(capture: CaptureSummary) -> Section:
@@ -82,7 +83,7 @@ def findings_section(capture: CaptureSummary) -> Section:
 
 
 def _explain(finding: Finding, capture: str) -> tuple[Block, ...]:
-    """Returns what was seen, the lines to type, and the place in the timeline; folded, what the saving rests on."""
+    """Returns the evidence, the code to type and the link to the timeline; folded, how the saving is derived."""
     return (
         Paragraph(join_texts(" ", finding.evidence[:_SHOWN_SENTENCES]), capture),
         *lines_of_program(finding.lines, capture),
@@ -140,7 +141,7 @@ def shared_findings_section(captures: Sequence[CaptureSummary]) -> Section:
 
 
 def run_finding_blocks(run: ParallelRun) -> Iterator[Block]:
-    """Yields the findings about all ranks of a run, whose savings are of the step under the profiler."""
+    """Yields the findings about all ranks of a run. Their savings are shares of the step under the profiler."""
     for place, finding in enumerate(run.findings, 1):
         yield Paragraph(strong(f"{place}. {summarize_finding(finding)}"), run.name)
         yield from _explain(finding, run.name)
@@ -157,7 +158,10 @@ def describe_line(line: Line) -> StrOrText:
 
 
 def lines_of_program(lines: Sequence[Line], capture: str) -> Iterator[Block]:
-    """Yields the lines with most time, and the folded source code around the first; nothing without sampled stacks."""
+    """Yields the source lines with the most time, and the folded code around the first of them.
+
+    Yields nothing if no stacks were sampled.
+    """
     if lines:
         yield Listing(tuple(map(describe_line, lines)), capture=capture)
         if lines[0].source:
