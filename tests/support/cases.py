@@ -13,7 +13,7 @@ A row is a method of ``Export`` with its arguments, and times are ns. An argumen
 ``s`` for other units, ``-`` for nothing, or a text. ``pid=200`` means the thread 200 of that process, unless a ``tid``
 is given. ``launched`` is the correlation ID of the last call. These rows have a meaning of their own:
 
-- ``torch``: the rows below are methods of ``Kineto``, and times are µs.
+- ``torch NAME=VALUE``: the rows below are methods of ``Kineto``, and times are µs; its properties may be given.
 - ``program``: the rows ``api``, ``work``, ``copy``, ``open`` and ``step`` are methods of ``Program``. Their times are
   µs, and ``30..34`` is the time from 30 to 34.
 - ``at 0 1000``: repeats the rows that are indented below it, each time later by so much; ``repeat 20 every 50`` does so
@@ -44,6 +44,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -258,7 +259,7 @@ class _Check:
             for row in rows:
                 self.build(row, moved, {"n": arguments.get("n", "{n}"), **texts}, {**options, **more})
         elif verb == "torch":
-            self.trace = kineto.Kineto()
+            self.trace = kineto.Kineto(**self.parse(words)[1])
         elif verb == "program":
             self.trace = programs.Program()
         elif verb == "start":
@@ -346,7 +347,7 @@ def _value(word: str, names: Mapping[str, Any]) -> Any:
     if span := _SPAN.fullmatch(word):
         return tuple(map(int, span.groups()))
     if not _NUMBER.fullmatch(word):
-        return word
+        return word[1:-1] if word[:1] == word[-1:] == "'" else word
     return sum(int(number) * _NS_PER_UNIT[unit] for number, unit in re.findall(r"([+-]?\d+)(us|ms|s|)", word))
 
 
@@ -361,7 +362,7 @@ def _figure(capture: Capture, name: str, figures: Mapping[str, Figure]) -> Any:
             value = value[part]
         else:
             value = value[int(part)] if part.isdigit() else getattr(value, part)
-    return value
+    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def _matches(actual: Any, expected: Any) -> bool:

@@ -71,6 +71,18 @@ class Kineto:
         more = {"registers per thread": 32, "blocks per SM": 0.5, "grid": [1, 1, 1], "graph id": 0, "graph node id": 0}
         return self.add("kernel", name, ts, dur, device, stream, **{**where, **more, **args})
 
+    def graph_kernel(self, name: str, correlation: int, ts: Any, dur: Any, node: int) -> Kineto:
+        """Adds a kernel of a graph's replay."""
+        return self.kernel(name, correlation, ts, dur, **{"graph id": 4, "graph node id": node})
+
+    def collective(
+        self, name: str, correlation: int, ts: Any, dur: Any, sent: int, received: int, dtype: str, ranks: int
+    ) -> Kineto:
+        """Adds a collective's kernel with its message: the elements that a rank sends and receives, and their type."""
+        message = {"Collective name": name, "In msg nelems": sent, "Out msg nelems": received, "dtype": dtype}
+        group = {"Group size": ranks, "Process Group Name": "0", "Process Group Ranks": "[0, 1]"}
+        return self.kernel("ncclDevKernel_Any()", correlation, ts, dur, stream=20, **message, **group)
+
     def copy(self, kind: str, correlation: int, ts: Any, dur: Any, size: int) -> Kineto:
         """A gpu_memcpy ("Memcpy HtoD (Pageable -> Device)") or gpu_memset ("Memset (Device)")."""
         where = {"device": 0, "context": 1, "stream": 7, "correlation": correlation, "bytes": size}
