@@ -72,7 +72,8 @@ def verify(
     change is known or --time-limit is over. Then PROGRAM is recorded once. The interval of the change takes into
     account that the result is checked after each pair. The result is added to .nsys-analyze/ledger.jsonl as a line.
 
-    Exit status: 0 faster, 3 slower, 4 not comparable (the losses or batches differ), 5 no change that can be told.
+    The exit status is 0 if PROGRAM is faster, 3 if it is slower, 4 if the programs are not comparable because their
+    losses or batches differ, and 5 if no change was detected.
     """
     from nsys_analyzer.capture.plan import Recording, make_plan
     from nsys_analyzer.cli.run_progress import handle_interruption

@@ -94,7 +94,7 @@ def what_if(
     """Predicts how long a step of TRACE would take if some of its parts took more or less time.
 
     The recorded steps are replayed with all the given changes. The command prints the length of the new step, the
-    saving, and the limit of the new step. The ranks of a run are replayed together, and any other capture by itself.
+    saving, and what limits the new step. The ranks of a run are replayed together, and any other capture by itself.
     """
     from nsys_analyzer.analysis.what_if import Question, answer_all
     from nsys_analyzer.inputs.saved_reports import GENERATOR

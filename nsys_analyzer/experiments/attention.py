@@ -75,7 +75,7 @@ def _blocks(results: Results) -> Iterator[Block]:
 BENCH = Bench(
     name="attention",
     title="attention over context length, eager and compiled",
-    summary="Measure attention by context length and d_head, eager and compiled: time, memory, and how both grow.",
+    summary="Measures attention by context length and d_head, eager and compiled: time, memory, and how both grow.",
     options=(
         several(PassesCase, "compile", (False, True)),
         several(PassesCase, "implementation", ("unfused",)),

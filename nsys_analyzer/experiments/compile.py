@@ -108,10 +108,10 @@ def _blocks(results: Results) -> Iterator[Block]:
 BENCH = Bench(
     name="compile",
     title="the model eager and compiled",
-    summary="Measure the model eager and with torch.compile: the speed-up of each phase, and the compile time.",
+    summary="Measures the model eager and with torch.compile: the speed-up of each phase, and the compile time.",
     options=(
         several(StepCase, "compile", (False, True)),
-        several(StepCase, "model", ("small", "medium", "large"), ("small",), help="sizes"),
+        several(StepCase, "model", ("small", "medium", "large"), ("small",), help="model sizes"),
         several(StepCase, "context_length", (256,), (32,)),
         several(StepCase, "precision", ("fp32", "bf16"), ("fp32",)),
         several(StepCase, "mode", ("forward", "train"), ("train",), choices=("forward", "train")),

@@ -37,15 +37,15 @@ class DecodeCase(OfModel):
 
     device: str
     model: str = option("small", "small, medium, large, xl, 2.7B, xl-2026 or 10B")
-    num_layers: int = option(0, "0 is the model's own", least=0, cpu=2)
+    num_layers: int = option(0, "number of layers; 0 means the number of --model", least=0, cpu=2)
     batch_size: int = option(16, "batch size", cpu=2)
     prompt_length: int = option(1024, "tokens in the prompt of each sequence", cpu=32)
     cache_length: int = option(2048, "positions in the cache", cpu=64)
     tokens: int = option(100, "tokens to generate, including the first", least=3, cpu=10)
     warmup_tokens: int = option(100, "tokens to generate before the measured ones", cpu=10)
     precision: str = option("fp32", "precision of weights, activations and cache", PRECISIONS)
-    attention: str = option("unfused", "unfused (naive), or PyTorch's SDPA", ATTENTIONS)
-    cache: bool = option(True, "use a KV cache; without it each token needs a pass over the whole sequence")
+    attention: str = option("unfused", "naive (unfused) attention, or PyTorch's SDPA", ATTENTIONS)
+    cache: bool = option(True, "use a KV cache; without it, each token needs a pass over the whole sequence")
     seed: int = option(0, "seed of weights and tokens", least=0)
 
     def __post_init__(self) -> None:
@@ -150,9 +150,9 @@ def _variant(row: AnyRow) -> str:
 BENCH = Bench(
     name="decode",
     title="decoding with and without a cache",
-    summary="Measure decoding with and without a KV cache: time to first token, and inter-token latency.",
+    summary="Measures decoding with and without a KV cache: time to first token, and inter-token latency.",
     options=(
-        several(DecodeCase, "model", ("small", "medium", "large"), ("small",), help="sizes"),
+        several(DecodeCase, "model", ("small", "medium", "large"), ("small",), help="model sizes"),
         several(DecodeCase, "precision", ("fp32", "bf16"), ("fp32",)),
         several(DecodeCase, "attention", ATTENTIONS),
         several(DecodeCase, "cache", (True, False)),

@@ -131,7 +131,7 @@ def _blocks(results: Results) -> Iterator[Block]:
 BENCH = Bench(
     name="flash",
     title="FlashAttention-2 against unfused attention and SDPA",
-    summary="Measure FlashAttention-2 in Triton against unfused attention and SDPA: latency, memory, and FLOP/s.",
+    summary="Measures FlashAttention-2 in Triton against unfused attention and SDPA: latency, memory, and FLOP/s.",
     options=(
         several(PassesCase, "implementation", _IMPLEMENTATIONS, ("tiled", "unfused", "sdpa")),
         several(PassesCase, "precision", ("bf16", "fp32"), ("fp32",)),

@@ -42,11 +42,11 @@ class MemoryCase(OfModel):
 
     device: str
     model: str = option("small", "small, medium, large, xl, 2.7B, xl-2026 or 10B")
-    num_layers: int = option(0, "0 is the model's own", least=0)
+    num_layers: int = option(0, "number of layers; 0 means the number of --model", least=0)
     context_length: int = option(256, "tokens in a sequence")
     batch_size: int = option(4, "batch size")
-    mode: str = option("train", "forward (under no_grad), or all phases of a step", ("forward", "train"))
-    precision: str = option("fp32", "bf16 is autocast", PRECISIONS)
+    mode: str = option("train", "forward under no_grad, or all phases of a step", ("forward", "train"))
+    precision: str = option("fp32", "precision; bf16 is autocast", PRECISIONS)
     warmup_steps: int = option(3, "steps before the recorded one; the first allocates the optimizer's state")
 
     def __post_init__(self) -> None:
@@ -195,9 +195,9 @@ _SAVED_LINES: tuple[Field[SavedLine], ...] = (
 BENCH = Bench(
     name="memory",
     title="memory over a step",
-    summary="Record the memory of a forward pass and of a full step on a GPU: peaks, and activations by source line.",
+    summary="Records the memory of a forward pass and of a full step on a GPU: peaks, and activations by source line.",
     options=(
-        several(MemoryCase, "model", ("small", "large"), ("small",), help="models"),
+        several(MemoryCase, "model", ("small", "large"), ("small",), help="model sizes"),
         several(MemoryCase, "context_length", (128, 256, 512)),
         several(MemoryCase, "mode", ("forward", "train")),
         several(MemoryCase, "precision", ("fp32", "bf16")),

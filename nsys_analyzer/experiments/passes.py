@@ -16,17 +16,19 @@ class PassesCase:
     """One implementation and shape. Queries, keys and values are (batch_size, heads, context_length, d_head)."""
 
     device: str
-    implementation: str = option("naive", "the implementations", IMPLEMENTATIONS)
-    compile: bool = option(False, "unfused attention with torch.compile (on), or eager (off)")
+    implementation: str = option("naive", "implementations of attention", IMPLEMENTATIONS)
+    compile: bool = option(False, "run unfused attention with torch.compile (on) or eagerly (off)")
     precision: str = option("fp32", "precision of tensors and matmuls", ("fp32", "bf16"))
     batch_size: int = option(1, "batch size")
-    heads: int = option(8, "heads", spelling="num-heads")
+    heads: int = option(8, "number of heads", spelling="num-heads")
     context_length: int = option(1024, "tokens in a sequence")
     d_head: int = option(64, "features of a head; flash supports 16, 32, 64 and 128")
     causal: bool = option(True, "use a causal mask")
-    measured_ms: int = option(0, "time for which do_bench measures on a GPU, in ms; 0: measure --steps calls", least=0)
-    warmup_steps: int = option(3, "calls before the measured ones, without do_bench", cpu=1, least=0)
-    steps: int = option(10, "measured calls, without do_bench", cpu=5)
+    measured_ms: int = option(
+        0, "time in ms that do_bench measures on a GPU; with 0, --steps calls are measured", least=0
+    )
+    warmup_steps: int = option(3, "calls before the measured ones, if do_bench is not used", cpu=1, least=0)
+    steps: int = option(10, "measured calls, if do_bench is not used", cpu=5)
 
 
 @dataclass

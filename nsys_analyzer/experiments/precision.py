@@ -57,9 +57,9 @@ def _blocks(results: Results) -> Iterator[Block]:
 BENCH = Bench(
     name="precision",
     title="fp32, TF32 and bf16 autocast",
-    summary="Measure training steps in fp32, TF32 and bf16 autocast: speed and memory.",
+    summary="Measures training steps in fp32, TF32 and bf16 autocast: speed and memory.",
     options=(
-        several(StepCase, "model", ("small", "large"), ("small",), help="sizes"),
+        several(StepCase, "model", ("small", "large"), ("small",), help="model sizes"),
         several(StepCase, "mode", MODES[:2]),
         several(StepCase, "precision", PRECISIONS, ("fp32", "bf16")),
         *single(StepCase, "context_length", "batch_size"),

@@ -66,9 +66,9 @@ def _blocks(results: Results) -> Iterator[Block]:
 BENCH = Bench(
     name="timing",
     title="timing of training steps",
-    summary="Measure training steps by model size, context length and mode: time, spread, tokens/s and memory.",
+    summary="Measures training steps by model size, context length and mode: time, spread, tokens/s and memory.",
     options=(
-        several(StepCase, "model", ("small", "medium", "large", "xl", "2.7B"), ("small",), help="sizes"),
+        several(StepCase, "model", ("small", "medium", "large", "xl", "2.7B"), ("small",), help="model sizes"),
         several(StepCase, "context_length", (128, 256, 512, 1024), (32, 64)),
         several(StepCase, "mode", MODES),
         *single(StepCase, "batch_size", "precision"),

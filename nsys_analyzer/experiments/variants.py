@@ -77,7 +77,7 @@ def _blocks(results: Results) -> Iterator[Block]:
 BENCH = Bench(
     name="variants",
     title="attention variants, their memory and their time",
-    summary="Measure six implementations of attention, causal and not: error, time and memory.",
+    summary="Measures six implementations of attention, causal and not: error, time and memory.",
     options=(
         several(PassesCase, "batch_size", (1,)),
         several(PassesCase, "heads", (4,)),
