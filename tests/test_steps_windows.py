@@ -1,4 +1,4 @@
-"""What a step is: named by a range, told by phases or by repetition, said by a person, or else one pass."""
+"""What a step is: named by a range, told by phases or by repetition, stated by a person, or else one pass."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from nsys_analyzer.analysis.steps.boundaries import find_windows
 from nsys_analyzer.analysis.steps.groups import Steps, find_steps
 from nsys_analyzer.analysis.steps.repetition import find_repeats
 from nsys_analyzer.analysis.steps.windows import Windows
-from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.trace.phase_names import PhaseNames
+from tests.support.cases import Capture, make_case_test
 from tests.support.export import ADD, AUTOGRAD, GEMM, PID, SOFTMAX, Export, global_pid, training_step
-from tests.support.program import NCCL, Program, attributed
+from tests.support.program import Program, attributed
 
 Bounds = list[tuple[int, int]]
 RealCapture = Callable[[str], Path]
@@ -33,9 +33,9 @@ LAYER = (GEMM, ADD, GEMM, SOFTMAX, GEMM, ADD)
 HEAD = (SOFTMAX, GEMM, ADD)
 
 
-def windows_of(export: Export, folder: Path, pid: int = PID, names: PhaseNames | None = None) -> Windows:
+def windows_of(export: Export, folder: Path, names: PhaseNames | None = None) -> Windows:
     trace = Trace.load(export.write(folder / "windows.sqlite"))
-    windows = find_windows(AttributedTrace(trace, names), global_pid(pid))
+    windows = find_windows(AttributedTrace(trace, names), global_pid())
     assert windows is not None
     return windows
 
@@ -54,20 +54,41 @@ def bounds(windows: Windows) -> Bounds:
     return list(zip(windows.start.tolist(), windows.end.tolist(), strict=True))
 
 
-def steps(export: Export, count: int, at: int = 0, pid: int = PID, wrap: str | None = "step") -> Export:
-    """Training steps of 1,000 ns one behind the other; their phases are [0, 400), [400, 650), [650, 950)."""
-    export.thread(AUTOGRAD, "pt_autograd_0", pid)
-    for number in range(count):
-        training_step(export, at + number * 1000, pid, wrap=wrap and wrap.format(number))
-    return export
+def windows_in(capture: Capture, steps: int = 0) -> Windows:
+    """Returns the steps of the chosen process of a case; ``steps`` is their number if a person states it."""
+    names = PhaseNames(steps=steps) if steps else capture.names
+    windows = find_windows(AttributedTrace(capture.trace, names), global_pid(capture.pid or PID))
+    assert windows is not None
+    return windows
 
 
-def named_steps(starts: dict[int, int], name: str) -> Export:
-    """Ranges of 990 ns, by the number in their names."""
-    export = Export()
-    for number, start in starts.items():
-        export.range(name.format(number), start, start + 990)
-    return export
+def steps_in(capture: Capture, steps: int = 0) -> Steps:
+    found = find_steps(AttributedTrace(capture.trace, PhaseNames(steps=steps)), global_pid())
+    assert found is not None
+    return found
+
+
+test_steps = make_case_test(
+    "steps",
+    {
+        "source": lambda capture: windows_in(capture).source,
+        "unit": lambda capture: windows_in(capture).unit,
+        "on_gpu": lambda capture: windows_in(capture).on_gpu,
+        "windows": lambda capture: find_windows(capture.attributed, global_pid()),
+        "bounds": lambda capture: bounds(windows_in(capture)),
+        "bounds in 2": lambda capture: bounds(windows_in(capture, 2)),
+        "ends of ranges": lambda capture: windows_in(capture).body_end.tolist(),
+        "starts in µs": lambda capture: (windows_in(capture).start // 1000).tolist(),
+        "starts on the CPU": lambda capture: windows_in(capture).cpu_start.tolist(),
+        "groups": lambda capture: groups_of(steps_in(capture)),
+        "groups in 4": lambda capture: groups_of(steps_in(capture, 4)),
+        "source of all": lambda capture: steps_in(capture).recorded.source,
+        "length_ms": lambda capture: steps_in(capture).length_ms,
+        "start_up": lambda capture: steps_in(capture).start_up,
+        "phases of the summary": lambda capture: [phase.phase for phase in capture.summary.phases],
+        "measured steps": lambda capture: capture.summary.step.instances if capture.summary.step else 0,
+    },
+)
 
 
 # --- 1. a range that names the step
@@ -91,143 +112,20 @@ def named_steps(starts: dict[int, int], name: str) -> Export:
         ("ProfilerStep#{}", "profiler_step", "a step of PyTorch's profiler"),
     ],
 )
-def test_ranges_of_steps(tmp_path: Path, name: str, source: str, unit: str) -> None:
-    windows = windows_of(steps(Export(), 3, wrap=name), tmp_path)
+def test_names_of_ranges_that_are_steps(tmp_path: Path, name: str, source: str, unit: str) -> None:
+    export = Export().thread(AUTOGRAD, "pt_autograd_0")
+    for number in range(3):
+        training_step(export, 1000 * number, wrap=name.format(number))
+    windows = windows_of(export, tmp_path)
     assert (windows.source, windows.unit, windows.on_gpu) == (source, unit, False)
     assert bounds(windows) == [(0, 1000), (1000, 2000), (2000, 3000)]
-
-
-def program(
-    *ranges: tuple[str, int, int], at: tuple[int, ...] = (0, 1000, 2000), export: Export | None = None
-) -> Export:
-    """The same ranges again and again, each with a kernel from 20 ns behind its start to 100 ns before its end."""
-    export = export or Export()
-    for start in at:
-        for name, low, high in ranges:
-            export.range(name, start + low, start + high)
-            export.kernel(GEMM, start + low + 10, start + low + 20, start + high - 100)
-    return export
-
-
-EXECUTOR = "execute_8_context_0(sq0)_generation_8(sq8)"
-TRAINING = (("forward", 0, 400), ("backward", 400, 700))
-
-
-@pytest.mark.parametrize(
-    ("name", "begins", "source"),
-    [
-        ("decode_step_{}", 0, "range"),
-        ("decode", 0, "range"),
-        ("decode", 800, "pass"),  # an image is decoded behind all that makes it
-        ("micro_step_{}", 0, "pass"),
-        ("epoch {} of 3", 0, "pass"),
-    ],
-)
-def test_ranges_that_hold_what_the_gpu_does(tmp_path: Path, name: str, begins: int, source: str) -> None:
-    """Four times a kernel of about 600 ns and one of 40, launched at 10 and at 850 of 1,000 ns."""
-    export = Export()
-    for number in range(4):
-        at = 1000 * (number + 1)
-        export.range(name.format(number), at + begins, at + 950)
-        export.kernel(GEMM, at + 10, at + 20, at + 600 + 20 * number).kernel(ADD, at + 850, at + 860, at + 900)
-    windows = windows_of(export, tmp_path)
-    assert windows.source == source
-    if source == "range":
-        assert bounds(windows) == [(1000, 2000), (2000, 3000), (3000, 4000), (4000, 4950)]
-
-
-@pytest.mark.parametrize(
-    ("export", "source", "expected"),
-    [
-        # From one pass to the next; the last ends with its range, and its work.
-        (program(("Model_Forward", 0, 900)), "phases", [(0, 1000), (1000, 2000), (2000, 2900)]),
-        (program(("model_inference", 0, 900)), "phases", [(0, 1000), (1000, 2000), (2000, 2900)]),
-        # What lies between steps is the time of the one before.
-        (program(("step", 0, 600)), "range", [(0, 1000), (1000, 2000), (2000, 2600)]),
-        # A range around the optimizer alone is no step: the third one ends with what its phases say of it.
-        (program(*TRAINING, ("step", 700, 900)), "phases", [(0, 1000), (1000, 2000), (2000, 2700)]),
-        # The profiler was told of one step around three passes.
-        (
-            program(("forward", 0, 900), export=Export().range("ProfilerStep#1", 0, 3000)),
-            "phases", [(0, 1000), (1000, 2000), (2000, 2900)],
-        ),
-        # Steps 4 to 7 were not recorded: the third ends with its range, and not where the eighth begins.
-        (
-            program(
-                ("forward", 0, 900), at=(0, 1000, 7000, 8000),
-                export=named_steps({2: 0, 3: 1000, 8: 7000, 9: 8000}, "ProfilerStep#{}"),
-            ),
-            "profiler_step", [(0, 1000), (1000, 1990), (7000, 8000), (8000, 8990)],
-        ),
-        (
-            program(("forward", 0, 900), at=(0, 5000), export=named_steps({3: 0, 8: 5000}, "ProfilerStep#{}")),
-            "profiler_step", [(0, 990), (5000, 5990)],
-        ),
-        # Every tenth step has a range: none is missing, and what lies between is the time of the one before.
-        (
-            program(("forward", 0, 900), export=named_steps({10: 0, 20: 1000, 30: 2000}, "step {}")),
-            "range", [(0, 1000), (1000, 2000), (2000, 2990)],
-        ),
-        # An engine's step lies in a range of its executor.
-        (
-            program(
-                ("step[DECODE bs=8]", 500, 900), at=(0, 1000),
-                export=Export().range(EXECUTOR, 0, 900).range(EXECUTOR, 1000, 1900),
-            ),
-            "range", [(500, 1500), (1500, 1900)],
-        ),
-        # Warm-up bounds a step.
-        (steps(Export().range("warmup", 0, 2000), 4), "range", [(2000, 3000), (3000, 4000)]),
-        # A step range without a backward pass where others have one bounds the step before, and is none.
-        (
-            steps(program(("step", 0, 500), at=(1000,), export=steps(Export(), 1)), 1, at=2000),
-            "range", [(0, 1000), (2000, 3000)],
-        ),
-    ],
-)  # fmt: skip
-def test_what_bounds_steps(tmp_path: Path, export: Export, source: str, expected: Bounds) -> None:
-    windows = windows_of(export, tmp_path)
-    assert (windows.source, bounds(windows)) == (source, expected)
-
-
-def test_how_much_lies_behind_the_last_step_is_not_known(tmp_path: Path) -> None:
-    export = program(("step", 0, 600))
-    assert windows_of(export, tmp_path).body_end.tolist() == [600, 1600, 2600]
-    assert groups_of(steps_of(export, tmp_path)) == [("usual", 2, True), ("last", 1, False)]
-
-
-def test_a_second_length_of_a_step_is_shown_nowhere(tmp_path: Path) -> None:
-    export = program(("forward", 0, 900), export=Export().range("ProfilerStep#1", 0, 3000))
-    (capture,) = summarize(Trace.load(export.write(tmp_path / "windows.sqlite")), "a")
-    assert [phase.phase for phase in capture.phases] == ["forward"]
-
-
-def test_a_range_that_a_person_names_is_the_step(tmp_path: Path) -> None:
-    """Even one that holds no pass of the model."""
-    said = windows_of(program(*TRAINING, ("update", 700, 900)), tmp_path, names=PhaseNames.parse(["step=update"]))
-    assert (said.unit, bounds(said)) == ("a range update", [(700, 1700), (1700, 2700), (2700, 2900)])
-
-
-def test_a_step_whose_kernels_the_capture_lacks_is_left_out(tmp_path: Path) -> None:
-    """The optimizer of the third of five steps has launched a kernel that the file does not have."""
-    for wrap in ("step", None):
-        export = steps(Export(), 5, wrap=wrap)
-        export.call("cudaLaunchKernel_v7000", 2800)
-        starts = [start for start, _ in bounds(windows_of(export, tmp_path))]
-        assert [start // 1000 for start in starts] == [0, 1, 3, 4], wrap
-
-
-def test_each_process_has_its_own_steps(tmp_path: Path) -> None:
-    export = steps(steps(Export(), 2), 3, at=500, pid=200)
-    assert bounds(windows_of(export, tmp_path)) == [(0, 1000), (1000, 2000)]
-    assert bounds(windows_of(export, tmp_path, pid=200)) == [(500, 1500), (1500, 2500), (2500, 3500)]
 
 
 # --- 2. phases
 
 
-def passes(export: Export, text: str, at: int = 0, name: str = GEMM) -> Export:
-    """Phases of 100 ns each, one behind the other, by their letters; each launches a kernel that takes 80 ns."""
+def phases_by_letter(export: Export, text: str, at: int = 0, name: str = GEMM) -> Export:
+    """Adds phases of 100 ns each, one after the other, by their letters; each launches a kernel of 80 ns."""
     called = {"F": "forward", "B": "backward", "O": "optimizer"}
     for number, letter in enumerate(text):
         start = at + 100 * number
@@ -250,72 +148,27 @@ def passes(export: Export, text: str, at: int = 0, name: str = GEMM) -> Export:
         ("OOO", [(100, 200), (200, 300)]),  # from one optimizer's end to the next
     ],
 )
-def test_phases(tmp_path: Path, text: str, expected: Bounds) -> None:
-    windows = windows_of(passes(Export(), text), tmp_path)
+def test_steps_of_phases(tmp_path: Path, text: str, expected: Bounds) -> None:
+    windows = windows_of(phases_by_letter(Export(), text), tmp_path)
     assert windows.source == "phases"
     assert bounds(windows) == expected
-
-
-def test_a_first_step_of_fewer_kernels_that_takes_long_starts_up(tmp_path: Path) -> None:
-    """One kernel forward and four backward in 3 ms, then one and nine in each 1: it is no part of a step."""
-    program = Program()
-    for at, length, count in ((0, 3000, 4), (3000, 1000, 9), (4000, 1000, 9)):
-        program.open("forward", at, at + 100).work((at + 1, at + 2), (at + 5, at + 20))
-        program.open("backward", at + 100, at + length)
-        for number in range(count):
-            begin = at + 100 + 50 * number
-            program.work((begin + 1, begin + 2), (begin + 5, begin + 20))
-    found = steps_of(program, tmp_path)
-    assert found.recorded.source == "phases"
-    assert [(group.kind, group.steps) for group in found.groups] == [("usual", 2), ("first", 1)]
 
 
 def test_models_that_train_in_turns_are_one_step(tmp_path: Path) -> None:
     """A GAN: an optimizer step of the discriminator, then one of the generator, whose kernels are others."""
     export = Export()
     for number in range(6):
-        passes(export, "FBO", at=300 * number, name=(GEMM, "generator")[number % 2])
+        phases_by_letter(export, "FBO", at=300 * number, name=(GEMM, "generator")[number % 2])
     windows = windows_of(export, tmp_path)
     assert windows.unit == "2 optimizer steps that take turns"
     assert bounds(windows) == [(0, 600), (600, 1200), (1200, 1800)]
-
-
-def test_a_pass_recomputed_in_backward_is_none_of_its_own(tmp_path: Path) -> None:
-    """Checkpointing: autograd's thread opens forward again, while nothing names the backward pass."""
-    export = Export().thread(AUTOGRAD, "pt_autograd_0")
-    for at in (0, 1000):
-        export.range("forward", at, at + 300).kernel(GEMM, at + 5, at + 10, at + 290)
-        for again in (400, 600):
-            export.range("forward", at + again, at + again + 100, tid=AUTOGRAD)
-            export.kernel(GEMM, at + again + 5, at + again + 10, at + again + 190, AUTOGRAD)
-    assert bounds(windows_of(export, tmp_path)) == [(0, 1000), (1000, 1790)]
-
-
-def test_one_phase_of_many_kernels_beside_it_is_no_step(tmp_path: Path) -> None:
-    """A forward range of 300 of 900 ns of work: the rest of the step has no name."""
-    export = Export().range("forward", 0, 320).kernel(GEMM, 5, 10, 310)
-    export.kernel(SOFTMAX, 400, 410, 710).kernel(ADD, 800, 810, 1110)
-    assert windows_of(export, tmp_path).source == "pass"
-
-
-def test_tokens_of_generation_are_steps(tmp_path: Path) -> None:
-    """The prompt's pass takes ten times as long as a token's: it is other work, and not in the length of a step."""
-    program = Program()
-    for number, us in enumerate((1000, *[100] * 6)):
-        at = 1200 * number
-        program.open("forward", at, at + us + 10).work((at + 1, at + 2), (at + 5, at + 5 + us))
-        program.work((at + us + 11, at + us + 12), (at + us + 15, at + us + 16), name=ADD)
-    found = steps_of(program, tmp_path)
-    assert groups_of(found) == [("usual", 5, True), ("other work", 1, False), ("last", 1, False)]
-    assert found.length_ms == 1.2
-    assert found.start_up is None
 
 
 # --- 3. repetition
 
 
 def sequence(export: Export, kernels: list[str], at: int = 0, pause: dict[int, int] | None = None) -> Export:
-    """Kernels of 80 ns, launched 100 ns apart, with more time before some of them."""
+    """Adds kernels of 80 ns, launched 100 ns apart, with a pause before some of them."""
     time = at
     for number, name in enumerate(kernels):
         time += 100 + (pause or {}).get(number, 0)
@@ -327,7 +180,7 @@ def a_pass(layers: int) -> list[str]:
     return [EMBED, *LAYER * layers, *HEAD]
 
 
-def paused(kernels: list[str], pauses: dict[int, int]) -> Export:
+def sequence_with_pauses(kernels: list[str], pauses: dict[int, int]) -> Export:
     return sequence(Export(), kernels, pause=pauses)
 
 
@@ -346,12 +199,12 @@ LOGS = {number * LONG + 3 * (number > 3): 100 for number in range(8)}
         (sequence(Export(), [GEMM, SOFTMAX, EMBED, GEMM, ADAM] * 4), [100, 600, 1100, 1600], 5),
         # The capture begins in the middle of a step; 5 µs lie between the head and the embedding.
         (
-            paused([*a_pass(10)[30:], *a_pass(10) * 4], {LONG - 30 + LONG * number: 5_000 for number in range(4)}),
+            sequence_with_pauses([*a_pass(10)[30:], *a_pass(10) * 4], {LONG - 30 + LONG * number: 5_000 for number in range(4)}),
             [100 * (LONG - 30) + 5_100 + number * (100 * LONG + 5_000) for number in range(4)], LONG,
         ),
         # Three kernels more in the fourth of eight; the program pauses for 100 ns before each.
         (
-            paused([*a_pass(10) * 4, ADD, SOFTMAX, ADD, *a_pass(10) * 4], LOGS),
+            sequence_with_pauses([*a_pass(10) * 4, ADD, SOFTMAX, ADD, *a_pass(10) * 4], LOGS),
             [200 + number * (100 * LONG + 100) + 300 * (number > 3) for number in range(8)], LONG,
         ),
     ],
@@ -375,7 +228,7 @@ def test_units_that_repeat(tmp_path: Path, export: Export, starts: list[int], pe
         [*(f"kernel {number}" for number in range(40)), *[GEMM, ADD, ADAM] * 8],
     ],
 )
-def test_what_is_one_pass(tmp_path: Path, kernels: list[str]) -> None:
+def test_the_whole_capture_is_one_pass(tmp_path: Path, kernels: list[str]) -> None:
     windows = windows_of(sequence(Export(), kernels), tmp_path)
     assert (windows.source, windows.unit) == ("pass", "the whole capture")
     assert bounds(windows) == [(100, 100 * len(kernels) + 85)]
@@ -395,16 +248,6 @@ def test_a_pass_lasts_as_long_as_its_process_is_recorded(tmp_path: Path) -> None
 def test_repeats_inside_a_single_phase_are_its_layers(tmp_path: Path) -> None:
     export = sequence(Export(), a_pass(20) * 4).range("optimizer", 50, 90_000)
     assert windows_of(export, tmp_path).source == "pass"
-
-
-@pytest.mark.parametrize(("eager", "source"), [(SOFTMAX, "repetition"), (GEMM, "pass")])
-def test_a_replay_and_what_runs_beside_it(tmp_path: Path, eager: str, source: str) -> None:
-    """What samples a token computes no matmul. A part of a layer that takes no graph, as attention, may be one."""
-    export = Export()
-    for at in range(1_000, 7_000, 1_000):
-        export.kernel(ADD, at, at + 5, at + 15).graph(at + 20, at + 25, at + 800)
-        export.kernel(eager, at + 30, at + 800, at + 850)
-    assert windows_of(export, tmp_path).source == source
 
 
 @pytest.mark.parametrize(
@@ -434,7 +277,7 @@ def test_a_step_is_never_a_part_of_one_launch(
     assert windows.start.tolist() == [1_000 + 20_000 * token for token in range(8)]
 
 
-def test_what_sets_a_program_up_may_take_longer_than_its_steps(tmp_path: Path) -> None:
+def test_start_up_may_take_longer_than_the_steps(tmp_path: Path) -> None:
     """A copy of 100 µs, and 3 · 76 kernels of 80 ns to the end, 18 µs: most operations, not most of the time."""
     export = Export().memory("MEMCPY", 0, 10, 100_010)
     assert windows_of(sequence(export, a_pass(12) * 3, at=100_100), tmp_path).source == "repetition"
@@ -500,85 +343,15 @@ def test_the_period_of_nested_repeats_is_the_outer_one(
 # --- 4. said, or one pass
 
 
-def test_as_many_steps_as_are_said(tmp_path: Path) -> None:
-    """Layers that are not told from passes are, where a person says how many there are; else parts are equal."""
+def test_a_person_states_the_number_of_steps(tmp_path: Path) -> None:
+    """Layers that are not told from passes are steps then."""
     layers = windows_of(sequence(Export(), [*LAYER * 36]), tmp_path, names=PhaseNames(steps=36))
     assert (layers.source, len(layers)) == ("said", 36)
-    windows = windows_of(sequence(Export(), [GEMM, ADD, SOFTMAX, EMBED]), tmp_path, names=PhaseNames(steps=2))
-    # Equal parts have no groups.
-    said = AttributedTrace(Trace.load(tmp_path / "windows.sqlite"), PhaseNames(steps=4))
-    groups = find_steps(said, global_pid())
-    assert groups is not None
-    assert groups_of(groups) == [("usual", 4, True)]
-    # from the launch at 100 to the end at 485
-    assert bounds(windows) == [(100, 292), (292, 485)]
 
 
-def test_what_a_range_names_is_not_overruled(tmp_path: Path) -> None:
-    assert len(windows_of(steps(Export(), 3), tmp_path, names=PhaseNames(steps=2))) == 3
+# --- a law
 
-
-def test_without_work_there_is_nothing(tmp_path: Path) -> None:
-    export = Export().range("step", 0, 100).range("step", 100, 200)
-    assert find_windows(attributed(export, tmp_path), global_pid()) is None
-
-
-# --- a program that runs ahead of the GPU
-
-
-def ahead(count: int = 4) -> Program:
-    """Steps that the program launches in 50 µs each, one behind the other, and that take the GPU 300 µs each."""
-    program = Program()
-    for number in range(count):
-        start, begin = number * 50, 20 + number * 300
-        program.step(start, start + 50).work((start + 5, start + 9), (begin, begin + 200))
-        program.work((start + 10, start + 14), (begin + 200, begin + 300), name=ADD)
-    return program
-
-
-def test_steps_that_the_program_runs_ahead_of_are_the_gpus(tmp_path: Path) -> None:
-    """The first begins with its range, each ends with its last kernel: 320, 620, 920, 1220 µs."""
-    windows = windows_of(ahead(), tmp_path)
-    assert windows.on_gpu
-    assert bounds(windows) == [(0, 320_000), (320_000, 620_000), (620_000, 920_000), (920_000, 1_220_000)]
-    assert windows.cpu_start.tolist() == [0, 50_000, 100_000, 150_000]
-
-
-def test_work_of_before_the_first_step_is_none_of_it(tmp_path: Path) -> None:
-    """What was launched before the steps runs until 20 µs: the first begins there."""
-    windows = windows_of(ahead().work((-20, -15), (-10, 20)), tmp_path)
-    assert bounds(windows)[0] == (20_000, 320_000)
-
-
-def test_unseen_work_of_before_the_first_step(tmp_path: Path) -> None:
-    """A step launched in 50 µs runs [600, 900) on the GPU, which had other work that the file does not hold."""
-    program = Program().step(0, 50).work((5, 9), (600, 900))
-    assert bounds(windows_of(program, tmp_path)) == [(600_000, 900_000)]
-
-
-def test_unseen_work_that_the_program_waits_for(tmp_path: Path) -> None:
-    """A step waits in a copy until 605 µs for work that the file does not hold; its own runs in [600, 700)."""
-    program = Program().step(0, 660).work((5, 9), (600, 605)).work((610, 612), (614, 700))
-    assert bounds(windows_of(program, tmp_path)) == [(600_000, 700_000)]
-
-
-def test_a_late_launch_waits_for_nothing(tmp_path: Path) -> None:
-    """The first launch comes at 600 µs, and the second begins a long one."""
-    program = Program().step(0, 660).work((600, 604), (605, 640)).work((5, 598), (599, 601))
-    assert bounds(windows_of(program, tmp_path)) == [(0, 660_000)]
-
-
-def test_steps_that_the_program_waits_for_are_the_ranges(tmp_path: Path) -> None:
-    """A tenth of a step's time at most, 30 of 300 µs: a last kernel may end a little behind its range."""
-    program = Program()
-    for start in (0, 300, 600):
-        program.step(start, start + 300).work((start + 5, start + 9), (start + 31, start + 330))
-    windows = windows_of(program, tmp_path)
-    assert not windows.on_gpu
-    assert bounds(windows) == [(0, 300_000), (300_000, 600_000), (600_000, 930_000)]
-
-
-# In µs, and none at 0: that is no time.
+# Times are µs. None is 0, which is no time.
 launches = st.lists(
     st.tuples(st.integers(950, 1500), st.integers(0, 400), st.integers(1, 300), st.integers(7, 9)),
     min_size=1, max_size=15,
@@ -613,8 +386,8 @@ def test_steps_are_in_order_and_do_not_overlap(
 # --- groups
 
 
-def lasting(*lengths: int) -> Program:
-    """Steps of so many µs one behind the other, each with work of 20 µs."""
+def steps_lasting(*lengths: int) -> Program:
+    """Returns steps of these lengths in µs, one after the other, each with work of 20 µs."""
     program, at = Program(), 0
     for length in lengths:
         program.step(at, at + length).work((at + 2, at + 3), (at + 4, at + 24))
@@ -639,61 +412,22 @@ USUAL, WAITS = (1000,) * 6, (3000,) * 4
 def test_groups_of_steps(
     tmp_path: Path, lengths: tuple[int, ...], groups: list[tuple[str, int, bool]], length_ms: float
 ) -> None:
-    found = steps_of(lasting(*lengths), tmp_path)
+    found = steps_of(steps_lasting(*lengths), tmp_path)
     assert groups_of(found) == groups
     assert found.length_ms == pytest.approx(length_ms)
     assert len(found.windows) == sum(many for _, many, measured in groups if measured)
 
 
-def test_a_first_step_is_left_out_of_every_figure(tmp_path: Path) -> None:
-    """Its phases, its kernels, the whole capture: 4 ms, then three steps of 1 ms."""
-    from nsys_analyzer import summarize
-
-    program, at = Program(), 0
-    for length in (4000, 1000, 1000, 1000):
-        program.step(at, at + length).open("forward", at, at + length // 2).open(
-            "backward", at + length // 2, at + length
-        )
-        program.work((at + 2, at + 3), (at + 4, at + 24)).work(
-            (at + length - 40, at + length - 39), (at + length - 38, at + length - 18)
-        )
-        at += length
-    (summary,) = summarize(program.write(tmp_path / "t.sqlite"))
-    assert summary.step is not None
-    assert summary.step.instances == 3
-    forward = summary.phase("forward")
-    assert forward is not None
-    assert (forward.instances, forward.warmup_instances, forward.wall_ms.max) == (3, 1, 0.5)
-    assert summary.whole is not None
-    assert summary.whole.kernels_per_instance == 6
-    assert summary.coverage is not None
-    assert summary.coverage.in_warmup == 2
-
-
-def test_a_first_step_is_left_out_where_two_others_remain(tmp_path: Path) -> None:
-    """Steps of 951, 501 and 503 µs: the first range is as long as the others, and what makes it longer lies behind it.
-
-    How much lies behind the third is not known, so that the second is the step.
-    """
-    program, at = Program(), 0
-    for length in (951, 501, 503):
-        program.step(at, at + 400).work((at + 2, at + 3), (at + 4, at + 24))
-        at += length
-    found = steps_of(program, tmp_path)
-    assert groups_of(found) == [("usual", 1, True), ("first", 1, False), ("last", 1, False)]
-    assert found.length_ms == pytest.approx(0.501)
-
-
 def generation(*calls: tuple[int, int], names: tuple[str, ...] = (), prompt_us: int = 400) -> Program:
-    """Calls of so many tokens, each of so many µs; the first pass of a call is over the prompt and computes for longer.
+    """Returns calls of a model, each given by its tokens and the µs of a token. The first pass of a call is the prompt's.
 
-    ``names``: of ``step`` around a call, of ``forward`` and of ``decode`` around a pass.
+    ``names`` are those of the ranges: ``step`` around a call, ``forward`` and ``decode`` around a pass.
     """
     program, at = Program(), 1000
     for number, (tokens, us) in enumerate(calls):
         begun = at
         if number == 0:
-            program.copy((at, at + 1), (at + 1, at + 400))  # of the weights
+            program.copy((at, at + 1), (at + 1, at + 400))  # the weights
         for token in range(tokens):
             kind = f"decode (inferred) bs=1 toks=1 sk={9 + token}" if token else "prefill (inferred) bs=1 toks=9"
             for name in {"forward": ("forward",), "decode": (kind,)}.items() if names else ():
@@ -741,13 +475,3 @@ def test_a_long_prompt_is_no_start_up(tmp_path: Path) -> None:
     program = generation((1, 7_000), (30, 1_000), names=("forward",), prompt_us=6_000)
     assert groups_of(steps_of(program, tmp_path))[0][0] == "usual"
     assert "first" not in [kind for kind, _, _ in groups_of(steps_of(program, tmp_path))]
-
-
-def test_collectives_that_wait_are_no_other_work(tmp_path: Path) -> None:
-    """A rank that waits 900 µs in a collective in one step does what it does in others."""
-    program, at = Program(), 0
-    for waits in (10, 10, 900, 10, 10):
-        program.step(at, at + 1000).work((at + 2, at + 3), (at + 5, at + 55))
-        program.work((at + 4, at + 5), (at + 56, at + 56 + waits), name=NCCL)
-        at += 1000
-    assert [one.kind for one in steps_of(program, tmp_path).groups] == ["usual"]
