@@ -165,7 +165,7 @@ def test_a_step_that_lasts_over_the_next_ones(capture: Path) -> None:
     after = broken(capture, f"UPDATE {RANGE} SET end = (SELECT max(end) {steps}) WHERE rowid = {first}")
     assert after.step
     assert after.step.instances == 2
-    assert "A range `step` has no end, or its end is after the start" in plain(say(after.warnings[0]), "`")
+    assert "A range `step` has no end, or ends after the next range" in plain(say(after.warnings[0]), "`")
 
 
 @pytest.mark.parametrize("name", ["   ", "\t\n", "\0gemm"])

@@ -125,7 +125,7 @@ def test_what_is_refused(before: Path, tmp_path: Path, run_main: Main, compare: 
     empty = Export().gpu().range("step", 0, MS).write(tmp_path / "empty.sqlite")
     partial = steps().range("forward", 100 * MS, None).write(tmp_path / "partial.sqlite")
     for path, said in (
-        (empty, "empty holds no kernel"),
+        (empty, "empty contains no kernel"),
         (partial, "partial is partial"),
         (tmp_path / "absent.sqlite", "No such file"),
     ):

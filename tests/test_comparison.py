@@ -254,10 +254,10 @@ def test_all_large_classes_by_one_factor(after: tuple[float, ...], factor: float
     step = compared(*sides).step
     assert step
     assert step.common_factor == (None if factor is None else pytest.approx(factor))
-    asked = f"The times of all large classes changed by the factor {factor or 0:.2f}: another batch size?"
+    asked = f"The times of all large classes changed by the factor {factor or 0:.2f}: do batch sizes differ?"
     assert (asked in remarks_of(*sides)) == (factor is not None)
     batches = [replace(one, configuration=Configuration(batch_size=4)) for one in sides]
-    assert not any("another batch size" in line for line in remarks_of(*batches)), "it is known"
+    assert not any("do batch sizes differ" in line for line in remarks_of(*batches)), "it is known"
 
 
 def test_runs_of_one_program_are_no_other_work() -> None:
@@ -355,12 +355,12 @@ def test_what_differs_and_what_is_another_program() -> None:
     ("after", "reasons"),
     [
         (run(name="long", configuration=Configuration(context_length=512)),
-         ["The context length of train is 256, that of long is 512"]),
+         ["The context length is 256 in train, and 512 in long"]),
         (run(), []),  # what is not known contradicts nothing
         (run(name="other", gpu="NVIDIA H100"), ["train ran on NVIDIA H200, other on NVIDIA H100"]),
-        (run(name="cut", status="partial"), ["cut is partial: a range has no end, or kernels of it are missing"]),
+        (run(name="cut", status="partial"), ["cut is partial: a range has no end, or some of its kernels are missing"]),
         (run(status="oom", message="2 GiB"), ["train ran out of memory (2 GiB)"]),
-        (run(step=None), ["train holds no step that ran on a GPU"]),
+        (run(step=None), ["train contains no step that ran on a GPU"]),
         (run(status="not_profiled", step=None), ["train was not profiled"]),
     ],
 )  # fmt: skip

@@ -51,7 +51,7 @@ def test_all_of_the_report(trace: Path, explain: Callable[..., str]) -> None:
     text = explain(trace, "--all")
     assert text.startswith(explain(trace).rstrip())
     assert "What share is matmul? Matmul is 66.7 % of forward" in text
-    assert "a range step. There are 2, of 12.0 ms" in text
+    assert "a range step. There are 2 steps of 12.0 ms" in text
     parts = "compute: matmul 3.000 25.0 % – compute: elementwise 2.500 20.8 % – idle 6.500 54.2 % 6.500"
     assert parts in text
     assert "total kernel time: the sum of all kernel durations" in text
@@ -239,11 +239,11 @@ def test_a_folder(tmp_path: Path, explain: Callable[..., str]) -> None:
     assert re.search(
         r"again Step ms 10.59 What to do first The CPU stops launching work Saves ms 1.9 .*train Step", text
     )
-    assert "Do first in 2 of 2 profiled captures: The CPU stops launching work (saves 1.9–3.4 ms per step)." in text
+    assert "2 of 2 profiled captures: The CPU stops launching work (a fix saves 1.9–3.4 ms per step)." in text
     assert "Findings The CPU stops launching work: 2 captures, 25 % of the step" in text
     assert "failed" not in text
     (tmp_path / "bad.sqlite").write_bytes(b"no database")
-    assert re.search(r"Not finished, 1 of 3: bad \(failed: ", explain(tmp_path))
+    assert re.search(r"1 of 3 captures did not finish: bad \(failed: ", explain(tmp_path))
 
 
 def test_without_kernels(tmp_path: Path, run_main: Main, explain: Callable[..., str]) -> None:

@@ -521,7 +521,7 @@ def test_each_communicator_waits_for_its_own_ranks(made: Ranks, tmp_path: Path) 
 
 def test_unnamed_communicators_of_many_ranks_are_said_to_be_of_all(tmp_path: Path) -> None:
     (note,) = seen(joined(tensor_and_data(one_capture(4, "none")), tmp_path), "notes")["notes"]
-    assert "Each collective is taken to be of all 4 ranks, which is wrong if groups of them have communicators" in note
+    assert "Each collective is assumed to include all 4 ranks, which is wrong if groups of ranks have" in note
 
 
 def pipeline(ranks: Sequence[Rank]) -> list[Rank]:
@@ -657,12 +657,12 @@ def test_a_loss_that_is_averaged_is_no_strategy(tmp_path: Path) -> None:
         # of one capture alone nothing is known to wait
         (DDP, [0], {
             "missing": (1,), "world_size": 2, "slowest": None, "exposed_communication": [200], "waiting": [None],
-            "own": [None], "notes": ["There is no capture of rank 1: who waits for it is unknown."],
+            "own": [None], "notes": ["There is no capture of rank 1: which ranks wait for it is unknown."],
         }),
         # of ranks 0 and 2 of four one waits for the other at least
         ([f"all-reduce {200 + 20 * rank}-400" for rank in range(4)], [0, 2], {
             "missing": (1, 3), "waiting": [40, 0], "transfer": [160, 160],
-            "notes": ["There is no capture of ranks 1, 3: time spent waiting for it counts as transferring."],
+            "notes": ["There is no capture of ranks 1, 3: time spent waiting for them counts as transferring."],
         }),
     ],
 )  # fmt: skip
@@ -707,12 +707,12 @@ def of(which: int, *arguments: Any, communicator: int = WORLD, **more: Any) -> R
 
 #: Two captures that are not of one run, and why.
 APART: list[tuple[str, Callable[[], Sequence[Rank]]]] = [
-    ("both hold rank 0", lambda: [of(0, 2), of(0, 2, offsets=[500], communicator=OTHER)]),
+    ("both have rank 0", lambda: [of(0, 2), of(0, 2, offsets=[500], communicator=OTHER)]),
     # reports of one process that nsys wrote one after another share the communicator
-    ("both hold rank 0", lambda: [of(0, 2), of(0, 2, offsets=[500])]),
+    ("both have rank 0", lambda: [of(0, 2), of(0, 2, offsets=[500])]),
     ("one belongs to a run of 2 ranks, the other to a run of 4", lambda: [of(0, 2), of(1, 4, communicator=OTHER)]),
     ("they share no communicator", lambda: [of(0, 2), of(1, 2, communicator=OTHER)]),
-    ("the rank of one is not known", lambda: do(own_captures(2, "none"), *DDP)),
+    ("the rank of one of them is not known", lambda: do(own_captures(2, "none"), *DDP)),
     # The other session began 60 s later: a clock that far ahead would be seen on no host.
     ("one had ended before the other began", lambda: [
         environment(rank, rank.number * 60 * 10**9) for rank in do(own_captures(2, "none"), *DDP)

@@ -147,7 +147,7 @@ def test_the_page_of_a_rank_alone(run_main: Main, apart: list[Path], tmp_path: P
     section, terminal = page(run_main, tmp_path, apart[0])
     for text in (section, " ".join(terminal.split())):
         assert "It is not known which rank waits for which." in text
-    assert "There is no capture of rank 1: who waits for it is unknown." in section
+    assert "There is no capture of rank 1: which ranks wait for it is unknown." in section
     assert "own time" not in section.partition("- For each rank,")[0]  # no table has a column of unknown figures
     section, _ = page(run_main, tmp_path, *write(late(own_captures(1, "none")), tmp_path, "unknown"))
     assert "1 device, data parallel (DDP)" in section

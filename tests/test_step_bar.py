@@ -165,10 +165,13 @@ def test_of_many_ranks_those_at_the_ends() -> None:
     bars = bars_of_run(run_of(*ranks, slowest=20))
     assert bars
     assert [row.label for row in bars.rows] == [f"rank {n}" for n in (0, 1, 2, 3, 4, 5, 20, 35, 36, 37, 38, 39)]
-    assert lines_of(bars, 80)[-1] == f"{40 - MOST_RANKS} more ranks, with own times between these, are in the report."
+    assert (
+        lines_of(bars, 80)[-1]
+        == f"The report lists {40 - MOST_RANKS} more ranks, with own times between those of the ranks above."
+    )
     unknown = bars_of_run(run_of(*(replace(one, own_ms=None) for one in ranks), slowest=None))
     assert unknown
-    assert unknown.note == "28 more ranks are in the report."
+    assert unknown.note == "The report lists 28 more ranks."
 
 
 @pytest.mark.parametrize("width", [1, 5, 20, 80, 100, 160])

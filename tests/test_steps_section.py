@@ -227,7 +227,7 @@ def test_small_rows_are_one(capture: CaptureSummary) -> None:
     device = device_of(0, 30.0, 0.0, 60.0)
     few = tuple(IdleTime("host", f"part {i}", None, 0.1, 1) for i in range(5))
     small = replace(capture, step=step_of(replace(device, idle_by_cause=(*device.idle_by_cause, *few))))
-    assert folded(small, "Idle time of a step by cause")[1][3:] == ["| 5 smaller ones | – | – | 0.500 | 0.6 % | 5 |"]
+    assert folded(small, "Idle time of a step by cause")[1][3:] == ["| 5 smaller causes | – | – | 0.500 | 0.6 % | 5 |"]
 
 
 MISSES = (
@@ -282,7 +282,7 @@ def test_what_counts_as_a_step(capture: CaptureSummary) -> None:
         return folded(replace(capture, step=step), "What fills a step")[0]
 
     usual = said(STEP)
-    assert "What counts as a step: a range step. There are 2, of 90.0 ms under the profiler." in usual
+    assert "What counts as a step: a range step. There are 2 steps of 90.0 ms under the profiler." in usual
     assert "An operation starts 0.008 ms after its launch, with 1 other still queued (medians)." in usual
     assert "So a step is bounded by the GPU's work" in said(replace(STEP, on_gpu_timeline=True))
     assert "after its launch" not in said(replace(STEP, queue=None, launch_latency_us=None))

@@ -108,7 +108,7 @@ def test_no_grid_of_captures_in_one_place(tmp_path: Path) -> None:
 
 def test_what_did_not_fit_in_memory_is_said_first(sweep: Path) -> None:
     text = text_of(sweep)
-    assert "**Not finished, 1 of 8: 2.7B_ctx256_fp32 (out of memory).**" in text
+    assert "**1 of 8 captures did not finish: 2.7B_ctx256_fp32 (out of memory).**" in text
     rows = rows_of(section(text, "More of the sweep, and each capture in a row"))
     assert rows[-8][:2] == ["small_ctx128_fp32", "10.00"]
     assert rows[-1][:2] == ["2.7B_ctx256_fp32", "out of memory"]

@@ -65,7 +65,7 @@ def test_a_step_is_shorter_until_something_else_limits_it() -> None:
         LAUNCHING: pytest.approx((0, 0.02)),
     }  # fmt: skip
     assert "A step would take 0.0184 ms instead of 0.05 ms" in said(found)
-    assert "0.04 ms less work saves 0.0316 ms, since the step then waits for the CPU: 0.02 ms" in said(found)
+    assert "0.04 ms less work saves 0.0316 ms, because the step then waits for the CPU: 0.02 ms" in said(found)
 
 
 def test_what_limits_the_step_saves_all_of_its_time() -> None:

@@ -1,7 +1,7 @@
 """Builds the report from its sections.
 
-The report of one capture has its decision, findings and answers. That of several captures has an overview first, and
-each capture folded.
+The report of one capture has its decision, findings and answers. The report of several captures begins with an
+overview, and each capture is folded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from nsys_analyzer.report.sections.steps import step_details
 from nsys_analyzer.report.sections.times import answer_times
 from nsys_analyzer.text import strong
 
-#: The keys of the sections that explain the length of a step.
+#: The keys of the sections that explain how long a step takes.
 EXPLAIN_SECTION_KEYS = ("decision", "overview", "ranks", "findings")
 
 
@@ -149,7 +149,7 @@ def _sections_of_several(evidence: Evidence, rank_titles: frozenset[str]) -> Ite
 
 
 def _answer_sections(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
-    """Yields a section for each question, with the answer in view and the details folded."""
+    """Yields a section for each question. The answer is in full view, and the details are folded."""
     yield Section("serving", "How are requests served?", tuple(answer_serving(capture, evidence.labels)))
     for question in QUESTIONS:
         blocks = tuple(question.answer(capture, evidence.labels))
@@ -164,9 +164,10 @@ def _answer_sections(capture: CaptureSummary, evidence: Evidence) -> Iterator[Se
 
 
 def select_first_screen(report: Report) -> Section:
-    """Returns what a terminal shows of a report: its first section, and what limits the runs of several ranks.
+    """Returns the part of a report that a terminal shows: the first section, and excerpts on runs of several ranks.
 
-    Of a single run these are the answers, the bars and the titles of findings, and of several runs the answers.
+    The excerpt of a single run contains its answers, bars and titles of findings. The excerpt of several runs contains
+    only their answers.
     """
     first = report.sections[0]
     rank_blocks = [block for section in report.sections if section.key == "ranks" for block in section.blocks]

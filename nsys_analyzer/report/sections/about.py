@@ -17,7 +17,7 @@ from nsys_analyzer.text import StrOrText, code, emphasis, join_texts, phrase, pl
 
 
 def about(evidence: Evidence) -> Section:
-    """Returns the section below the answers, in folded parts."""
+    """Returns the section “About”, which follows the answers. Its parts are folded."""
     warnings = tuple(
         phrase("**{}** {}", f"{', '.join(titles)}:", warning) for warning, titles in collect_warnings(evidence).items()
     )
@@ -134,13 +134,13 @@ _HOW_TO_READ_COUNTS = phrase(
     "Each kernel counts once: *same thread*, *other thread*, *graph* and *no range* add up to *all*. *Same thread*: "
     "launched inside a range of the launching thread. *Other thread*: launched by a thread that inherits the ranges of "
     "the thread waiting for it, as PyTorch's autograd threads do. *Graph*: launched by the replay of a CUDA graph "
-    "inside a range. *Warm-up*: kernels of warm-up, which are left out of all figures. *Dropped*: launches whose "
-    "kernel is not in the capture."
+    "inside a range. *Warm-up*: launched in warm-up, and left out of all figures. *Dropped*: launches whose kernel "
+    "is not in the capture."
 )
 
 
 def _attribution(evidence: Evidence) -> Iterator[Block]:
-    """Yields a table that shows that attributed and unattributed kernels are all kernels."""
+    """Yields a table of how kernels were attributed. Attributed and unattributed kernels add up to all kernels."""
     rows = [(capture.title, capture.coverage) for capture in evidence.captures if capture.coverage]
     if rows:
         yield make_table(_COUNTS, rows)
@@ -246,20 +246,20 @@ _GPU_TERMS = {
     "about 1 µs between two launched operations also count here.",
     "other CPU work": "the program makes no CUDA call for at least 0.1 ms.",
     "verdict": f"GPU-bound: the GPU is busy for at least {rounded_percent(GPU_BOUND)} of the time. GPU waits: it is "
-    f"idle for at least {rounded_percent(IDLE)} of the time. Neither: in between. Undecided: times under the profiler "
-    "do not tell.",
+    f"idle for at least {rounded_percent(IDLE)} of the time. Neither: the idle time is between these limits. "
+    "Undecided: times under the profiler cannot show which of these verdicts holds.",
 }
 _CPU_TERMS = {
-    "operators": "PyTorch's operators on the CPU. Each has its own time, without that of the operators that it calls.",
+    "operators": "PyTorch's operators on the CPU. The time of an operator leaves out the operators that it calls.",
     "operators busy": "the time in which operators compute on the CPU. The rest is overhead of Python and PyTorch.",
     "operator span": "the time from the start of the phase's first operator to the end of its last one.",
 }
 _LIMIT_TERMS = {
     "MFU": "model FLOPs utilization: the model's FLOPs ÷ time ÷ peak. The peak is the mean over the precisions of the "
     "matmuls, weighted by time. One forward pass has 8·B·S·d²·L FLOPs of projections, 4·B·S²·d·L of attention, "
-    "6·B·S·d·d_ff·L of feed-forward and 2·B·S·d·V of the head. Backward has twice as many. If the run counted FLOPs, "
-    "those of PyTorch are used: a matmul of (m, k) and (k, n) has 2·m·k·n. Rates are too low if a forward pass is "
-    "recomputed, and too high if a causal kernel skips half of S × S.",
+    "6·B·S·d·d_ff·L of feed-forward and 2·B·S·d·V of the head. Backward has twice as many FLOPs. If PyTorch counted "
+    "the FLOPs of the run, its counts are used: a matmul of (m, k) and (k, n) has 2·m·k·n. Rates are too low if a "
+    "forward pass is recomputed, and too high if a causal kernel skips half of S × S.",
     "B/s, FLOP per byte": "rates from a lower bound of the bytes, counted and not measured. Each matmul reads both "
     "operands once and writes its result once. Fused attention reads Q, K and V and writes its result. A copy on the "
     "device reads and writes each byte. B/s is a lower bound, FLOP per byte an upper bound.",
@@ -267,5 +267,6 @@ _LIMIT_TERMS = {
 _ATTENTION_TERMS = {
     "softmax, matmul (of attention)": "softmax: all kernels launched inside the softmax ranges (max, subtract, exp, "
     "sum, divide), or the kernels named softmax without such a range. Matmul: the matmul kernels inside the attention "
-    "ranges. Softmax has 5·B·H·S²·L FLOPs, the matmuls have 4·B·S²·d·L. Their ratio is 4·d_head ÷ 5."
+    "ranges. Softmax has 5·B·H·S²·L FLOPs, the attention matmuls have 4·B·S²·d·L, which is 4·d_head ÷ 5 "
+    "times as many."
 }

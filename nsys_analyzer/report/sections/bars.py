@@ -9,6 +9,7 @@ from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.report.evidence import format_step_length
 from nsys_analyzer.report.model import Bar, StepBars
 from nsys_analyzer.report.units import format_ms
+from nsys_analyzer.text import plural
 from nsys_analyzer.trace.schema import NS_PER_MS
 
 IDLE = "idle"
@@ -16,16 +17,17 @@ IDLE = "idle"
 NANOSECOND_MS = 1 / NS_PER_MS
 #: Parts below this share of every bar are combined into one.
 LEAST_SHARE = 0.01
-#: The most bars of ranks. Of more ranks, those with the shortest and the longest own times are shown.
+#: The most ranks that are drawn as bars. If a run has more ranks, those with the shortest and the longest own times
+#: are drawn.
 MOST_RANKS = 12
 
 
 def bars_of_step(step: StepSummary, capture: str, *, on_cpu: bool = False) -> StepBars | None:
     """Returns a bar for each device of a step; None if nothing runs on the GPU.
 
-    A bar is as long as the step that the report states. The GPU's work is taken to be the same without the profiler,
-    and the rest of the step is idle. For a capture of a CPU, the bar shows the step under the profiler, because the
-    profiler makes the operators longer as well.
+    A bar is as long as the step that the report states. The GPU's work is assumed to take equally long with and
+    without the profiler, and the remaining time of the step is idle. For a program that ran on the CPU, the bar shows
+    the step under the profiler, because the profiler makes the operators longer as well.
     """
     times: list[dict[str, float]] = []
     profiled = on_cpu or step.unprofiled_ms is None
@@ -72,13 +74,13 @@ def bars_of_run(run: ParallelRun) -> StepBars | None:
             exposed = (rank.exposed_waiting_ms, rank.exposed_transfer_ms, 0.0)
         rows.append(Bar(rank.label, (rank.compute_ms, rank.exposed_copy_ms, *exposed, rank.idle_ms)))
     hidden = len(run.ranks) - len(ranks)
-    between = ", with own times between these," if run.slowest is not None else ""
-    note = f"{hidden} more ranks{between} are in the report." if hidden else ""
+    between = ", with own times between those of the ranks above" if run.slowest is not None else ""
+    note = f"The report lists {hidden} more {plural(hidden, 'rank')}{between}." if hidden else ""
     return _without_small(StepBars(names, tuple(rows), "Profiled steps:", note, run.name))
 
 
 def _without_small(bars: StepBars) -> StepBars:
-    """Returns the bars without parts that no bar has. Several small parts are combined before the idle time."""
+    """Returns the bars without parts that are zero in every bar, and with the small parts combined into one."""
     totals = [sum(row.ms) for row in bars.rows]
     longest = [max(row.ms[i] for row in bars.rows) for i in range(len(bars.parts))]
     drawn_parts = [i for i, ms in enumerate(longest) if ms >= NANOSECOND_MS or bars.parts[i] == IDLE]

@@ -1,4 +1,4 @@
-"""Says what changed between two runs: whether the step changed, what explains it, and all other changes folded."""
+"""Reports what changed between two runs: the step, the parts that explain its change, and, folded, other figures."""
 
 from __future__ import annotations
 
@@ -48,34 +48,36 @@ from nsys_analyzer.trace.phase_names import STEP
 _CAUSES: dict[str, str] = dict(CAUSE_WORDS.items())
 #: The most pairs and runs that are listed as not compared, and the most rows of the table of kernels.
 _MOST_NOTES, _MOST_KERNELS = 20, 10
-#: A mean of launches is rounded to a whole number from this value.
+#: A mean number of launches is rounded to an integer if it is at least this value.
 _WHOLE_LAUNCHES = 100
 #: Changes below this share of the step have no row of their own.
 _MIN_ROW_SHARE = 0.005
-#: More steps would narrow the interval if the variance of the steps is at least this share of its variance.
+#: The report advises to record more steps if the variance between steps is at least this share of the variance of the
+#: change.
 _STEP_VARIANCE_SHARE = 0.5
-#: An interval that is wider than this, as a share of the time before, is not shown.
+#: The interval of a change is not shown if it is wider than this many times the time before.
 _MAX_INTERVAL_SHARE = 2
 _GLOSSARY: tuple[StrOrText, ...] = (
     phrase(
-        "*95\N{NO-BREAK SPACE}% interval*, in brackets: the change is more than chance if 0 lies outside of it. The "
-        "interval is Student's t × the standard error; for medians, the error comes from the bootstrap. For a side "
-        "with a single run it includes how much runs of one program differ: {} of the GPU's work, and {} of the time "
-        "that the GPU waits for the program, unless `--cpu-spread` gives another value (standard deviations, measured "
-        "on shared H200 hosts). Several runs on each side (`--repeats`) show this by themselves.",
+        "*95\N{NO-BREAK SPACE}% interval*, in brackets: the change is more than chance if 0 lies outside of the "
+        "interval. Its half width is Student's t × the standard error; for medians, the error comes from the "
+        "bootstrap. If a side has a single run, the interval includes the variation between runs of one program: {} of "
+        "the GPU's work, and {} of the time in which the GPU waits for the program, unless `--cpu-spread` gives "
+        "another value (standard deviations, measured on shared H200 hosts). If each side has several runs "
+        "(`--repeats`), this variation is measured.",
         rounded_percent(GPU_SPREAD, 2), rounded_percent(CPU_SPREAD),
     ),
     phrase(
         "*before*, *after*: medians of steps and phases, and means per step of parts and kernels under the profiler. "
-        "Kernels that run at the same time share it, so that kernels add up to their class, and parts to the step. "
-        "*A → B*: two kernels with different names that are taken for the same work, because they are launched equally "
-        "often in a step."
+        "Kernels that run at the same time share that time, so that kernels add up to their class, and parts to the "
+        "step. *A → B*: two kernels with different names that are assumed to do the same work, because they are "
+        "launched equally often in a step."
     ),
 )  # fmt: skip
 
 
 def answer_comparison(comparisons: Comparisons, limit: float, *, detailed: bool = True) -> Section:
-    """Makes the section on what changed in each pair. For several pairs it has a table, and their figures are folded.
+    """Returns the section on what changed in each pair. Several pairs share a table, and their figures are folded.
 
     Args:
         comparisons: the comparisons.
@@ -94,7 +96,7 @@ def answer_comparison(comparisons: Comparisons, limit: float, *, detailed: bool 
             Field("verdict", "text", lambda pair: pair.verdict(limit)),
             Field("largest change", "text", _describe_largest_change),
         )
-        caption = "The step of each pair, ms, without the profiler if both sides were timed so:"
+        caption = "The step of each pair, ms, without the profiler if both sides were timed without it:"
         blocks = [make_table(fields, pairs, caption)]
         if detailed:
             blocks += [Details(_title(pair), (*_pair_blocks(pair, limit),), _title(pair)) for pair in pairs]
@@ -153,7 +155,7 @@ def _pair_blocks(pair: Comparison, limit: float) -> Iterator[Block]:
     title, verdict, change = _title(pair), pair.verdict(limit), pair.headline
     word = "Too uncertain to tell" if verdict == "unclear" else verdict.capitalize()
     clock = "without" if pair.unprofiled else "under"
-    times = _describe_step_change(change, clock) if change else "the time of a step is not known on both sides."
+    times = _describe_step_change(change, clock) if change else "the time of a step is not known for both sides."
     yield Answer(f"{word}: {times}", title)
     if remarks := (*_remarks(pair, limit),):
         yield Listing(remarks, capture=title)
@@ -209,7 +211,7 @@ def _change_cell(change: Change, unit: Literal["ms", "percent"] = "percent") -> 
 
 
 def _remarks(pair: Comparison, limit: float) -> Iterator[StrOrText]:
-    """Yields what the verdict rests on, how the sides differ, and what the reader must know or do."""
+    """Yields remarks: what the verdict rests on, how the sides differ, and what the reader should know or do."""
     change, step, runs = pair.headline, pair.step, (*pair.before.runs, *pair.after.runs)
     if pair.same:
         yield "Both sides are the same capture."
@@ -234,7 +236,7 @@ def _remarks(pair: Comparison, limit: float) -> Iterator[StrOrText]:
         yield f"Kernels launched per step: {_format_launches(step.before_launches, step.after_launches)}."
     batches = {run.configuration and run.configuration.batch_size for run in runs}
     if step and step.common_factor and (None in batches or len(batches) > 1):
-        yield f"The times of all large classes changed by the factor {step.common_factor:.2f}: another batch size?"
+        yield f"The times of all large classes changed by the factor {step.common_factor:.2f}: do batch sizes differ?"
     if pair.is_slowed_on_one_side:
         yield (
             "The profiler slows the two sides down differently. Record both in the same way, or compare times without "
@@ -245,7 +247,7 @@ def _remarks(pair: Comparison, limit: float) -> Iterator[StrOrText]:
 
 
 def _explain_how_to_narrow(change: Change, limit: float) -> str:
-    """Returns what would narrow the interval of a change that is too uncertain."""
+    """Returns the advice on how to narrow the interval of a change that is too uncertain."""
     if change.low_share is None or change.high_share is None:
         return (
             "How much the steps vary is not known. Record more steps, or give their number and standard deviation "
@@ -301,9 +303,9 @@ def _describe_finding(row: FindingChange) -> StrOrText:
 
 
 def _time_rows(pair: Comparison) -> Iterator[_Row]:
-    """Yields the step and the phases by each clock, first without the profiler.
+    """Yields the times of the step and the phases, first without the profiler and then under it.
 
-    The wall time of a phase is left out if nobody waits for its work.
+    The wall time of a phase is left out if the program does not wait for the GPU work of the phase.
     """
     busy = "operators busy" if pair.before.runs[0].gpu == CPU else "GPU busy"
     unprofiled = [("step", pair.unprofiled), *((phase.phase, phase.unprofiled) for phase in pair.phases)]
@@ -344,12 +346,12 @@ def _tabulate_kernels(step: StepChange, title: str) -> Table:
 
 
 def _names(kernel: KernelChange) -> tuple[str, ...]:
-    """Returns the names of a kernel before and after, or one name if both are the same."""
+    """Returns the names of a kernel before and after, or one name if both are equal."""
     return tuple(dict.fromkeys(name for name in (kernel.before_name, kernel.after_name) if name))
 
 
 def _format_launches(before: float, after: float) -> str:
-    """Returns the launches per step before and after, or one number if both are shown alike."""
+    """Returns the launches per step before and after, or one number if both are equal after rounding."""
     rounded = (number if number < _WHOLE_LAUNCHES else round(number) for number in (before, after))
     return " → ".join(dict.fromkeys(format_number(number, "count") for number in rounded))
 
@@ -358,8 +360,8 @@ def _format_launches(before: float, after: float) -> str:
 
 _STATUSES = {
     "oom": "ran out of memory",
-    "partial": "is partial: a range has no end, or kernels of it are missing",
-    "no_kernels": "holds no kernel",
+    "partial": "is partial: a range has no end, or some of its kernels are missing",
+    "no_kernels": "contains no kernel",
     "failed": "failed",
     "timeout": "was stopped after its time limit",
     "not_profiled": "was not profiled",
@@ -367,7 +369,7 @@ _STATUSES = {
 
 
 def caution_sentences(pair: Comparison) -> tuple[StrOrText, ...]:
-    """Returns the reasons against comparing a pair, each once."""
+    """Returns the reasons against comparing a pair, without repetitions."""
     return tuple(dict.fromkeys(map(describe_obstacle, pair.cautions)))
 
 
@@ -378,7 +380,7 @@ def describe_obstacle(obstacle: Obstacle) -> StrOrText:
         message = f" ({describe_message(run)})" if run.message else ""
         return f"{run.title} {_STATUSES.get(run.status, run.status)}{message}"
     if obstacle.kind == "no step":
-        return f"{run.title} holds no step that ran on a GPU"
+        return f"{run.title} contains no step that ran on a GPU"
     (second_run,) = second
     if obstacle.kind == "hardware":
         return f"{run.title} ran on {run.hardware}, {second_run.title} on {second_run.hardware}"
@@ -387,7 +389,7 @@ def describe_obstacle(obstacle: Obstacle) -> StrOrText:
     if obstacle.difference:
         setting = obstacle.difference.key.replace("_", " ")
         before, after = obstacle.difference.before, obstacle.difference.after
-        return f"The {setting} of {run.title} is {before}, that of {second_run.title} is {after}"
+        return f"The {setting} is {before} in {run.title}, and {after} in {second_run.title}"
     if obstacle.kind == "modules":
         return f"The models of {run.title} and {second_run.title} have no module in common"
     assert run.step
@@ -398,7 +400,7 @@ def describe_obstacle(obstacle: Obstacle) -> StrOrText:
             run.title, run.step.unit, second_run.title, second_run.step.unit,
         )  # fmt: skip
     return phrase(
-        "{} has {:,.0f} matmuls in {}, {} has {:,.0f} in {}, and no name identifies a step (`--step RANGE`, "
+        "{} has {:,.0f} matmuls in {}, {} has {:,.0f} in {}, and no range name identifies a step (`--step RANGE`, "
         "`--steps N`)",
         run.title, run.step.matmuls, run.step.unit, second_run.title, second_run.step.matmuls, second_run.step.unit,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Answers which kernels and classes take the most time, the share of matmul, and how softmax compares with it."""
+"""Answers which kernels and classes take the most time, and how large the shares of matmul and softmax are."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from nsys_analyzer.trace.phase_names import STEP
 _MEMORY_OPERATIONS = {"memcpy": "copies of memory", "memset": "fills of memory"}
 #: A class with a smaller share of its phase is not mentioned.
 _MIN_MENTIONED_SHARE = 0.03
-#: Smaller shares and changes of shares are negligible.
+#: A share, or a change of a share, is negligible below this value.
 _NEGLIGIBLE_SHARE = 0.005
-#: A class with a smaller share of every phase, in percent, is too thin to be seen in the figure.
+#: A class is left out of the figure if its share of every phase, in percent, is below this value.
 _MIN_DRAWN_PERCENT = 0.5
 
 
 def answer_top_kernel(capture: CaptureSummary, labels: Mapping[str, str]) -> Iterator[Block]:
-    """Yields the kernel with the most time in forward, in backward and in both, and whether it is the same one."""
+    """Yields the kernels with the most time in forward, in backward and in both, and whether they are equal."""
     if not capture.top_kernels:
         return
     kernel = kernel_word(capture)
@@ -85,7 +85,7 @@ _RowKey = tuple[str, str]
 
 
 def _kernel_table(capture: CaptureSummary, phases: Sequence[PhaseSummary], labels: Mapping[str, str]) -> Table:
-    """Returns the ms and share of each kernel in each phase, and the ms of copies and fills, which have no share."""
+    """Returns the table of the time and share of each kernel in each phase. Copies and fills have no share."""
     keys = [row.key for row in merge_kernels(*(phase.kernels for phase in phases))]
     kinds = {row.kind for phase in phases for row in phase.memory}
     memory_keys = [(kind, "memory") for kind in _MEMORY_OPERATIONS if kind in kinds]
@@ -144,7 +144,7 @@ def _matmul_sentence(capture: CaptureSummary, share: MatmulShare) -> str:
             least, unnamed = shares.of(MATMUL), shares.of(UNKNOWN)
             bounds = f"{format_percent(least)} to {format_percent(least + unnamed)}"
             clauses.append(f"{bounds if unnamed < 1 else 'an unknown share'} of {_scope_in_sentence(shares.scope)}")
-        return f"Matmul is {', '.join(clauses)}: the capture lacks names of kernels."
+        return f"Matmul is {', '.join(clauses)}: the names of some kernels are missing."
     clauses = []
     for shares in share.scopes:
         clause = format_percent(shares.of(MATMUL))
@@ -201,7 +201,7 @@ _ATTENTION_FIELDS: tuple[Field[AttentionSummary], ...] = (
 
 
 def answer_attention(capture: CaptureSummary) -> Iterator[Block]:
-    """Yields the ratio of the times and of the FLOPs, the achieved FLOP/s, and a note on softmax as other kernels."""
+    """Yields the ratios of times and FLOPs, the achieved FLOP/s, and a note if softmax runs as other kernel classes."""
     attention = capture.attention
     if attention is None:
         return
@@ -211,7 +211,7 @@ def answer_attention(capture: CaptureSummary) -> Iterator[Block]:
         yield figures
     forward = capture.phase(FORWARD)
     if attention.softmax_ms and forward and not forward.share_of("softmax"):
-        text = "The softmax runs as elementwise and reduction kernels in its ranges. Other tables count them as such."
+        text = "In its ranges, softmax runs as elementwise and reduction kernels. Other tables show these classes."
         yield Paragraph(text, capture.title)
 
 
@@ -253,5 +253,6 @@ HOW_TO_ANNOTATE = phrase(
     "To measure the parts of attention, wrap attention in an NVTX range `scaled dot product attention`, and its parts "
     "in `computing attention scores`, `computing softmax` and `final matmul`. For existing ranges, give their names: "
     "`--phase-name attention=NAME --phase-name scores=NAME --phase-name softmax=NAME --phase-name values=NAME`. A "
-    "compiled model opens no ranges inside. The kernels of a CUDA graph are recorded with `--cuda-graph-trace=node`."
+    "compiled model opens no ranges in its parts. The kernels of a CUDA graph are recorded with "
+    "`--cuda-graph-trace=node`."
 )

@@ -17,7 +17,7 @@ from nsys_analyzer.trace.phase_names import STEP
 _TIME_WORDS = {
     "unprofiled": "without the profiler",
     "estimated": "estimated without the profiler",
-    "gpu_busy": "of GPU work, idle time left out",
+    "gpu_busy": "of GPU work, without idle time",
     "wall": "under the profiler",
 }
 #: The options that give the facts that MFU needs.
@@ -68,7 +68,7 @@ def find_step_mfu(capture: CaptureSummary) -> float | None:
 
 
 def _sentence(limits: Limits) -> StrOrText:
-    """Returns a sentence on the MFU of the step, or of a phase, or on the reason why it is unknown."""
+    """Returns a sentence on the MFU of the step or of a phase, or on why the MFU is unknown."""
     chief = limits.chief
     if limits.doubt or chief is None:
         return explain_missing_mfu(limits)
@@ -85,7 +85,7 @@ def _precisions(limits: Limits) -> str:
 
 
 def explain_missing_mfu(limits: Limits) -> Text:
-    """Returns why there is no MFU: the doubt about it, or the missing facts and the options that give them."""
+    """Returns why there is no MFU: it is in doubt, or facts are missing, which the named options give."""
     missing = [name for name in limits.missing if name in OPTIONS]
     reasons: list[StrOrText] = [say(limits.doubt)] if limits.doubt else []
     if missing:

@@ -22,7 +22,8 @@ _MAX_OUTLIERS = 4
 #: The number of modules in the answer, and the minimum share of each.
 _MAX_ANSWERED_MODULES, _MIN_ANSWERED_SHARE = 3, 0.01
 _NO_MODULE, _COMMUNICATION = "(no module)", "(communication)"
-#: If a smaller part of backward than of forward, by this factor, belongs to modules, the report says how to record it.
+#: The report says how to record the modules of backward if the share of backward that belongs to modules is below this
+#: factor times that share of forward.
 _LOW_BACKWARD_COVERAGE = 0.5
 #: The definition of the columns.
 LEGEND = phrase(
@@ -135,7 +136,7 @@ def _expert_load(modules: Modules) -> StrOrText:
     largest, path = max(imbalances)
     return phrase(
         "The busiest expert of a layer has {} times the mean {} of the active experts (median of {}), and {} "
-        "times in `{}`.",
+        "times the mean in `{}`.",
         rounded(statistics.median(imbalance for imbalance, _ in imbalances)),
         "FLOPs, and so tokens," if by_flops else "time",
         format_count(len(imbalances), "layer"),

@@ -1,4 +1,4 @@
-"""Reports several captures side by side: by model and context length if these identify them, else in a row each."""
+"""Reports several captures side by side: by model and context length if these identify a capture, else one per row."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _CellFunction = Callable[[CaptureSummary], Cell]
 
 
 class Measure(NamedTuple):
-    """A figure of each capture; ``key`` names its drawing and is empty without one."""
+    """A figure of each capture. ``key`` is the name of its drawing, and is empty if it is not drawn."""
 
     title: str
     unit: Unit
@@ -55,7 +55,7 @@ class Measure(NamedTuple):
 
 
 def overview(captures: Sequence[CaptureSummary], labels: Mapping[str, str]) -> Section:
-    """Returns a section with the captures by model and context length, or else in rows, and with drawings.
+    """Returns the section with a table by model and context length, or with a row for each capture, and with drawings.
 
     Args:
         captures: the captures.
@@ -160,7 +160,7 @@ def _phase_ms(capture: CaptureSummary, name: str) -> float | None:
 
 
 def _describe_top_finding(captures: Sequence[CaptureSummary]) -> str:
-    """Returns a sentence on the finding that comes first in most captures; empty without one."""
+    """Returns a sentence on the finding that is the first one in most captures; empty if there are no findings."""
     first_findings = [findings[0] for capture in captures if (findings := findings_of(capture))]
     if not first_findings:
         return ""
@@ -169,7 +169,7 @@ def _describe_top_finding(captures: Sequence[CaptureSummary]) -> str:
     low_ms, high_ms = min(low for low, _ in savings), max(high for _, high in savings)
     analyzed = sum(capture.diagnosis is not None for capture in captures)
     saving = format_ms_range(low_ms, high_ms)
-    return f"Do first in {count} of {analyzed} profiled captures: {title} (saves {saving} per step)."
+    return f"Do first in {count} of {analyzed} profiled captures: {title} (a fix saves {saving} per step)."
 
 
 def _describe_unfinished(captures: Sequence[CaptureSummary]) -> str:
@@ -181,14 +181,14 @@ def _describe_unfinished(captures: Sequence[CaptureSummary]) -> str:
         f"{capture.title} ({format_status(capture.status, describe_message(capture))})" for capture in unfinished
     )
     names = shorten(f"{names}.", _MAX_LIST_LENGTH, placeholder=" …")
-    return f"Not finished, {len(unfinished)} of {len(captures)}: {names}"
+    return f"{len(unfinished)} of {len(captures)} captures did not finish: {names}"
 
 
 # --- places in a sweep
 
 
 class Variant(NamedTuple):
-    """The options in which captures differ besides model and context length. Options that all share are empty."""
+    """The options of a capture besides model and context length. Options that all captures share are empty."""
 
     batch: str
     precision: str

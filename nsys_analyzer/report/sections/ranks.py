@@ -1,4 +1,4 @@
-"""Says how the ranks of a run work together: who waits for whom, and what the collectives cost."""
+"""Reports how the ranks of a run work together: which rank waits for which, and how long collectives take."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MIN_ROW_SHARE = 0.002
 _MOST_ROWS = 12
 #: The most steps and missing ranks that a sentence names.
 _MOST_NAMED_STEPS, _MOST_NAMED_RANKS = 3, 16
-#: The parts of a step as a sentence names them.
+#: The names of the parts of a step in sentences.
 _PART_WORDS = {"compute": "compute", "copies": "copies", "idle": "idle time", "transferring": "data transfer"}
 _CAPTION = "The steps of each rank under the profiler, ms of the median step:"
 #: The ID of the finding about a late rank.
@@ -54,13 +54,13 @@ _LEGEND = (
     ),
 )
 _NO_SIZES = phrase(
-    "The message sizes are not known, because the capture does not hold them. For Nsight Systems, repeat `nsys export` "
-    "with `--include-blobs=true`. For PyTorch, use a newer version, which records them."
+    "The message sizes are not known, because the capture does not contain them. For Nsight Systems, repeat `nsys "
+    "export` with `--include-blobs=true`. For PyTorch, use a newer version, which records them."
 )
 
 
 def answer_ranks(evidence: Evidence) -> Section:
-    """Makes the section on each run: its steps, the rank that the others wait for, and what would shorten a step."""
+    """Returns the section on runs of several ranks: their steps, which rank is late, and what would shorten a step."""
     blocks: list[Block] = []
     if unjoined := [run.ranks[0] for run in evidence.runs if len(run.ranks) == 1 and run.world_size != 1]:
         text = phrase(
@@ -115,16 +115,16 @@ def find_rank_titles(captures: Iterable[CaptureSummary], runs: Iterable[Parallel
 
 
 def describe_late_rank(run: ParallelRun) -> StrOrText:
-    """Returns the sentence on the rank that the others wait for, or that there is none."""
+    """Returns a sentence on the rank that the other ranks wait for, or a sentence that no rank is late."""
     slowest = run.slowest_rank
     if slowest is None or run.skew_ms is None or slowest.step_ms.median is None or len(run.ranks) < 2:
         return "It is not known which rank waits for which."
     skew = format_ms(run.skew_ms)
     if run.skew_ms < LATE_SHARE * slowest.step_ms.median:
-        return f"No rank is late: their own times differ by {skew}."
+        return f"No rank is late: the ranks' own times differ by {skew}."
     profiled = " under the profiler" if run.unprofiled_ms or run.later_than_others_ms else ""
     if run.takes_turns:
-        return f"No rank is always late: the latest rank changes, and the own times differ by {skew}{profiled}."
+        return f"No rank is always late: the latest rank changes, and the ranks' own times differ by {skew}{profiled}."
     if not run.is_late_unprofiled:
         if run.is_pipeline:
             conclusion = "It is not known which stage is the longest"
@@ -133,7 +133,7 @@ def describe_late_rank(run: ParallelRun) -> StrOrText:
             conclusion = "No rank is late" if run.unprofiled_ms else "No rank is known to be late"
             observation = f"{slowest.label} is late"
         reason = "launching limits the ranks, and the profiler makes launching slower"
-        return f"{conclusion} without the profiler. Under the profiler {observation} by {skew}: {reason}."
+        return f"{conclusion} without the profiler. Under the profiler, {observation} by {skew}: {reason}."
     if run.is_pipeline:
         return f"{slowest.label.capitalize()} has the longest stage, by {skew} of own time{profiled}."
     largest = run.lost[0] if run.lost and run.lost[0].ms > 0 else None
@@ -194,7 +194,7 @@ def _describe_clocks(alignment: Alignment) -> str:
         return f"All ranks use one clock: the ends of {collectives} agree to {format_ms(alignment.spread_ms)}."
     return (
         f"The clocks of the captures were aligned on the ends of {collectives} that the ranks share. After the "
-        f"alignment they differ by {format_ms(alignment.spread_ms)} (standard deviation)."
+        f"alignment, the clocks differ by {format_ms(alignment.spread_ms)} (standard deviation)."
     )
 
 
@@ -202,8 +202,8 @@ def _describe_clocks(alignment: Alignment) -> str:
 
 #: Why two captures are not joined; numbers of the note go into the braces.
 _SEPARATIONS = {
-    "same rank": "both hold rank {}",
-    "unknown rank": "the rank of one is not known",
+    "same rank": "both have rank {}",
+    "unknown rank": "the rank of one of them is not known",
     "different world sizes": "one belongs to a run of {} ranks, the other to a run of {}",
     "no common communicator": "they share no communicator",
     "different runs": "their manifests name different runs",
@@ -212,16 +212,16 @@ _SEPARATIONS = {
 }
 #: The notes without figures.
 _PLAIN_NOTES: dict[str, StrOrText] = {
-    "ranks from file names": "The rank of each capture is taken from its file name, because no capture holds it.",
-    "ranks from order": phrase("The captures are taken for ranks in the order of the call (`--ranks`)."),
+    "ranks from file names": "The rank of each capture is taken from its file name, because the captures lack it.",
+    "ranks from order": phrase("Ranks are assigned in the order in which the captures were given (`--ranks`)."),
     "no common step": "The ranks have no step number in common. Each rank shows its own steps, and none are compared.",
     "all collectives differ": "The collectives of every step differ from rank to rank, so waiting is not known.",
-    "no matched collective": "No collective could be matched with one of another rank, so waiting is not known.",
+    "no matched collective": "No collective could be matched with another rank's collective, so waiting is not known.",
 }
 
 
 def join_sentences(run: ParallelRun) -> tuple[StrOrText, ...]:
-    """Returns what a reader must know about how the ranks were joined, a sentence for each note."""
+    """Returns sentences on how the ranks were joined, one for each note."""
     return tuple(_describe_note(note, run) for note in run.notes)
 
 
@@ -236,7 +236,10 @@ def _describe_note(note: JoinNote, run: ParallelRun) -> StrOrText:
     if note.kind == "missing ranks":
         ending = f" and {count - _MOST_NAMED_RANKS:,} more" if count > _MOST_NAMED_RANKS else ""
         ranks = f"{plural(count, 'rank')} {', '.join(map(str, numbers[:_MOST_NAMED_RANKS]))}{ending}"
-        effect = "time spent waiting for it counts as transferring" if run.alignment else "who waits for it is unknown"
+        missing = "it" if count == 1 else "them"
+        effect = f"which ranks wait for {missing} is unknown"
+        if run.alignment:
+            effect = f"time spent waiting for {missing} counts as transferring"
         return phrase("There is no capture of {}: {}.", ranks, effect)
     if note.kind == "different steps":
         common, *steps = numbers
@@ -252,15 +255,15 @@ def _describe_note(note: JoinNote, run: ParallelRun) -> StrOrText:
         )  # fmt: skip
     if note.kind == "unknown communicators":
         return phrase(
-            "The captures do not name communicators. Each collective is taken to be of all {} ranks, which is wrong if "
-            "groups of them have communicators of their own. For Nsight Systems, `nsys export --include-blobs=true` "
-            "keeps the communicators.",
+            "The captures do not name communicators. Each collective is assumed to include all {} ranks, which is "
+            "wrong if groups of ranks have communicators of their own. For Nsight Systems, `nsys export "
+            "--include-blobs=true` keeps the communicators.",
             len(note.names),
         )
     if note.kind == "distant clocks":
         return phrase(
             "The captures' clocks are {:,.0f} ms apart, more than half a step. If the captures did not begin with the "
-            "same step, put its number into the name of its range: `step 17`.",
+            "same step, put the number of each step into the name of its range, as in `step 17`.",
             note.ms,
         )
     if note.kind == "no shared collective":

@@ -38,7 +38,7 @@ _REMEDIES = (
     "# a larger batch: vLLM --max-num-seqs; SGLang --max-running-requests; TensorRT-LLM max_batch_size",
     "# to check: serve twice as many requests at once; if tokens/s hardly rise, matmuls do not limit the step",
 )
-#: A batch is small up to this share of the batch from which on matmuls are compute-bound.
+#: A batch is small up to this share of the smallest batch with which matmuls are compute-bound.
 _SMALL_BATCH_SHARE = 0.25
 #: Doubling a small batch lengthens matmuls by at most this share.
 _MAX_MATMUL_GROWTH = 0.4
@@ -161,7 +161,7 @@ def _latencies(serving: Serving) -> Iterator[StrOrText]:
             "themselves are no shorter."
         )
     if serving.inferred:
-        yield "No engine marks these steps. Prefill is inferred from the shapes of the model's inputs."
+        yield "No inference engine marks these steps. Prefill is inferred from the shapes of the model's inputs."
 
 
 def _least_time(kind: StepKind) -> StrOrText:

@@ -1,4 +1,4 @@
-"""What a step is, what fills it, and why the GPU idles: the details behind its length."""
+"""Reports the details of a step: how steps are recognized, what fills a step, and why the GPU is idle."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from nsys_analyzer.trace.schema import US_PER_MS
 #: The table of idle time has at most this many rows; causes with a smaller share of a step are summed up.
 _MAX_IDLE_ROWS, _SMALLEST_IDLE_SHARE = 12, 0.002
 _CRITICAL_PATH = (
-    "The end of a step waits for everything on the critical path: only less time on it makes a step shorter. While the "
-    "GPU is idle, and while its work delays nothing, the path leads through the program or the work of another GPU."
+    "A step ends when everything on its critical path has ended, so only less time on this path makes the step "
+    "shorter. While the GPU is idle, or its work delays nothing, the path runs through the program or through another "
+    "GPU."
 )
 _ON_GPU = (
-    "The program runs ahead of the GPU here. So a step is bounded by the GPU's work: it lasts from the end of the work "
-    "of the step before it to the end of its own."
+    "The program runs ahead of the GPU here. Therefore a step lasts from the end of the previous step's GPU work to "
+    "the end of its own GPU work."
 )
 
 
@@ -136,7 +137,7 @@ def _make_table(
 
 
 def _part_rows(device: DeviceSteps, step: StepSummary) -> Iterator[_PartRow]:
-    """Yields the parts of a step in order, and at last their sum, each with its time on the critical path."""
+    """Yields the parts of a step in order, and their sum at the end, each with its time on the critical path."""
     devices = {device.device, None} if device.device == step.device else {device.device}
     path = [piece for piece in step.critical_path if piece.device in devices]
     on_path = {piece.part: piece.ms for piece in path if piece.where != "idle"}
@@ -155,7 +156,7 @@ def _part_rows(device: DeviceSteps, step: StepSummary) -> Iterator[_PartRow]:
 
 
 def _idle_rows(device: DeviceSteps) -> Iterator[_IdleRow]:
-    """Yields the largest causes, and the sum of the smaller ones."""
+    """Yields a row for each of the largest causes, and a row with the sum of the smaller causes."""
     least_ms = _SMALLEST_IDLE_SHARE * device.total_ms
     largest = [row for row in device.idle_by_cause if row.ms >= least_ms][:_MAX_IDLE_ROWS]
     for row in largest:
@@ -164,7 +165,7 @@ def _idle_rows(device: DeviceSteps) -> Iterator[_IdleRow]:
         yield _IdleRow(device.device, CAUSE_WORDS[row.cause], row.range, row.api, row.ms, share, gaps, line)
     if smaller := device.idle_by_cause[len(largest) :]:
         ms, gaps = sum(row.ms for row in smaller), round(sum(row.gaps for row in smaller), 1)
-        cause = f"{len(smaller)} smaller ones"
+        cause = f"{len(smaller)} smaller {plural(len(smaller), 'cause')}"
         yield _IdleRow(device.device, cause, None, None, ms, ms / device.total_ms, gaps, None)
 
 
@@ -176,16 +177,17 @@ def define_step(step: StepSummary) -> StrOrText:
             "one. If it holds several, give the range around each (--step RANGE), or their number (--steps N)."
         )
     spread = format_ms_range(step.wall_ms.min or 0.0, step.wall_ms.max or 0.0)
-    count = f"There are {step.instances:,}, of {spread} under the profiler." if step.instances > 1 else "There is one."
+    count = f"There are {step.instances:,} steps of {spread} under the profiler."
+    count = count if step.instances > 1 else "There is one step."
     sentences: list[StrOrText] = [phrase("What counts as a step: {}. {}", step.unit, count)]
     for group in step.groups:
         median = format_ms(group.median_ms)
         if group.kind == "first":
             several = f"The first {group.steps:,} steps take {median} (median)", "they are"
             takes, are = (f"The first step takes {median}", "it is") if group.steps == 1 else several
-            sentences.append(f"{takes}, since the program is starting up: {are} left out of every figure.")
+            sentences.append(f"{takes}, because the program is starting up: {are} left out of every figure.")
         elif group.kind == "last":
-            sentences.append("The last step is left out, since nothing shows when a next step would begin.")
+            sentences.append("The last step is left out, because nothing shows where it ends.")
         elif not group.measured:
             steps = f"{group.steps:,} {plural(group.steps, 'step')} of {median} (median)"
             left_out = "of another kind" if step.kind else f"left out as {group.kind}"

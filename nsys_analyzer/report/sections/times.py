@@ -1,4 +1,4 @@
-"""Reports the time of each phase on the CPU's clock and on the GPU's."""
+"""Reports the time of each phase on the CPU's clock and on the GPU's clock."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from nsys_analyzer.report.model import Answer, Block, Field, Paragraph, Table, m
 from nsys_analyzer.report.units import format_ms, format_number
 
 _TIMED_BY_TARGET = (
-    "Timed in a separate run. The device is synchronised after each phase, so that a phase includes its GPU work."
+    "Timed in a separate run. The device is synchronized after each phase, so that a phase includes its GPU work."
 )
 _TIMED_BY_HOOKS = (
-    "Timed in a separate run by hooks, which do not wait for the GPU inside a step. CUDA events time the work of a "
-    "phase from the end of the preceding work to its own end. On a CPU, the clock of the CPU times it."
+    "Timed in a separate run by hooks, which do not wait for the GPU inside a step. CUDA events time a phase from the "
+    "end of the preceding GPU work to the end of the phase's GPU work. On a CPU, the CPU's clock times the phase."
 )
 
 

@@ -1,4 +1,4 @@
-"""The answer to a what-if question in words: how long a step would be, what it would save, and what would limit it."""
+"""Reports the answer to a what-if question: how long a step would be, and what would then limit it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from nsys_analyzer.analysis.what_if import PathPart, Saving, WhatIf, Where
 from nsys_analyzer.report.model import Answer, Block, Field, Paragraph, Section, SignedChange, make_table
 from nsys_analyzer.report.units import format_ms, format_ms_range, rounded_percent
 
-#: If less than this share of the removed work is saved, the report says what limits the step instead.
+#: The report says what limits the step if the saving is below this share of the removed work.
 _FULL_SAVING = 0.9
-#: A change of less than this share of a step is reported as no change.
+#: A change is reported as no change if it is below this share of a step.
 _SMALLEST_CHANGE = 0.001
 _PATH: tuple[Field[PathPart], ...] = (
     Field("part", "text", lambda row: row.part),
@@ -48,10 +48,10 @@ def what_if_section(prediction: WhatIf) -> Section:
             ((side, prediction.on_path_ms(side)) for side in sides),
             key=lambda side: (side[1][1] - side[1][0], side[1][1]),
         )
-        reason = "since the rest of it is not on the critical path"
+        reason = "because the remaining work is not on the critical path"
         if after > before:
-            on_path = f"{format_ms(after)} of its critical path, {format_ms(before)} before"
-            reason = f"since the step then waits for the {where}: {on_path}"
+            on_path = f"{format_ms(after)} of the critical path, instead of {format_ms(before)}"
+            reason = f"because the step then waits for the {where}: {on_path}"
         removed = f"{format_ms(prediction.less_ms)} less work{' on each rank' if prediction.ranks else ''}"
         blocks.append(Paragraph(f"{removed} saves {format_ms(prediction.saves_ms)}, {reason}."))
     if prediction.ranks:
@@ -66,13 +66,13 @@ def what_if_section(prediction: WhatIf) -> Section:
     if prediction.groups:
         caption = "A step of each group, and the mean of all steps:"
         blocks.append(make_table(_GROUPS, prediction.groups, caption))
-    caption = "The critical path of a step. Only less time on it makes the step shorter:"
+    caption = "The critical path of a step. Only less time on this path makes the step shorter:"
     blocks.append(make_table(_PATH, prediction.path, caption))
     if not prediction.ranks and any(part.part == COMMUNICATION for part in prediction.path):
         blocks.append(
             Paragraph(
                 "The other ranks are not changed: a collective that waits for another rank still waits as long, and "
-                "this capture alone does not tell how much of a collective is waiting. Give the captures of all ranks "
+                "this capture alone does not show how much of a collective is waiting. Give the captures of all ranks "
                 "to replay them together."
             )
         )
