@@ -45,7 +45,7 @@ DDP = (
     "compute 20-200, all-reduce 200-400, compute 420-500",
     "compute 20-300, all-reduce 300-400, compute 420-500",
 )
-UNMATCHED = "No collective could be matched with one of another rank, so waiting is not known."
+UNMATCHED = "No collective could be matched with another rank's collective, so waiting is not known."
 
 
 def steps(

@@ -558,7 +558,7 @@ def test_only_another_precision_ran_out_of_memory(here: Path) -> None:
 def test_timings_of_another_configuration(timed: Path) -> None:
     (timed / "timings.csv").write_text(HEADER + "xl,1024,4,fp32,train,forward,10,3.2,0.1,ok\n", encoding="utf-8")
     text = report("small_ctx256.sqlite", "--csv", "timings.csv", "-o", "-")
-    assert "timings.csv has no timing, or no single one, for this capture" in text
+    assert "timings.csv has no times, or several times, for this capture" in text
 
 
 TWO_CONDITIONS = (
@@ -655,7 +655,7 @@ def test_times_that_cannot_be_right_are_flagged(timed: Path, mean: str, std: str
         assert warnings == []
         return
     (warning,) = warnings
-    assert warning.startswith(f"timings.csv, line 3: forward {float(mean):.3f} ms ")
+    assert warning.startswith(f"timings.csv, line 3: the time of forward, {float(mean):.3f} ms,")
     assert reason in warning
     assert reason in section(report("small_ctx256.sqlite", "--csv", "timings.csv", "-o", "-"), " warning")
 

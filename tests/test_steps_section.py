@@ -202,7 +202,7 @@ def test_what_of_a_step_is_on_its_critical_path(capture: CaptureSummary) -> None
     """Of 30 ms of work 20 are on the path, with all 60 ms in which the GPU is idle; 10 are left for the program."""
     path = (OnPath("GPU", "matmul", 20.0), OnPath("idle", "data", 60.0), OnPath("CPU", PROGRAM, 10.0))
     text, rows = folded(replace(capture, step=replace(STEP, critical_path=path)), "What fills a step")
-    assert "The end of a step waits for everything on the critical path" in text
+    assert "A step ends when everything on its critical path has ended" in text
     assert rows[:6] == [
         "| part | ms | share | on the critical path ms |",
         "| compute: matmul | 20.00 | 22.2 % | 20.00 |",
@@ -284,7 +284,7 @@ def test_what_counts_as_a_step(capture: CaptureSummary) -> None:
     usual = said(STEP)
     assert "What counts as a step: a range step. There are 2 steps of 90.0 ms under the profiler." in usual
     assert "An operation starts 0.008 ms after its launch, with 1 other still queued (medians)." in usual
-    assert "So a step is bounded by the GPU's work" in said(replace(STEP, on_gpu_timeline=True))
+    assert "a step lasts from the end of the previous step's GPU work" in said(replace(STEP, on_gpu_timeline=True))
     assert "after its launch" not in said(replace(STEP, queue=None, launch_latency_us=None))
 
 

@@ -214,7 +214,7 @@ def test_a_faster_network(packed: Callable[[str], Path]) -> None:
     found, alone = what_if(*ranks, network=2), what_if(ranks[0], network=2)
     assert 3 < found.saves_ms_low < found.saves_ms_high < 4
     assert alone.saves_ms_low == 0 < alone.saves_ms_high
-    assert "does not tell how much of a collective is waiting" in said(alone)
+    assert "does not show how much of a collective is waiting" in said(alone)
     assert "Other ranks" not in said(found)
     assert what_if(*ranks, network=0.5).saves_ms < -6
 
