@@ -145,33 +145,34 @@ def page(pairs: Sequence[Pair]) -> Iterator[str]:
     yield "# How well savings are predicted"
     yield ""
     yield (
-        "`examples/faults/faults.py` trains a network with one usual fault planted. From a capture of it under nsys, "
-        "`nsys-analyze explain` predicts what the fix saves. Then the loop with the fault and the loop without it were "
-        "timed without a profiler, in turns. The measured saving is the median of the rounds' differences. Captures "
-        "and timings are in `examples/faults`; `make accuracy` makes this page from them."
+        "`examples/faults/faults.py` trains a network with one common fault. From a capture of it under nsys, "
+        "`nsys-analyze explain` predicts what the fix saves. Then the loop with the fault and the loop without it "
+        "were timed in turns, without a profiler. The measured saving is the median of the differences of the rounds."
+        " The captures and the times are in `examples/faults`; `make accuracy` makes this page from them."
     )
     yield ""
     yield from summary(pairs)
     yield ""
     yield (
-        f"The constants of the rules and the widths of the intervals were chosen with the {CALIBRATED} at hand, and "
-        "kept. How a timed step is explained was changed with the transformer and six faults of the encoder at hand: "
-        "where the GPU fills it, by every cost of launching that the length allows. The encoder's other five and the "
-        "convolution were measured afterwards, and nothing was changed for them. The convolution's steps are as "
-        "long as the CPU takes to launch them: their times differ by a fifth from round to round, and from process to "
-        "process. Its `fp32` is no fault: cuDNN convolves in TF32 whatever the precision of matmuls is. And 151 MB of "
-        "features a step take its loader longer to pin than the step to compute: what limits the step once `pageable` "
-        "is gone is in no capture of before."
+        f"The constants of the rules and the widths of the intervals were chosen with the {CALIBRATED} and were not "
+        "changed afterwards. The explanation of a timed step was later changed with the transformer and six faults of"
+        " the encoder: if the GPU fills the step, all launch costs that its length allows are counted. The other five"
+        " faults of the encoder and those of the convolution were measured after that, and nothing was changed for "
+        "them. The steps of the convolution are launch-bound: their times differ by a fifth from round to round, and "
+        "from process to process. The `fp32` of the convolution is not a fault, because cuDNN convolves in TF32 for "
+        "any precision of matmuls. In its `pageable`, the loader needs more time to pin 151 MB of features per step "
+        "than the step needs to compute; the capture with the fault does not show what limits the step without it."
     )
     yield ""
     yield (
-        "Aimed at were 8% in the median and 13% for nine of ten steps after a change, nine of ten true causes first, "
-        "and 80% of the savings inside. What misses: without launches the replay keeps the gaps between kernels and "
-        "the program's pauses, which a CUDA graph has none of, so that its step is predicted 2 to 5 ms too long. SDPA "
-        "and bf16 leave steps that launching limits, whose rounds differ by half. And the interval of a timed step "
-        "holds for one process: where launching is the limit, the next one takes longer or shorter than that. An "
-        "interval ends where its cause does, and at the step less the GPU's work that stays, as it was recorded: the "
-        "encoder's GPU works 67 ms a step in the capture with the slow loader, and the step without it takes 50 ms."
+        "The goals were an error of 8% in the median and of at most 13% for nine of ten steps after a change, nine of"
+        " ten true causes as the first finding, and 80% of the savings inside their intervals. The predictions miss "
+        "them for these reasons. Without launches, the replay keeps the gaps between kernels and the program's "
+        "pauses, but a CUDA graph has neither, so its step is predicted 2 to 5 ms too long. With SDPA and bf16 the "
+        "steps become launch-bound, and their rounds differ by half. The interval of a timed step holds for one "
+        "process: if the step is launch-bound, another process takes more or less time. The saving is limited to the "
+        "time of its cause, and to the step minus the GPU's work that stays, as it was recorded: the encoder's GPU "
+        "works 67 ms per step in the capture with the slow loader, but the step without the slow loader takes 50 ms."
     )
     for network in dict.fromkeys(pair.network for pair in pairs):
         yield ""
@@ -207,10 +208,11 @@ def lines_table() -> Iterator[str]:
     yield "## The line of code"
     yield ""
     yield (
-        f"The {known['network']} with each fault under `nsys-analyze run`, on an {known['gpu']}: the line that the "
-        f"capture's first finding names first, with its share of the finding's time or samples. It is where the fault "
-        f"was planted for {named} of the {planted} that have such a line. Of the others a setting, or the size of the "
-        f"batch, is wrong; the line is where the program is meanwhile."
+        f"The {known['network']} was recorded with each fault by `nsys-analyze run`, on an {known['gpu']}. The table "
+        "shows the line that the capture's first finding names first, with its share of the finding's time or "
+        "samples. This "
+        f"line is where the fault was planted for {named} of the {planted} faults that have such a line. In the other "
+        "programs a setting or the batch size is wrong, and the line is where the program is at that time."
     )
     yield ""
     yield "| fault | first finding | planted at | line that is named first | named |"
@@ -279,8 +281,9 @@ def table(network: str, pairs: list[Pair]) -> Iterator[str]:
     yield f"## {network.capitalize()}"
     yield ""
     yield (
-        f"{first.model}, on an {first.gpu}, PyTorch {first.torch}; {rounds[-1]} rounds. Times are ms of a step; the "
-        "least and the most of the rounds are in parentheses. *Timed*: the step with the fault was given (`--step-ms`)."
+        f"{first.model}, on an {first.gpu}, PyTorch {first.torch}; {rounds[-1]} rounds. Times are in ms per step; "
+        "the least and the most of the rounds are in parentheses. *Timed*: the length of the step with the fault was "
+        "given (`--step-ms`)."
     )
     yield ""
     yield (

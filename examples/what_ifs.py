@@ -137,10 +137,13 @@ def tried_table(tried: Sequence[Tried]) -> Iterator[str]:
     yield "## What-ifs that were tried"
     yield ""
     yield (
-        "What `nsys-analyze what-if` says of the capture before a change, or a finding where no option asks for it, "
-        "beside the step after the change. Factors are those that one would give before: peaks of the data sheet for "
-        "matmuls, half the bytes for what is read in bf16. bf16 and the batch were tried on an H100, in 7 rounds; two "
-        "ranks on two H200s, in 3; the bench once on an H200. In parentheses: the error of the step."
+        "The table compares two steps: the step that `nsys-analyze what-if` predicts from the capture before a change, "
+        "and the measured step after the change. If no option expresses a change, a finding predicts the step. The "
+        "factors are those that one would give before the change: the peaks of the data sheet for matmuls, and "
+        "half the "
+        "bytes for tensors in bf16. bf16 and the batch size were tried on an H100, in 7 rounds; two ranks on two "
+        "H200s, "
+        "in 3 rounds; the bench once on an H200. The error of the step is in parentheses."
     )
     yield ""
     yield "| of the changes | the step unknown | timed |"
