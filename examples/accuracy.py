@@ -1,4 +1,4 @@
-"""Writes ``docs/accuracy.md``: what removing a planted fault saves, predicted by ``nsys-analyze explain`` and measured.
+"""Writes ``docs/accuracy.md``: the predicted and the measured saving when a planted fault is removed.
 
 ``python examples/accuracy.py`` reads the captures and the timings (``measured.json``) of ``faults``, which
 ``faults/faults.py`` made, and writes the page there, or to the file that is given; it prints the summary. A

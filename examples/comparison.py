@@ -1,4 +1,4 @@
-"""Writes ``comparison/table.md``: how often a comparison sees a change where there is none, and where one was planted.
+"""Writes ``comparison/table.md``: how often a comparison reports a change, without any and with a planted one.
 
 ``python examples/comparison.py`` reads ``comparison/runs.jsonl``, and writes the table. With the folder of captures
 that ``comparison/record.sh`` made, it first makes the runs from them.

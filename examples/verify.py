@@ -1,4 +1,4 @@
-"""Writes ``verify/table.md``: how often ``nsys-analyze verify`` sees a change where there is none, and a planted one.
+"""Writes ``verify/table.md``: how often ``verify`` reports a change, without any and with a planted one.
 
 ``python examples/verify.py`` makes the table of ``verify/repeats.jsonl``; with a number of rounds it measures so many
 first, and adds them there. Each round is five programs that were not changed, and one of each planted change.

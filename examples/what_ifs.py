@@ -1,4 +1,4 @@
-"""What-ifs that were tried: what ``nsys-analyze what-if`` and findings say of a capture, beside the step after it."""
+"""Compares what ``nsys-analyze what-if`` and findings predict of a change with the step after the change."""
 
 from __future__ import annotations
 

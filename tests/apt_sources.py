@@ -1,4 +1,4 @@
-"""The Debian entries of this machine's apt sources, with the component non-free added; ``fetch_nsys.sh`` runs it.
+"""Prints the Debian entries of this machine's apt sources with the component non-free, for ``fetch_nsys.sh``.
 
 Debian's archive is known by its suites, not by its host: a mirror may be called anything. Both formats of
 ``sources.list(5)`` are read: lines (``*.list``) and stanzas (``*.sources``). Options, keys and mirrors stay.

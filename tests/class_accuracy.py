@@ -1,4 +1,4 @@
-"""How right the kernel classes are: the rules against kernels whose class is known from elsewhere.
+"""Measures how often the rules find the right class, on kernels whose class is known from elsewhere.
 
 ``tests/data/kernel_pairs.tsv.xz`` holds distinct pairs of a kernel and the PyTorch operator that launched it, with the
 class they are of, how that is known (``operator``: the operator does this kind of work; ``hand``: somebody read the

@@ -1,4 +1,4 @@
-"""Mutation score of the analysis: single changes to its code, and how many of them its own tests notice.
+"""Makes single changes to the code of the analysis, and counts how many of them its own tests notice.
 
 A change is one of a comparison, an operator, a number or a boolean. A mutated module is compiled in a process of its
 own, which runs the tests of that module alone; no file is changed. (mutmut leaves out properties and constants, which

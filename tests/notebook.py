@@ -1,4 +1,4 @@
-"""Writes docs/notebook.ipynb from code cells and what they answer here: ``python -m tests.notebook``."""
+"""Writes docs/notebook.ipynb from code cells and their output on this machine: ``python -m tests.notebook``."""
 
 import ast
 import json

@@ -1,4 +1,4 @@
-"""Makes what the repository shows of reports anew: ``make examples``.
+"""Renews everything that the repository shows of reports: ``make examples``.
 
 From committed captures, timings and rows, without a GPU: the report of one run with its figures, the picture of its
 page's first screen, the reports of the sweep, of the experiments and of the programs, what explains the runs on several

@@ -1,4 +1,4 @@
-"""The modules of programs that nobody annotated: their ranges, the FLOPs of a step, and what the hooks must not touch.
+"""Tests modules of programs without annotations: ranges, FLOPs of a step, and what the hooks must not touch.
 
 A figure stands beside its arithmetic: a matmul of (m, k) and (k, n) takes 2·m·k·n FLOPs, and its backward pass as many
 for the gradient of each of its two inputs.

@@ -1,4 +1,4 @@
-"""Programs that nobody annotated: their steps and phases are found, and they behave as they do without that."""
+"""Tests programs without annotations: the hooks find their steps and phases, and do not change their behavior."""
 
 from __future__ import annotations
 

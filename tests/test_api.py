@@ -1,4 +1,4 @@
-"""The library: it says what the command line says."""
+"""Tests that the library gives the same answers as the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distinct values and their codes are those of ``np.unique``, and Arrow arrays hold what they are made of."""
+"""Tests that distinct values and codes equal those of ``np.unique``, and that Arrow arrays keep their values."""
 
 from __future__ import annotations
 

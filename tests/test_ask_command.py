@@ -1,4 +1,4 @@
-"""``ask`` and ``explain --budget``: answers with what they rest on, or why there is none."""
+"""Tests ``ask`` and ``explain --budget``: answers with their evidence, or the reason why there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file that is written whole replaces, what it leaves alone, and what is left of it after a kill."""
+"""Tests what an atomic write replaces, what it leaves alone, and what remains after a kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention where no forward range encloses it, and the bytes that its softmax moves."""
+"""Tests attention outside of any forward range, and the bytes that its softmax moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The attention variants in PyTorch's operators: right with their gradients, and no N² where none is needed."""
+"""Tests that attention in PyTorch's operators is right with its gradients, and makes no needless N² tensor."""
 
 from typing import Any
 

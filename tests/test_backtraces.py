@@ -1,4 +1,4 @@
-"""What of PyTorch an API call was made for, by its backtrace."""
+"""Tests that the backtrace of an API call shows which part of PyTorch the call was made for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that are kept and compared with: baselines, budgets, what is no change of the program, and the action for CI."""
+"""Tests baselines, budgets, refusals of different hardware, and the action for CI."""
 
 from __future__ import annotations
 

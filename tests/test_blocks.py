@@ -1,4 +1,4 @@
-"""Long columns are worked through in blocks, and kept without a copy: the figures are those of whole columns."""
+"""Tests that processing long columns in blocks, without a copy, gives the figures of whole columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report over any two kinds of capture: none ends another's, and each keeps its row."""
+"""Tests a report over any two kinds of capture: neither stops the other, and each keeps its row."""
 
 from __future__ import annotations
 

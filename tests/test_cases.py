@@ -1,4 +1,4 @@
-"""Running cases in processes of their own: what survives an out-of-memory, a crash, a time-out, an interrupt."""
+"""Tests cases in processes of their own: what remains after an out-of-memory, a crash, a time-out or an interrupt."""
 
 import json
 import resource

@@ -1,4 +1,4 @@
-"""Rows whose times cannot be true: left out, counted, told of, and without effect on any other phase."""
+"""Tests rows with impossible times: they are left out, counted and reported, and change no other phase."""
 
 from __future__ import annotations
 

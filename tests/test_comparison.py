@@ -1,4 +1,4 @@
-"""What changed between two sides: parts that add up, kernels that are paired, findings, verdicts, refusals."""
+"""Tests comparisons of two sides: parts that add up, matched kernels, findings, verdicts and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interval of a change: what it is made of, and how often it leaves out what is there."""
+"""Tests the interval of a change: how it is computed, and how often it misses the true change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A new option of the transformer target costs one field: it is then wherever a run is asked for or described."""
+"""Tests that a new option of the transformer target needs one field, and then appears everywhere."""
 
 from __future__ import annotations
 

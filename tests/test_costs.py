@@ -1,4 +1,4 @@
-"""What a transformer costs, from its shapes alone."""
+"""Tests the FLOPs and bytes of a transformer, computed from its shapes alone."""
 
 import pytest
 

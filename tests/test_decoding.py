@@ -1,4 +1,4 @@
-"""Decoding: the cache changes no logit, tokens are the greedy ones, memory and times are what they should be."""
+"""Tests decoding: the cache changes no logit, tokens are the greedy ones, and memory and times are right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Findings in whole programs: what surrounds the steps, and what other threads do, is no fault of theirs."""
+"""Tests findings of whole programs: work around the steps and on other threads is not a fault of the steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The target that trains on several processes: that each strategy trains the same model, and who is late."""
+"""Tests that each strategy of the distributed target trains the same model, and that the right rank is late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every number of ``examples/README.md`` is computed from the committed rows, or stands here with its source."""
+"""Tests that every number of ``examples/README.md`` follows from the committed rows or has a source here."""
 
 from __future__ import annotations
 

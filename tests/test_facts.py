@@ -1,4 +1,4 @@
-"""The facts of an analysis and their sentences: each id has one, and each fact gives it the values that it needs."""
+"""Tests that each id of a fact has one sentence, and that each fact provides the values for its sentence."""
 
 import ast
 import inspect

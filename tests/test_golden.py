@@ -1,4 +1,4 @@
-"""What the repository shows of a run is what the tool writes today, all of one run: `make examples` renews it."""
+"""Tests that the report in the repository is the one that the tool writes today: `make examples` renews it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Captures that mislead a tool that takes them at their word, each with what is true of it."""
+"""Tests captures that mislead a tool which believes them literally, each with the true figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report as a page: the same figures as in markdown, nothing that acts, nothing to load."""
+"""Tests the page: it has the figures of the markdown report, no active content from names, and loads nothing."""
 
 from __future__ import annotations
 

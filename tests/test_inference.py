@@ -1,4 +1,4 @@
-"""Phases of programs that name none: from nsys's function ranges, and from autograd's operators."""
+"""Tests the phases of programs without phase ranges, from nsys's function ranges and from autograd's operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which occurrences of a phase are measurements."""
+"""Tests which occurrences of a phase are measured."""
 
 from __future__ import annotations
 

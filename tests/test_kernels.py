@@ -1,4 +1,4 @@
-"""Kernels told apart by the operator that launched them: a name with two classes is two kernels."""
+"""Tests that a kernel name with two classes, by the operators that launched it, counts as two kernels."""
 
 from __future__ import annotations
 

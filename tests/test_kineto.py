@@ -1,4 +1,4 @@
-"""Traces of PyTorch's profiler: what becomes of each event, and of a machine without a GPU."""
+"""Tests traces of PyTorch's profiler: the conversion of each event, and machines without a GPU."""
 
 from __future__ import annotations
 

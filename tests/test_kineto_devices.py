@@ -1,4 +1,4 @@
-"""Devices that are not NVIDIA's: what ran there, what the machine is, and the words for it."""
+"""Tests traces of devices that are not NVIDIA's: operations, descriptions of the machine, and words."""
 
 from __future__ import annotations
 

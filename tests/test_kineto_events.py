@@ -1,4 +1,4 @@
-"""Events and properties of a PyTorch profiler's trace that cannot be what they say: left out, counted and told."""
+"""Tests impossible events and properties in a PyTorch trace: they are left out, counted and reported."""
 
 from __future__ import annotations
 

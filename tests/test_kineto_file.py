@@ -1,4 +1,4 @@
-"""What a file of PyTorch's profiler may look like: an object, a bare array, events of the GPU alone."""
+"""Tests the forms of a file of PyTorch's profiler: an object, a bare array, events of the GPU alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A database beside a trace: to look at one changes nothing."""
+"""Tests that reading a database beside a trace changes neither of them."""
 
 from __future__ import annotations
 

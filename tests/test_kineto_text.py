@@ -1,4 +1,4 @@
-"""The text of a trace: in whatever pieces it is decoded, and refused where it is no trace that was recorded."""
+"""Tests that a trace is decoded in pieces of any size, and that other text is refused."""
 
 from __future__ import annotations
 

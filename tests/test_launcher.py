@@ -1,4 +1,4 @@
-"""The launcher of ranks: what it tells them, and how it ends them."""
+"""Tests what the launcher tells the ranks, and how it ends them."""
 
 from __future__ import annotations
 

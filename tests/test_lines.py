@@ -1,4 +1,4 @@
-"""The line of code: stacks that are sampled while a program is recorded, and the lines that they name."""
+"""Tests the stacks that are sampled while a program is recorded, and the source lines that they show."""
 
 from __future__ import annotations
 

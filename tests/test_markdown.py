@@ -1,4 +1,4 @@
-"""One block of each kind, and the whole text it becomes."""
+"""Tests the text of one block of each kind."""
 
 from nsys_analyzer.report.model import (
     Answer,

@@ -1,4 +1,4 @@
-"""What NCCL notes of its calls: read from payloads of both kinds, and taken to the kernels that carry them out."""
+"""Tests that NCCL's payloads of both kinds are read and matched with the kernels of the calls."""
 
 from __future__ import annotations
 

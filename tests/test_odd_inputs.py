@@ -1,4 +1,4 @@
-"""Odd surroundings and values: each ends in a report or in one line of error, and none leads out of its folder."""
+"""Tests odd environments and values: each ends in a report or one line of error, and none leaves its folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the program had a CPU in its pauses, where nsys noted the switches of the operating system."""
+"""Tests whether the program had a CPU during its pauses, according to nsys's context switches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step has one length: the same number on the terminal, in markdown, on the page and in JSON, for every capture."""
+"""Tests that the length of a step is the same on the terminal, in markdown, on the page and in JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch's operators: the numbers of autograd's nodes, and which operator made a node."""
+"""Tests the numbers of autograd's nodes, and which of PyTorch's operators created a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The package as its users get it: types for their checker, and a wheel that works without torch."""
+"""Tests the installed package: it has types for a type checker, and its wheel works without torch."""
 
 from __future__ import annotations
 

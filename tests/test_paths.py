@@ -1,4 +1,4 @@
-"""The stack of open ranges against a plain reading of the definition."""
+"""Tests the stacks of open ranges against a direct computation from the definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which range names mean which phase."""
+"""Tests which phase the name of a range means."""
 
 from __future__ import annotations
 

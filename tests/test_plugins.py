@@ -1,4 +1,4 @@
-"""Kernel classes of a file, and what installed packages add: findings, classes, formats; a broken one is left out."""
+"""Tests kernel classes of a file, and plugins with findings, classes and formats; a broken plugin is left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs below a supervisor: how they ended, and that nothing outlives who started them."""
+"""Tests the supervisor of processes: how they ended, and that none of them outlives its starter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process is called where nothing tells its rank."""
+"""Tests the labels of processes whose rank is not known."""
 
 from __future__ import annotations
 

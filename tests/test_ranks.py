@@ -1,4 +1,4 @@
-"""Ranks: what tells them, and that nothing else does."""
+"""Tests where the rank of a process comes from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of several ranks, against a plain count of their nanoseconds."""
+"""Tests the figures of several ranks against a direct count of their nanoseconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""README.md and the pages of ``docs/`` show what the tool prints today: ``make examples`` renews them."""
+"""Tests that README.md and ``docs/`` show what the tool prints today: ``make examples`` renews them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The torch recorder: programs as they are, run in a process of their own, and what is in the trace afterwards."""
+"""Tests the torch recorder on whole programs in processes of their own, and the traces that it writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replays of steps: what a change may do to a step, and that a replay without one gives the step that was measured."""
+"""Tests replays: what a change does to a step, and that a replay without a change equals the measured step."""
 
 from __future__ import annotations
 

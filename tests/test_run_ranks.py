@@ -1,4 +1,4 @@
-"""A program that is started as several ranks: what a sweep leaves of each, under an nsys that does as it is told."""
+"""Tests a program that is started as several ranks, and the results of each, with a fake nsys."""
 
 from __future__ import annotations
 

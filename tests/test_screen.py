@@ -1,4 +1,4 @@
-"""What the program prints, of the worst names that a file and a command line can hold: text, and no control."""
+"""Tests that the program prints hostile names as text, without control characters."""
 
 from __future__ import annotations
 

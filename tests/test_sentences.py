@@ -1,4 +1,4 @@
-"""Every figure of the report's sentences is one of the JSON's, within the digits that are written.
+"""Tests that every figure in the report's sentences is one of the JSON's, within the digits that are written.
 
 A sentence is held against its own part of the JSON alone: that of the section in which it stands. What is no value
 there, but follows from several, is computed in ``DERIVED``.

@@ -1,4 +1,4 @@
-"""``share``: nothing of the owner is in the copy, and the copy gives the same report."""
+"""Tests that the copy of ``share`` holds nothing of the owner, and gives the same report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fills a step, against a plain count of its nanoseconds."""
+"""Tests what fills a step against a direct count of its nanoseconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why the GPU idles: one cause for every nanosecond, and each cause in a program made for it."""
+"""Tests the causes of idle time: one for every nanosecond, and each in a program made for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step is: named by a range, told by phases or by repetition, stated by a person, or else one pass."""
+"""Tests how steps are found: by ranges, phases, repetition, the user's number, or else as one pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans of text, and that nothing but these acts on a page."""
+"""Tests the spans of text, and that only they have an effect on a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Open ranges by moment against a plain reading of the definition."""
+"""Tests the open ranges at each moment against a direct computation from the definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times of runs without a profiler: the tables that hold them, and the captures that they belong to."""
+"""Tests the tables of times without a profiler, and the captures that the times belong to."""
 
 from __future__ import annotations
 

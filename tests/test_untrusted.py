@@ -1,4 +1,4 @@
-"""Reports of captures and experiments whose every name was chosen by somebody hostile."""
+"""Tests reports of captures and experiments in which every name is hostile."""
 
 from __future__ import annotations
 

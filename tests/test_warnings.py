@@ -1,4 +1,4 @@
-"""The profiler's own messages: whose they are, and which are worth a reader's time."""
+"""Tests the profiler's own messages: which process they belong to, and which are reported."""
 
 from pathlib import Path
 

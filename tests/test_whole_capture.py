@@ -1,4 +1,4 @@
-"""What stands outside the phases: the whole capture, warm-up, communication, copies and fills."""
+"""Tests figures outside of the phases: the whole capture, warm-up, communication, copies and fills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report may replace, and the timings that it finds by itself."""
+"""Tests which files a report may replace, and which unprofiled times it finds by itself."""
 
 from __future__ import annotations
 

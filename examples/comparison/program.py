@@ -1,4 +1,4 @@
-"""Trains a small transformer for some steps: to see what a comparison of two captures of it makes of them.
+"""Trains a small transformer for some steps, so that two captures of it can be compared.
 
 ``python program.py --kind gpu_bound`` times its steps, each synchronized, and prints them as JSON. ``--profiled`` opens
 a capture range around them, for nsys. ``--planted 0.05 --base-ms B`` adds work to forward that takes 5 % of B where it

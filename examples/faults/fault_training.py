@@ -1,4 +1,4 @@
-"""A training loop whose parts can be switched, one by one: what ``faults.py`` plants its faults into.
+"""Defines a training loop whose parts can be switched one by one; ``faults.py`` plants its faults into it.
 
 The control trains as one should: bf16 autocast, fused attention, compiled blocks, fused AdamW, batches made ahead by
 worker processes and copied from pinned memory while the step before runs.

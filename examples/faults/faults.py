@@ -1,4 +1,4 @@
-"""Trains a network with one fault planted: each is a usual way to lose time on a GPU.
+"""Trains a network with one planted fault. Each fault is a common way to lose time on a GPU.
 
 ``python examples/faults/faults.py --fault item`` trains with the fault, ``--remedy`` with what removes it, and
 ``--compare`` times the two in turns, without a profiler. ``--network`` chooses what is trained. A fault changes one

@@ -1,4 +1,4 @@
-"""Rules that a company keeps for itself: a finding, a kernel class, and a format of exports."""
+"""Adds a finding, a kernel class and a format of exports, as a company may keep them for itself."""
 
 from __future__ import annotations
 

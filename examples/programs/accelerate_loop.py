@@ -1,4 +1,4 @@
-"""A loop of accelerate's."""
+"""Trains a model with accelerate."""
 
 import torch
 from accelerate import Accelerator

@@ -1,4 +1,4 @@
-"""Four passes for each step, with GradScaler."""
+"""Accumulates gradients over four passes for each step, with GradScaler."""
 
 import torch
 from torch import nn

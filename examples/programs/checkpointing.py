@@ -1,4 +1,4 @@
-"""Activation checkpointing of each part of a model."""
+"""Trains a model with activation checkpointing of each part."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A compiled model."""
+"""Trains a compiled model."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: ``torchrun --nproc-per-node 2 ddp.py``."""
+"""Trains with DistributedDataParallel: ``torchrun --nproc-per-node 2 ddp.py``."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Two models and two optimizers."""
+"""Trains two models with two optimizers."""
 
 import torch
 from torch import nn

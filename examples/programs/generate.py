@@ -1,4 +1,4 @@
-"""Generation with GPT-2 of transformers."""
+"""Generates text with GPT-2 of transformers."""
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel

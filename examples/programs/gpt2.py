@@ -1,4 +1,4 @@
-"""GPT-2 of transformers, with its fused attention."""
+"""Trains GPT-2 of transformers with fused attention."""
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel

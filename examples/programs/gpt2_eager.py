@@ -1,4 +1,4 @@
-"""GPT-2 of transformers, with unfused attention."""
+"""Trains GPT-2 of transformers with unfused attention."""
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel

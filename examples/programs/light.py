@@ -1,4 +1,4 @@
-"""A loop of Lightning's."""
+"""Trains a model with Lightning."""
 
 import lightning
 import torch

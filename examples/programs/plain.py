@@ -1,4 +1,4 @@
-"""A transformer in a plain loop."""
+"""Trains a transformer in a plain loop."""
 
 import torch
 from torch import nn

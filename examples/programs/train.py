@@ -1,4 +1,4 @@
-"""A training loop that knows nothing of profilers: ``nsys-analyze run -- python examples/programs/train.py``."""
+"""Trains a model without any call of a profiler: ``nsys-analyze run -- python examples/programs/train.py``."""
 
 import torch
 from torch import nn

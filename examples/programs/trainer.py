@@ -1,4 +1,4 @@
-"""The Trainer of transformers, with gradient accumulation."""
+"""Trains a model with the Trainer of transformers and gradient accumulation."""
 
 import torch
 from torch.utils.data import Dataset

@@ -1,4 +1,4 @@
-"""A convolutional network."""
+"""Trains a convolutional network."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A small server of the transformer: requests come, wait, are prefilled one by one, and are decoded in one batch.
+"""Serves requests with the transformer: requests wait, are prefilled one by one, and are decoded in one batch.
 
 ``python examples/serving/server.py --requests 24 --batch-size 8 --results run.json`` prints TTFT, inter-token latency
 and tokens a second; the results hold each step of the engine. Each step is a range that says its sequences, their new

@@ -1,4 +1,4 @@
-"""A loop whose steps can be made longer by a known share; it starts at once, for it needs no PyTorch.
+"""Runs steps that can be made longer by a known share. It needs no PyTorch, so it starts at once.
 
 What the hooks do for a PyTorch program, it does itself: it times its steps, and waits for its turn behind each block.
 """

@@ -1,4 +1,4 @@
-"""A small training on the CPU that looks its words up one by one in every step."""
+"""Trains a small model on the CPU, and looks up its words one by one in every step."""
 
 import torch
 from torch import nn

@@ -1,1 +1,1 @@
-"""What an agent asks: an evaluation, and the server that answers."""
+"""Evaluates the questions of an agent, and tests the server that answers them."""

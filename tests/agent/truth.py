@@ -1,4 +1,4 @@
-"""The figures of a capture by plain SQL and sums: none of them passes through the package.
+"""Computes the figures of a capture by plain SQL and sums, without the package.
 
 The rules are those of the documentation: an operation belongs to a phase where its launch starts inside one of the
 phase's ranges, in the same process; ranges inside warm-up count for nothing; clocks are medians over instances, and

@@ -1,4 +1,4 @@
-"""What the sampler of stacks costs: steps of a training in turns, with it and without it."""
+"""Measures the cost of sampling stacks: steps of a training, with the sampler and without it in turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the targets' instrumentation costs, and whether their timings are right.
+"""Measures the cost of the targets' instrumentation, and checks their times.
 
 Steps of one model in one process, in turns: with NVTX ranges, without, and timed by other means (CUDA events on a
 GPU; ``timeit`` on a CPU). In turns, since clocks and caches drift by more than the difference.

@@ -1,1 +1,1 @@
-"""What ``examples/README.md`` states, computed from the committed rows."""
+"""Computes the statements of ``examples/README.md`` from the committed rows."""

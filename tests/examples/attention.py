@@ -1,4 +1,4 @@
-"""The statements about attention alone: the phrases of ``examples/README.md`` that hold their numbers, from the rows.
+"""Yields the statements of ``examples/README.md`` about attention alone, with numbers from the rows.
 
 A function is of one paragraph, and yields its phrases as they stand on the page, the arithmetic beside them.
 """

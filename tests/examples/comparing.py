@@ -1,4 +1,4 @@
-"""The statements about comparisons: the phrases of ``examples/README.md`` that hold their numbers, from the runs."""
+"""Yields the statements of ``examples/README.md`` about comparisons, with numbers from the runs."""
 
 from __future__ import annotations
 

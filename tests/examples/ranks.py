@@ -1,4 +1,4 @@
-"""The statements about the runs on several GPUs, from their committed captures and timings."""
+"""Yields the statements of ``examples/README.md`` about several GPUs, from the captures and times."""
 
 from __future__ import annotations
 

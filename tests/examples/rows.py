@@ -1,4 +1,4 @@
-"""The committed rows of ``examples/``: what the numbers of ``examples/README.md`` are computed from."""
+"""Reads the committed rows of ``examples/``, from which the numbers of ``examples/README.md`` are computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The statements about the sweep: the phrases of ``examples/README.md`` that hold its numbers, from the rows.
+"""Yields the statements of ``examples/README.md`` about the sweep, with numbers from the rows.
 
 A function is of one paragraph or table, and yields its phrases as they stand on the page, the arithmetic beside them.
 """

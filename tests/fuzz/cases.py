@@ -1,4 +1,4 @@
-"""One case: an input of a kind, broken by a seeded generator, and a command that reads it."""
+"""Makes a case: an input that a seeded generator breaks, and a command that reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with how a command ended: empty where nothing is."""
+"""Describes what is wrong with the end of a command; empty if nothing is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that programs stumble over: texts, numbers and JSON, drawn by a seeded generator."""
+"""Draws values that often break programs: texts, numbers and JSON, from a seeded generator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of attention compare with: unfused attention in fp32, and the error of another one to it."""
+"""Computes unfused attention in fp32, and the error of another implementation compared with it."""
 
 from __future__ import annotations
 

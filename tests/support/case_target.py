@@ -1,4 +1,4 @@
-"""A target without torch, whose cases end as told: ``python -m tests.support.case_target --cases F --rows F``."""
+"""Runs cases that end as told, without torch: ``python -m tests.support.case_target --cases F --rows F``."""
 
 import argparse
 import json

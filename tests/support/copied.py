@@ -1,4 +1,4 @@
-"""A page as text, as a browser copies it: blocks apart, an item on each line, tabs between cells."""
+"""Converts a page to the text that a browser copies: separate blocks, a line per item, tabs between cells."""
 
 from __future__ import annotations
 

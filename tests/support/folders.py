@@ -1,4 +1,4 @@
-"""A SQLite export as the folder that ``nsys export --type parquetdir`` or ``arrowdir`` writes of the same report.
+"""Converts an SQLite export to the folder that ``nsys export`` writes as Parquet or Arrow files.
 
 Names, types and the order of rows are those of nsys 2025.3: a file for each table, integers as wide and as signed as
 the events hold them, texts with 64-bit offsets, one Arrow stream without compression, or Parquet row groups.

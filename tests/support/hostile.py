@@ -1,4 +1,4 @@
-"""Text that would act on a page or a terminal if it were put there as it is."""
+"""Lists text that would act on a page or a terminal if it were not escaped."""
 
 from __future__ import annotations
 

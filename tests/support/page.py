@@ -1,4 +1,4 @@
-"""The parse tree of a page, and the one that a report must have: what no name in it may change."""
+"""Parses a page, and builds the parse tree that a report must have whatever its names are."""
 
 from __future__ import annotations
 

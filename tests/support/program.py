@@ -1,4 +1,4 @@
-"""Tiny exports of programs whose API calls last, in µs: what the CPU did, and why the GPU idled meanwhile."""
+"""Builds tiny exports of programs whose API calls last some µs, to test why the GPU is idle."""
 
 from __future__ import annotations
 

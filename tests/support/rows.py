@@ -1,4 +1,4 @@
-"""Rows of experiments as their targets write them, from flat figures, and what their sections make of them."""
+"""Builds rows of experiments from flat figures, and the sections that are made from them."""
 
 from __future__ import annotations
 

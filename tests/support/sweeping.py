@@ -1,4 +1,4 @@
-"""What tests of ``nsys-analyze run`` have in common: a target and an nsys that do as they are told, at once."""
+"""Provides a target and an nsys that do as they are told at once, for tests of ``nsys-analyze run``."""
 
 from __future__ import annotations
 
