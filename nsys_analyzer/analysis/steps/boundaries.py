@@ -1,9 +1,9 @@
-"""Finds the steps of a process: what one pass of the program's loop is, and when each begins and ends.
+"""Finds the steps of a process: when each pass of the program's main loop begins and ends.
 
-These are tried in order: a range or an annotation that names the step; the phases, from one forward pass to the next;
-the period at which the whole sequence of work repeats; the number of steps that the user gives. If none of them shows
-steps, the capture is one pass. A layer, the update of one parameter, a micro-batch of a step that has an optimizer, and
-a loop outside the model are never a step.
+Steps are looked for in this order: in ranges or annotations that name the step; in the phases, from one forward pass to
+the next; in the repetition of the whole sequence of work; and by the number of steps that the user gives. If no steps
+are found, the whole capture counts as one step. A layer, the update of one parameter, a micro-batch of a step with an
+optimizer, and a loop outside the model never count as a step.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ from nsys_analyzer.trace.phase_names import (
 
 _PROFILER_STEP = "ProfilerStep#"
 _NUMBER_AT_END = re.compile(r"(\d{1,18})\W*$")
-#: Step ranges hold the passes of the model if they hold at least this share of them.
+#: Ranges named like steps are steps only if they contain at least this share of the model's passes.
 _MIN_PASSES_IN_STEPS = 0.5
-#: A step's range is around a generation if it holds at least this many forward passes.
+#: A range named like a step contains a whole generation if it contains at least this many forward passes.
 _MIN_PASSES_OF_GENERATION = 8
-#: A server had no request if the time between two steps is this many times as long as usual.
+#: The time between two steps of a server is a pause without requests if it is longer than usual by this factor.
 _SERVER_PAUSE_FACTOR = 10
-#: The phases of one step span it if they hold at least this share of the time of all operations.
+#: The only pass of each phase is a step if the phases contain at least this share of the time of all operations.
 _MIN_TIME_IN_PHASES = 0.8
-#: Steps that train models in turns, as those of a GAN, are alike if they share at least this part of their operations.
+#: Two steps do the same work if at least this share of their operations is equal.
 _MIN_SAME_OPERATIONS = 0.9
-#: Kernel classes that compute in a layer.
+#: The kernel classes that contain the main computations of a layer.
 _CLASSES_OF_LAYERS = ("matmul", "fused attention", "convolution")
 #: The GPU lags behind the program if its work ends later than the step's range by more than this share of a step.
 _GPU_LAG = 0.1
-#: Only this many steps in the middle are checked for such a lag.
+#: The maximum number of steps, in the middle of the capture, that are checked for a lag of the GPU.
 _STEPS_CHECKED_FOR_LAG = 32
-#: The first launch waits for unrecorded work if it waits for this share of a step while nothing that was recorded runs.
+#: The first operation waits for unrecorded work if it waits this share of a step while no recorded work runs.
 _MIN_UNRECORDED_WAIT = 0.5
 
 
 def find_windows(attributed: AttributedTrace, process: int) -> Windows | None:
-    """Finds the steps of a process, or its whole work as one pass; returns None if none of its work is known."""
+    """Finds the steps of a process. If it has none, its whole work is one step. Returns None if no work is known."""
     work = LaunchedWork(attributed, process)
     if not len(work.index):
         return None
     windows = _find_in_ranges(work)
     if windows is None or (len(windows) == 1 and windows.source == "profiler_step"):
-        # One step of PyTorch's profiler may be around several passes.
+        # A single step of PyTorch's profiler may contain several passes of the program's loop.
         phases = _find_in_phases(work)
         windows = phases if phases and (windows is None or len(phases) > 1) else windows
     windows = windows or _find_in_repetition(work) or _find_in_phases(work, by_threads=True)
@@ -73,9 +73,9 @@ def find_windows(attributed: AttributedTrace, process: int) -> Windows | None:
 
 
 def _find_in_ranges(work: LaunchedWork) -> Windows | None:
-    """Finds the step ranges. If some of them hold a backward pass, only those are steps."""
+    """Finds the steps that ranges mark. If some ranges contain a backward pass, only these ranges are steps."""
     attributed, instances, ranges = work.attributed, work.attributed.instances, work.attributed.trace.ranges
-    # Steps of every kind bound each other. Steps of two threads may begin at the same time.
+    # A step ends at the latest where another step of any kind begins. Steps of two threads may begin at the same time.
     bounds = np.unique(np.append(instances.start[work.is_instance_of(STEP, OTHER_STEP)], work.warmups.start))
     never = np.iinfo(np.int64).max
     for phase in (STEP, OTHER_STEP):
@@ -109,10 +109,10 @@ def _find_in_ranges(work: LaunchedWork) -> Windows | None:
 
 
 def _are_steps(work: LaunchedWork, is_step: Bools) -> bool:
-    """Checks whether step ranges hold passes of the model, but not a whole generation.
+    """Checks whether ranges named like steps contain passes of the model, but not a whole generation.
 
-    A range `step` may be around the optimizer alone. A generation has many forward passes of a model that does not
-    train.
+    A range named "step" may contain only the optimizer. A generation contains many forward passes of a model that does
+    not train.
     """
     instances, ranges = work.attributed.instances, work.attributed.trace.ranges
     time = instances.start[work.is_instance_of("forward", "backward") & instances.is_measured]
@@ -127,9 +127,9 @@ def _are_steps(work: LaunchedWork, is_step: Bools) -> bool:
 
 
 def _precede_missing_steps(names: list[str]) -> Bools:
-    """Returns a mask of the steps after which steps are missing: by the numbers in their names, #8 follows #3.
+    """Returns True for each step after which steps are missing according to the numbers in the names, such as #3, #8.
 
-    PyTorch's profiler counts every step; a program may number every tenth.
+    The numbers of PyTorch's profiler increase by one. Those of a program may usually increase by more.
     """
     numbers = [int(match[1]) for name in names if (match := _NUMBER_AT_END.search(name))]
     if len(numbers) < len(names) or len(names) < 2:
@@ -141,21 +141,24 @@ def _precede_missing_steps(names: list[str]) -> Bools:
 
 # --- phases
 
-#: A letter for each phase. The order of the phases is then a text such as FBOFBO, in which steps are found.
+#: The letter of each phase. A sequence of phases is written as a text such as FBOFBO, in which steps are found.
 _PHASE_LETTERS = {"forward": "F", "backward": "B", "optimizer": "O"}
 
 
 def _find_in_phases(work: LaunchedWork, *, by_threads: bool = False) -> Windows | None:
     """Finds the steps from one forward pass to the next, or from the end of one optimizer step to the next.
 
-    If there is one pass of each phase, they span the one step. ``by_threads`` uses the phases that are inferred from
-    threads and kernels alone; else these are ignored.
+    If there is one pass of each phase, the phases together are the only step.
+
+    Args:
+        work: the operations of the process.
+        by_threads: if True, only phases that were inferred from threads and kernels count; if False, only others.
     """
     instances, ranges = work.attributed.instances, work.attributed.trace.ranges
     is_phase = work.is_instance_of(*_PHASE_LETTERS)
-    # What autograd's thread runs again of a forward pass is part of a backward pass.
+    # A forward pass that autograd's thread recomputes is part of a backward pass.
     is_recomputed = np.isin(ranges.thread[instances.range], work.attributed.attribution.engine_threads)
-    # The schedule of a pipeline runs the parts of several passes in turns.
+    # The schedule of a pipeline interleaves the parts of several passes.
     is_part = mask_by_name(ranges, lambda name: name.endswith(tuple(PIPELINE_PASS_SUFFIXES)))[instances.range]
     is_by_threads = mask_by_name(ranges, lambda name: BY_THREADS in name)[instances.range]
     index = np.flatnonzero(is_phase & ~is_recomputed & ~is_part & (is_by_threads == by_threads))
@@ -163,7 +166,8 @@ def _find_in_phases(work: LaunchedWork, *, by_threads: bool = False) -> Windows 
     text = "".join(letters.tolist())
     if "F" not in text:
         return _find_between_optimizers(work, index[letters == "O"])
-    # A step ends with its optimizer steps, or else with its backward passes. Without both, each forward pass is a step.
+    # A step ends with its optimizer steps, or else with its backward passes. If there are neither, each forward pass is
+    # a step.
     closing = next((letter for letter in "OB" if letter in text), "F")
     pattern = f"[^{closing}]*{closing}+" if closing != "F" else "F"
     spans = [match.span() for match in re.finditer(pattern, text)]
@@ -173,7 +177,7 @@ def _find_in_phases(work: LaunchedWork, *, by_threads: bool = False) -> Windows 
     bounds = np.unique(np.append(start, work.warmups.start))
     next_bound = np.searchsorted(bounds, start[behind - 1], side="right")
     own_end = end[behind - 1]
-    if closing == "F" and len(spans) > 1:  # what follows the last forward pass belongs to it, as for the others
+    if closing == "F" and len(spans) > 1:  # the work after the last forward pass belongs to it
         own_end[-1] = max(own_end[-1], work.end[work.time >= start[-1]].max(initial=start[-1]))
     step_end = np.where(next_bound == len(bounds), own_end, np.append(bounds, 0)[next_bound])
     measured_before = np.append(0, np.cumsum(instances.is_measured[index]))
@@ -190,9 +194,14 @@ def _find_in_phases(work: LaunchedWork, *, by_threads: bool = False) -> Windows 
 
 
 def _without_evaluation(spans: list[tuple[int, int]], text: str) -> list[tuple[int, int]]:
-    """Returns the steps with as many leading forward passes as most steps have: further ones are an evaluation.
+    """Removes forward passes of an evaluation from the start of steps.
 
-    A step without a leading forward pass was not recorded from its start and is left out.
+    Most steps start with the same number of forward passes. If a step starts with more, the first of them are an
+    evaluation. A step without a forward pass at its start was not recorded from the beginning, and is left out.
+
+    Args:
+        spans: the start and end of each step in ``text``.
+        text: the letters of the phases in order.
     """
     leading = [len(text[first:end]) - len(text[first:end].lstrip("F")) for first, end in spans]
     usual = Counter(count for count in leading if count).most_common(1)[0][0] if any(leading) else 0
@@ -204,7 +213,7 @@ def _without_evaluation(spans: list[tuple[int, int]], text: str) -> list[tuple[i
 
 
 def _find_between_optimizers(work: LaunchedWork, optimizers: Ints) -> Windows | None:
-    """Finds the steps between the ends of optimizer steps, if nothing else of a step is known."""
+    """Finds the steps between the ends of optimizer steps. It is used if there is no forward pass."""
     instances = work.attributed.instances
     ends, first = np.unique(instances.end[optimizers], return_index=True)
     is_measured = instances.is_measured[optimizers][first]
@@ -216,7 +225,11 @@ def _find_between_optimizers(work: LaunchedWork, optimizers: Ints) -> Windows | 
 
 
 def _join_turns(windows: Windows, work: LaunchedWork) -> Windows:
-    """Joins the steps of models that train in turns, as in a GAN: they launch different kernels."""
+    """Joins consecutive steps that train different models in turns, as in a GAN.
+
+    Steps of different models launch different operations. The number of joined steps is the smallest number of steps
+    after which the operations repeat.
+    """
     step, symbol = windows.step_at(work.time), work.symbols(work.index)
     in_step = step != NONE
     counts = np.zeros((len(windows), int(symbol.max()) + 1))
@@ -239,9 +252,9 @@ def _join_turns(windows: Windows, work: LaunchedWork) -> Windows:
 
 
 def _find_in_repetition(work: LaunchedWork) -> Windows | None:
-    """Finds the units in which the whole sequence of work repeats, if these are passes of the program's loop."""
+    """Finds the units in which the whole sequence of work repeats, if the units are passes of the program's loop."""
     operations, given_steps = work.attributed.trace.operations, work.attributed.roles.names.steps
-    # The operations of the device that works most, in the order of their launches.
+    # Select the operations of the device that works most, in the order of their launches.
     _, device = np.unique(operations.device[work.index], return_inverse=True)
     on_device = np.flatnonzero(device == np.argmax(np.bincount(device, work.duration_ns)))
     on_device = on_device[np.lexsort((work.start[on_device], work.time[on_device]))]
@@ -263,14 +276,14 @@ def _find_in_repetition(work: LaunchedWork) -> Windows | None:
 
 
 def _is_loop(work: LaunchedWork, windows: Windows, index: Ints, repeats: Repeats) -> bool:
-    """Checks whether units are passes of a loop, and not the layers of one pass.
+    """Checks whether the repeating units are passes of a loop, and not the layers of one pass.
 
-    A pass has layers, trains a model, or is the replay of a CUDA graph. Units are layers if kernels lie on both sides
-    of them: a pass has work before its layers and after them. Waits and copies between CPU and device tell nothing,
-    because sharded or offloaded layers have them as well.
+    A unit is a pass if it contains layers, trains a model, or replays a CUDA graph. Units are layers if a few kernels
+    run both before the first unit and after the last unit, as in a pass, which has work before and after its layers.
+    Waits and copies between CPU and device show neither, because sharded or offloaded layers have them as well.
     """
     attributed, operations = work.attributed, work.attributed.trace.operations
-    # Units in a single phase, or in a single call of a model, are parts of one pass.
+    # If all units lie in a single phase, or in a single call of a model, they are parts of one pass.
     roles, ranges = attributed.roles, attributed.trace.ranges
     is_call = np.array([*(name.startswith(MODULE_RANGE_PREFIX) for name in ranges.names), False])[ranges.name]
     is_around = (roles.is_phase_or_step | is_call) & (process_of(ranges.thread) == work.process)
@@ -288,7 +301,8 @@ def _is_loop(work: LaunchedWork, windows: Windows, index: Ints, repeats: Repeats
         return True
     is_replayed = (operations.kind[unit] == GRAPH) | (operations.graph_node[unit] != 0)
     replays = len(distinct(np.sort(attributed.attribution.launch[unit[is_replayed]])))
-    # If a layer is replayed, its attention runs outside the graph. If a pass is replayed, sampling runs outside.
+    # If a graph contains one layer, its attention runs outside the graph. If a graph contains a pass, only sampling
+    # runs outside.
     if replays == 1 and not computes[~is_replayed].any():
         return True
     return has_layers(work.symbols(unit), computes)
@@ -298,9 +312,10 @@ def _is_loop(work: LaunchedWork, windows: Windows, index: Ints, repeats: Repeats
 
 
 def _bound_by_gpu_work(windows: Windows, work: LaunchedWork) -> Windows:
-    """Returns the windows by the GPU's clock if the program runs far ahead of the GPU.
+    """Returns steps that begin and end with the GPU's work if the program runs far ahead of the GPU.
 
-    A step then lasts from the end of the work that was launched before it to the end of its own work.
+    Such a step lasts from the end of the work that was launched before the step to the end of the step's own work. If
+    the program does not run far ahead, only the first start and the last end may change.
     """
     attributed = work.attributed
     operations, attribution = attributed.trace.operations, attributed.attribution
@@ -312,9 +327,9 @@ def _bound_by_gpu_work(windows: Windows, work: LaunchedWork) -> Windows:
     sample = slice(middle, middle + _STEPS_CHECKED_FOR_LAG)
     lag = np.median(np.maximum(work_end - windows.end, 0)[sample])
     first_start = int(windows.start[0])
-    of_first_step = index[windows.step_at(time) == 0]
-    # Work from before the capture, which is not in the file, may delay the work of the first step.
-    first_work = int(operations.start[of_first_step].min()) if len(of_first_step) else first_start
+    first_step_operations = index[windows.step_at(time) == 0]
+    # Work that was launched before the capture, and is not in the file, may delay the work of the first step.
+    first_work = int(operations.start[first_step_operations].min()) if len(first_step_operations) else first_start
     if lag <= _GPU_LAG * np.median(windows.length[sample]):
         end = np.append(windows.end[:-1], max(int(windows.end[-1]), int(work_end[-1])))
         min_wait_ns = _MIN_UNRECORDED_WAIT * int(windows.length[0])
@@ -333,7 +348,7 @@ def _bound_by_gpu_work(windows: Windows, work: LaunchedWork) -> Windows:
 
 
 def _waits_for_unrecorded_work(work: LaunchedWork, index: Ints, time: int, min_wait_ns: float) -> bool:
-    """Checks whether the first work after a time starts long after its launch, while no recorded work runs."""
+    """Checks whether the first operation after a time waits longer than ``min_wait_ns`` while no recorded work runs."""
     trace, launch = work.attributed.trace, work.attributed.attribution.launch
     start, end = trace.operations.start[index], trace.operations.end[index]
     if not (start >= time).any():

@@ -1,7 +1,7 @@
-"""Finds which steps of a process are alike, and which of them are measured.
+"""Divides the steps of a process into groups of similar steps, and decides which group is measured.
 
-The steps of one program differ: the first step starts things up, some wait for a batch, some hold an evaluation. Steps
-that are alike form a group with a count, so that one length for all steps does not hide the others.
+The steps of one program differ: the first step initializes the program, some steps wait for a batch, and some contain
+an evaluation. A report lists each group with its count and length, because one length for all steps would hide this.
 """
 
 from __future__ import annotations
@@ -23,32 +23,34 @@ from nsys_analyzer.trace.columns import MEMCPY
 from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP, ServedStep, parse_served_step
 from nsys_analyzer.trace.schema import NS_PER_MS
 
-#: "usual" steps are measured. "longer" and "shorter" steps do the same work, "other work" does not. The "first" steps
-#: start the program up. The "last" step is left out if the time from it to the next one is unknown.
+#: "usual" steps are measured. "longer" and "shorter" steps do the same work as usual steps; steps of "other work" do
+#: not. The "first" steps contain the program's initialization. The "last" step is left out if the time until the next
+#: step is unknown.
 GroupKind = Literal["usual", "longer", "shorter", "other work", "first", "last"]
 
-#: A step is unlike the others if it is longer or shorter than their median by this factor.
+#: A step is longer or shorter than usual if its length differs from the median length by more than this factor.
 _UNLIKE_FACTOR = 1.5
-#: Differences of less than this do not make steps unlike, ns.
+#: Steps whose lengths differ by less than this are similar, ns.
 _MIN_DIFFERENCE_NS = 50_000
-#: Steps do different work if there is a gap of this factor between their numbers of operations, or their compute times.
-#: So many operations are added before, because a few more or less are no other work.
-_GAP_FACTOR, _ADDED_OPERATIONS = 1.5, 20
+#: Steps do different work if their numbers of operations, or their compute times, differ by more than this factor.
+_GAP_FACTOR = 1.5
+#: This is added to the numbers of operations before they are compared, so that a few more operations do not count.
+_ADDED_OPERATIONS = 20
 #: The last step is incomplete if the gap between steps exceeds this share of a step.
 _INCOMPLETE_LAST_STEP_GAP = 0.1
-#: The first steps of a capture are a cold call if at least this many of them last longer.
+#: The first steps of a capture are a cold call only if at least this many of them are longer than usual.
 _MIN_COLD_STEPS = 3
 
 
 @dataclass(frozen=True)
 class StepGroup:
-    """Steps that are alike.
+    """A group of similar steps.
 
     Attributes:
-        kind: how they differ from the usual steps.
-        steps: how many they are.
-        median_ms: their median length.
-        measured: whether the figures are made from them.
+        kind: how the steps differ from the usual steps.
+        steps: the number of steps.
+        median_ms: the median length of the steps, ms.
+        measured: whether the figures of a report are computed from these steps.
     """
 
     kind: GroupKind
@@ -63,11 +65,11 @@ class Steps:
 
     Attributes:
         windows: the measured steps.
-        positions: shape (measured steps,), the position of each among the recorded steps.
+        positions: shape (measured steps,), the index of each measured step in ``recorded``.
         recorded: all recorded steps.
-        groups: the groups of alike steps, the usual ones first.
-        marks: what an engine that serves requests says of each recorded step; empty if it marks no steps.
-        names: for each recorded step, the kind of its group, or what an engine says that it does.
+        groups: the groups of similar steps, the usual steps first.
+        marks: the mark that a serving engine sets on each recorded step; empty if the steps have no marks.
+        names: for each recorded step, the kind of its mark ("prefill", …), or the kind of its group without a mark.
     """
 
     windows: Windows
@@ -79,7 +81,7 @@ class Steps:
 
     @property
     def unmeasured_groups(self) -> Iterator[tuple[str, Steps]]:
-        """Yields each group that is not measured, except the first and the last steps, as if only its steps existed."""
+        """Yields the name and the steps of each group that is not measured, except for "first" and "last" steps."""
         measured_names = {self.names[position] for position in self.positions.tolist()}
         for name in dict.fromkeys(self.names):
             if name not in (*measured_names, "first", "last"):
@@ -90,18 +92,18 @@ class Steps:
 
     @property
     def length_ms(self) -> float:
-        """Returns the length of a step, ms: the median of the measured steps."""
+        """Returns the median length of the measured steps, ms."""
         return float(np.median(self.windows.length)) / NS_PER_MS
 
     @property
     def start_up(self) -> tuple[int, int] | None:
-        """Returns when the first steps, which are left out, began, and the step after them; None if there are none."""
+        """Returns the start and end of all "first" steps together, ns, or None if there are no "first" steps."""
         first = sum(group.steps for group in self.groups if group.kind == "first")
         return (int(self.recorded.cpu_start[0]), int(self.recorded.cpu_end[first - 1])) if first else None
 
 
 def find_steps(attributed: AttributedTrace, process: int) -> Steps | None:
-    """Finds the steps of a process by its global ID; returns None if nothing of it ran on a device."""
+    """Finds the steps of the process with this global ID. Returns None if nothing of the process ran on a device."""
     recorded = find_windows(attributed, process)
     if recorded is None:
         return None
@@ -110,14 +112,14 @@ def find_steps(attributed: AttributedTrace, process: int) -> Steps | None:
         usual_mark = Counter(mark.kind for mark in marks).most_common(1)[0][0]
         by_work: list[GroupKind] = ["usual" if mark.kind == usual_mark else "other work" for mark in marks]
     else:
-        by_work = _kinds_by_work(attributed, process, recorded)
+        by_work = _group_steps_by_work(attributed, process, recorded)
     kinds = np.array(by_work, np.object_)
     is_usual, length = kinds == "usual", recorded.length
     median = np.sort(length[is_usual])[(is_usual.sum() - 1) // 2]
     is_longer = length > _UNLIKE_FACTOR * median + _MIN_DIFFERENCE_NS
     is_shorter = length < median / _UNLIKE_FACTOR - _MIN_DIFFERENCE_NS
     kinds[: _count_cold_steps(attributed, process, marks, is_usual, is_longer)] = "first"
-    if not marks:  # the length of a step that serves depends on its batch
+    if not marks:  # the length of a marked step depends on its batch
         kinds[(kinds == "usual") & is_longer], kinds[(kinds == "usual") & is_shorter] = "longer", "shorter"
     if kinds[-1] == "shorter" and recorded.source in ("phases", "repetition"):
         kinds[-1] = "last"
@@ -133,7 +135,10 @@ def find_steps(attributed: AttributedTrace, process: int) -> Steps | None:
 
 
 def _find_marks(attributed: AttributedTrace, process: int, recorded: Windows) -> tuple[ServedStep, ...]:
-    """Returns the mark of an engine on each step; none if a step has no mark, or if this may be no engine."""
+    """Returns the mark that a serving engine set on each step.
+
+    The tuple is empty if a step has no mark, or if the marks may not be those of a serving engine.
+    """
     instances, ranges = attributed.instances, attributed.trace.ranges
     step_phases = [instances.phases.index(name) for name in (STEP, OTHER_STEP)]
     index = np.flatnonzero((instances.process == process) & np.isin(instances.phase, step_phases))
@@ -149,11 +154,11 @@ def _find_marks(attributed: AttributedTrace, process: int, recorded: Windows) ->
 def _count_cold_steps(
     attributed: AttributedTrace, process: int, marks: tuple[ServedStep, ...], is_usual: Bools, is_longer: Bools
 ) -> int:
-    """Returns how many of the first steps are a cold call of a model that does not train: they last longer.
+    """Returns the number of first steps that are a cold call: the model does not train, and the steps are longer.
 
-    The cold call ends with the last longer step that does the usual work. The first steps of a server may be longer
-    because its batch was larger, so they are not a cold call. The first steps of a generation are a cold call only if
-    its first batch is not larger than the median.
+    The cold call ends with the last of these longer steps that does the usual work. The first steps of a server are no
+    cold call, because they may be longer due to a larger batch. For the same reason, the first steps of a generation
+    are a cold call only if the first batch is not larger than the median batch.
     """
     cold = np.flatnonzero(is_usual[: int(np.argmin(is_longer))])
     if len(cold) < _MIN_COLD_STEPS or trains(attributed, process):
@@ -163,14 +168,14 @@ def _count_cold_steps(
     return int(cold[-1]) + 1 if is_generation else 0
 
 
-def _kinds_by_work(attributed: AttributedTrace, process: int, recorded: Windows) -> list[GroupKind]:
-    """Finds the kind of each step by its work. Steps that are like most other steps are usual."""
+def _group_steps_by_work(attributed: AttributedTrace, process: int, recorded: Windows) -> list[GroupKind]:
+    """Finds the kind of each step by its work. Steps that do the same work as most steps, or are as long, are usual."""
     steps, length = len(recorded), recorded.length
     launches, compute_ns = _launched_work(attributed, process, recorded)
     kinds: list[GroupKind] = ["usual"] * steps
     if steps < 2 or recorded.source == "said":
         return kinds
-    # The length of each step without the time between steps.
+    # Compute the length of each step without the time between steps.
     body_ns = np.maximum(recorded.body_end - recorded.cpu_start, recorded.end - recorded.cpu_end)
     has_open_end = bool(recorded.cpu_end[-1] == recorded.body_end[-1])  # the time after the last step is unknown
     first = int(_is_first_step_long(attributed, process, recorded, body_ns, compute_ns, has_open_end=has_open_end))
@@ -186,7 +191,7 @@ def _kinds_by_work(attributed: AttributedTrace, process: int, recorded: Windows)
     )
     usual_ns = np.median(body_ns[between][clusters == largest])
     has_usual_length = (body_ns <= _UNLIKE_FACTOR * usual_ns) & (body_ns >= usual_ns / _UNLIKE_FACTOR)
-    # The work of other streams may fall into a neighboring step, so steps of the usual length are usual as well.
+    # Work on other streams may run in a neighboring step, so a step of the usual length is usual with any work.
     is_usual = has_usual_length[between] | (clusters == largest)
     kinds[between] = ["usual" if usual else "other work" for usual in is_usual.tolist()]
     kinds[:first], kinds[end:] = ["first"] * first, ["last"] * (steps - end)
@@ -196,13 +201,13 @@ def _kinds_by_work(attributed: AttributedTrace, process: int, recorded: Windows)
 def _is_first_step_long(
     attributed: AttributedTrace, process: int, recorded: Windows, body_ns: Ints, compute_ns: Ints, *, has_open_end: bool
 ) -> bool:
-    """Checks whether the first step is longer than the others because it starts the program up."""
+    """Checks whether the first step is longer than the other steps because the program initializes itself."""
     length = recorded.length
     complete = length[1 : len(recorded) - has_open_end]
     is_long = bool(body_ns[0] > _UNLIKE_FACTOR * np.median(body_ns[1:]))
     if len(complete):
         is_long |= bool(length[0] > _UNLIKE_FACTOR * np.median(complete) + _MIN_DIFFERENCE_NS)
-    # Inference may begin with a long prompt. Then the step is longer in proportion to its work.
+    # Inference may begin with a long prompt. The first step is then longer in proportion to its work.
     work_ratio = compute_ns[0] / max(np.median(compute_ns[1:]), 1)
     is_in_proportion = body_ns[0] <= _UNLIKE_FACTOR * work_ratio * np.median(body_ns[1:])
     has_other_work = work_ratio > _UNLIKE_FACTOR and is_in_proportion
@@ -210,16 +215,17 @@ def _is_first_step_long(
 
 
 def _launched_work(attributed: AttributedTrace, process: int, recorded: Windows) -> tuple[Ints, Ints]:
-    """Returns how many operations each step launches, and how long these compute, ns; both have the shape (steps,).
+    """Returns the number of operations that each step launches, and their compute time, ns; both of shape (steps,).
 
-    Collectives do not count. Copies count as operations only, because a first step may upload the model.
+    Collectives do not count. Copies count as operations, but not as compute time, since a first step may copy the whole
+    model to the device.
     """
     operations, attribution, kernels = attributed.trace.operations, attributed.attribution, attributed.kernels
     is_collective = np.array([*(name == COMMUNICATION for name in kernels.classes), False])[kernels.code]
     counts = (operations.process == process) & ~is_collective
     has_launch = counts & (attribution.thread != NONE)
     time = operations.start
-    if has_launch.any():  # then the other operations were launched before the recording began
+    if has_launch.any():  # operations without a launch were launched before the recording began
         counts, time = has_launch, attribution.time
     step = recorded.step_at(time[counts]) + 1  # 0: outside of all steps
     compute_ns = np.where(operations.kind == MEMCPY, 0, operations.end - operations.start)[counts]
@@ -228,7 +234,10 @@ def _launched_work(attributed: AttributedTrace, process: int, recorded: Windows)
 
 
 def _cluster(values: Ints) -> Ints:
-    """Returns the cluster of each value, numbered from the smallest on: there is a gap between two clusters."""
+    """Returns the number of the cluster of each value, from 0 for the smallest values.
+
+    Two neighboring values are in different clusters if the larger exceeds ``_GAP_FACTOR`` times the smaller.
+    """
     order = np.argsort(values, kind="stable")
     clusters = np.empty(len(values), np.int64)
     clusters[order] = np.append(0, np.cumsum(values[order][1:] > _GAP_FACTOR * values[order][:-1]))

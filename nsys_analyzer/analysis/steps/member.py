@@ -1,4 +1,4 @@
-"""The record of one rank: what it did in each of its steps. Records of several ranks are joined into a run."""
+"""The record of one rank: its steps and its collectives. The records of several ranks are joined into a run."""
 
 from __future__ import annotations
 
@@ -31,32 +31,33 @@ COLLECTIVE_KINDS = tuple(_COLLECTIVE_PATTERNS)
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, _, SEND_RECEIVE, ALL_TO_ALL, _, GATHER, SCATTER, OTHER_KIND = range(
     len(_COLLECTIVE_PATTERNS)
 )
-#: A launch that takes longer waits until the queue of launches has room, ns.
+#: A launch that takes longer than this waits until the queue of launches has room, ns.
 _LONG_LAUNCH_NS = 50_000
 _RECEIVE = re.compile("recv", re.IGNORECASE)
 _STEP_NUMBER = re.compile(r"\D*(\d{1,9})\D*")
-#: ``Member.run`` if ``--ranks`` says that the order of the captures is the order of their ranks.
+#: The value of ``Member.run`` if ``--ranks`` was given: the order of the captures is then the order of their ranks.
 BY_ORDER = "--ranks"
 
 
 @dataclass(frozen=True)
 class Collectives(Columns):
-    """The collectives of a rank in order of start. Each one is a kernel.
+    """The collectives of a rank, sorted by start. Each collective is one kernel.
 
     All columns have the shape (collectives,).
 
     Attributes:
-        start, end: when it runs, ns.
-        launched: when the program launched it, ns.
-        step: the index of the step that launched it; -1 outside of the steps.
-        since: the index of the last step that had begun at its launch, even if it had ended; -1 before the first.
-        kind: its kind, a code into ``COLLECTIVE_KINDS``.
-        communicator: the ID of its communicator, which all ranks share; if unknown, -1 minus its stream.
-        ranks: the number of ranks in its communicator; 0 if unknown.
-        bytes: the message size of one rank as NCCL counts it, for an exchange the larger direction; -1 if unknown.
+        start, end: the start and end of each collective, ns.
+        launched: when the program launched the collective, ns.
+        step: the index of the step that launched the collective; -1 outside of the steps.
+        since: the index of the last step that began before the launch, even if this step had ended; -1 without one.
+        kind: the kind of the collective, an index into ``COLLECTIVE_KINDS``.
+        communicator: the ID of the communicator, which all of its ranks share; if unknown, -1 minus the stream.
+        ranks: the number of ranks in the communicator; 0 if unknown.
+        bytes: the message size of one rank as NCCL counts it; -1 if unknown. If the rank both sends and receives, it
+            is the larger of both sizes.
         peer: the other rank of a send or receive, as its number in the communicator; -1 if unknown.
-        peers: the number of ranks that it sends to or receives from, including its own rank; 0 if unknown.
-        phase: the phase that launched it, a code into ``names``; -1 outside of the phases.
+        peers: the number of ranks, including its own, that the rank sends to or receives from; 0 if unknown.
+        phase: the phase that launched the collective, an index into ``names``; -1 outside of the phases.
         names: the names of the phases.
     """
 
@@ -76,32 +77,33 @@ class Collectives(Columns):
 
 @dataclass(frozen=True)
 class Member:
-    """The record of one GPU of one process in a run: a rank, or one of several devices that a process drives.
+    """The record of one GPU of one process in a run: a rank, or one of several devices that a process uses.
 
-    Columns of steps have the shape (steps,). For each step, compute + exposed copies + exposed communication + idle is
-    the length of the step: a moment in which the GPU computes counts as compute, and one with a copy as a copy.
+    Columns of steps have the shape (steps,). The length of a step is the sum of its compute, exposed copies, exposed
+    communication and idle time. While the GPU computes, the time counts as compute only; of the remaining time, the
+    time of copies counts as exposed copies.
 
     Attributes:
         capture: the name of the capture.
         source: the name of the capture's file.
-        rank: the number of the rank; None if it is not known, or if the process drives several devices.
-        world_size: the number of ranks of the run; 0 if it is not known.
+        rank: the number of the rank; None if it is unknown, or if the process uses several devices.
+        world_size: the number of ranks in the run; 0 if it is unknown.
         process: the global ID of the process.
         device: the number of the GPU.
-        started_utc_ns: when the profiler's session started; 0 if it is not known.
-        number: the number of each step, from the name of its range or, without one, from its position.
+        started_utc_ns: the UTC time at which the profiler's session started, ns; 0 if it is unknown.
+        number: the number of each step, from the name of the step's range, or else the index of the step.
         has_numbers: whether ``number`` comes from the names of the ranges.
-        start, end: when each step begins and ends, ns.
+        start, end: the start and end of each step, ns.
         compute: the time in each step in which the GPU computes, ns.
-        exposed_copy: the time in which it only copies, ns.
-        exposed_communication: the time in which only collectives run, ns.
-        idle: the time in which nothing runs on the GPU, ns.
-        communication: the time in which at least one collective runs, hidden or exposed, ns.
+        exposed_copy: the time in each step in which the GPU copies and does not compute, ns.
+        exposed_communication: the time in each step in which only collectives run on the GPU, ns.
+        idle: the time in each step in which nothing runs on the GPU, ns.
+        communication: the time in each step in which at least one collective runs, hidden or exposed, ns.
         collectives: the collectives of the whole capture.
         cpu: the CPU time that the program needs for each step, without calls that wait for the GPU, ns.
         exposed: the starts and ends of the intervals in which only collectives run, sorted and disjoint, ns.
-        run: the name of the run in the manifest; empty without one. ``BY_ORDER`` if ``--ranks`` was given.
-        name_without_rank: the capture's name without the rank in it, if the rank is taken from that name; else empty.
+        run: the name of the run in the manifest, ``BY_ORDER`` if ``--ranks`` was given, or else empty.
+        name_without_rank: the capture's name without the rank, if the rank was read from this name; else empty.
     """
 
     capture: str
@@ -131,14 +133,14 @@ class Member:
 
     @property
     def label(self) -> str:
-        """Returns the name of the rank, or of the device if the rank is not known."""
+        """Returns a label such as ``rank 3``, or ``device 3`` if the rank is unknown."""
         return f"device {self.device}" if self.rank is None else f"rank {self.rank}"
 
 
 def record_members(work: ProcessWork, process: Process, steps: Steps, capture: str) -> tuple[Member, ...]:
-    """Returns the record of each device of a process; nothing if the process exchanges no data between devices.
+    """Returns the record of each device of a process, if the process runs collectives or uses several devices.
 
-    A process exchanges data if it runs collectives or uses several devices.
+    Otherwise, the tuple is empty.
     """
     attributed, windows = work.attributed, steps.windows
     trace, operations, metadata = attributed.trace, attributed.trace.operations, attributed.trace.metadata
@@ -151,7 +153,7 @@ def record_members(work: ProcessWork, process: Process, steps: Steps, capture: s
         return ()
     collectives = _find_collectives(attributed, windows, exchanges)
     numbers, has_numbers = _find_step_numbers(attributed, process.global_pid, steps)
-    # CPU time: a step of the program without calls that wait for the GPU. These calls synchronize, copy, or take so
+    # The CPU time of a step is its length without calls that wait for the GPU. Such calls synchronize, copy, or take so
     # long that the queue of launches must be full.
     launches, begin, end = trace.launches, windows.cpu_start, windows.cpu_end
     waits = np.isin(launches.call, (SYNCHRONIZE, COPY)) | (launches.end - launches.start > _LONG_LAUNCH_NS)
@@ -197,43 +199,43 @@ def record_members(work: ProcessWork, process: Process, steps: Steps, capture: s
 
 
 def _find_step_numbers(attributed: AttributedTrace, process: int, steps: Steps) -> tuple[Ints, bool]:
-    """Returns the number of each step, and whether it comes from the name of its range, such as ``ProfilerStep#12``.
+    """Returns the number of each step, and whether the numbers come from the names of ranges (``ProfilerStep#12``).
 
-    Otherwise the number is the step's position, from 0, among all ranges of steps. Warm-up steps and incomplete steps
-    count too, because another rank may not leave them out.
+    Otherwise, the number of a step is its index among all steps. Warm-up steps and incomplete steps count too, because
+    another rank may not leave them out.
     """
     windows = steps.windows
     instances, ranges = attributed.instances, attributed.trace.ranges
     are_steps = np.isin(instances.phase, [instances.phases.index(name) for name in (STEP, OTHER_STEP)])
     index = np.flatnonzero(are_steps & (instances.process == process))
     index = index[np.argsort(instances.start[index], kind="stable")]
-    place = np.searchsorted(instances.start[index], windows.cpu_start)
-    if windows.source not in ("range", "profiler_step") or len(place) == 0 or place.max() >= len(index):
+    position = np.searchsorted(instances.start[index], windows.cpu_start)
+    if windows.source not in ("range", "profiler_step") or len(position) == 0 or position.max() >= len(index):
         return steps.positions, False
-    names = [ranges.names[ranges.name[instances.range[i]]] for i in index[place].tolist()]
+    names = [ranges.names[ranges.name[instances.range[i]]] for i in index[position].tolist()]
     numbers = np.array([int(match[1]) if (match := _STEP_NUMBER.fullmatch(name)) else NONE for name in names])
     rising = (numbers != NONE).all() and (np.diff(numbers) > 0).all()
-    return (numbers, True) if rising and len(numbers) > 1 else (place, False)
+    return (numbers, True) if rising and len(numbers) > 1 else (position, False)
 
 
 def _find_collectives(attributed: AttributedTrace, windows: Windows, index: Ints) -> Collectives:
-    """Returns the collectives of a process. ``index`` holds the indices of their operations in order of start."""
+    """Returns the collectives of a process. ``index`` contains the indices of their operations, sorted by start."""
     trace, launched = attributed.trace, attributed.attribution.time[index]
     operations, calls, instances = trace.operations, trace.nccl_calls, attributed.instances
-    place, call = _match_nccl_calls(attributed, index)
+    position, call = _match_nccl_calls(attributed, index)
     last = np.full(len(index), NONE)  # the last NCCL call of each collective
-    last[place] = call
+    last[position] = call
     # A kernel may send and receive at the same time.
     is_receive = np.array([bool(_RECEIVE.search(name)) for name in (*calls.names, "")])[calls.name]
     sent, received = np.zeros((2, len(index)), np.int64)
     for total, mask in ((sent, ~is_receive), (received, is_receive)):
-        np.add.at(total, place, np.where(mask, calls.bytes, 0)[call])
+        np.add.at(total, position, np.where(mask, calls.bytes, 0)[call])
     with_peer = np.flatnonzero(calls.peer[call] >= 0)
-    pairs, _ = distinct_rows(place[with_peer], calls.peer[call[with_peer]])
+    pairs, _ = distinct_rows(position[with_peer], calls.peer[call[with_peer]])
     by_kernel = np.array([_find_kind(name) for name in (*operations.names, "")])[operations.name[index]]
     by_call = np.array([_find_kind(name) for name in (*calls.names, "")])[np.append(calls.name, NONE)[last]]
     kind = np.where(by_call != OTHER_KIND, by_call, by_kernel)
-    unnamed = np.flatnonzero(kind == OTHER_KIND)  # RCCL has one kernel for all collectives
+    unnamed = np.flatnonzero(kind == OTHER_KIND)  # RCCL runs the same kernel for all kinds
     callers = find_launching_collectives(trace, attributed.attribution, index[unnamed])
     kind[unnamed] = [_find_kind(name) for name in callers]
     communicator = np.append(calls.communicator, 0)[last]
@@ -251,18 +253,21 @@ def _find_collectives(attributed: AttributedTrace, windows: Windows, index: Ints
         ),
         peer=np.append(calls.peer, UNKNOWN_NUMBER)[last],
         ranks=np.append(calls.ranks, 0)[last],
-        peers=np.bincount(place[with_peer[pairs]], minlength=len(index)),
+        peers=np.bincount(position[with_peer[pairs]], minlength=len(index)),
         phase=np.append(instances.phase, NONE)[attributed.instances_of_operations[0][index]],
         names=instances.phases,
     )
 
 
 def _match_nccl_calls(attributed: AttributedTrace, index: Ints) -> tuple[Ints, Ints]:
-    """Returns pairs of a collective and an NCCL call that it carries out: positions in ``index``, and call indices.
+    """Matches each collective with the NCCL calls that it carries out.
 
     A call belongs to the next collective that its thread launches. NCCL launches a group of calls after the last call
-    of the group: as one kernel, or as one kernel per device in the order of the calls. Calls that
-    cannot be divided evenly among more than one kernel are not matched.
+    of the group: as one kernel, or as one kernel per device in the order of the calls. If the calls of a group cannot
+    be divided evenly among several kernels, they are not matched.
+
+    Returns:
+        The position in ``index`` of a collective, and the index of an NCCL call, for each pair.
     """
     calls, attribution = attributed.trace.nccl_calls, attributed.attribution
     launched = np.flatnonzero(attribution.thread[index] != NONE)
@@ -270,10 +275,10 @@ def _match_nccl_calls(attributed: AttributedTrace, index: Ints) -> tuple[Ints, I
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     thread, time = attribution.thread[index[launched]], attribution.time[index[launched]]
     axis = Axis(thread, time)
-    place = axis.place(thread, time)
-    # Collectives that one call launches on several devices are in order of start.
-    order = np.argsort(place, kind="stable")
-    at = np.searchsorted(place[order], axis.place(calls.thread, calls.start))
+    axis_position = axis.place(thread, time)
+    # If one call launches collectives on several devices, a stable sort keeps them in the order of their starts.
+    order = np.argsort(axis_position, kind="stable")
+    at = np.searchsorted(axis_position[order], axis.place(calls.thread, calls.start))
     matched = np.flatnonzero((at < len(order)) & np.isin(calls.thread, thread))
     matched = matched[thread[order[at[matched]]] == calls.thread[matched]]
     first, group, count = np.unique(at[matched], return_inverse=True, return_counts=True)
@@ -289,7 +294,7 @@ def _match_nccl_calls(attributed: AttributedTrace, index: Ints) -> tuple[Ints, I
 
 
 def _find_kind(name: str) -> int:
-    """Returns the kind of collective that the name of a kernel or of an NCCL function stands for."""
+    """Returns the index in ``COLLECTIVE_KINDS`` for the name of a kernel or of an NCCL function."""
     return next(
         code for code, pattern in enumerate(_COLLECTIVE_PATTERNS.values()) if re.search(pattern, name, re.IGNORECASE)
     )

@@ -1,10 +1,10 @@
-"""Replays a few recorded steps, so that a change can be tried: less work, fewer waits, cheaper launches.
+"""Replays a few recorded steps to estimate the effect of a change: less work, fewer waits, or cheaper launches.
 
-The CPU is a sequence of API calls with the time between them. A blocking call ends when the GPU has done the work that
-the call waits for. The GPU is a sequence of pieces of work on each stream. A piece starts when the piece before it has
-ended, its launch has reached the device, and the work that its stream awaits on another stream has ended. A replay
-shows what a change does to the step, so overlapping savings are never added. (The idea is that of Daydream, Zhu et al.,
-USENIX ATC 2020.)
+The CPU is modeled as a sequence of API calls with the time between them. A blocking call ends when the GPU has done the
+work that the call waits for. The GPU is modeled as a sequence of pieces of work on each stream. A piece starts when the
+previous piece on its stream has ended, its launch has reached the device, and the work of another stream that it waits
+for has ended. A replay computes the length of the changed step, so overlapping savings are never counted twice. This
+method is that of Daydream (Zhu et al., USENIX ATC 2020).
 
 The ranks of a run are replayed together: a collective transfers data only after its last rank has started it.
 """
@@ -24,22 +24,28 @@ from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 
 _LONG_AGO = -(2.0**62)
-#: Start times that are computed in two ways differ by rounding. A smaller difference than this is none, ns.
+#: Start times that are computed in two ways differ by rounding. Times that differ by less than this are equal, ns.
 _ROUNDING_NS = 0.01
 #: A replay of at least this many steps leaves out the first step, because it begins with an idle GPU.
 MIN_STEPS = 3
-#: Repeated steps number their collectives this far apart. No capture holds so many collectives.
+#: The offset between the numbers of collectives in two repetitions of a step, more than any capture has collectives.
 _COLLECTIVE_NUMBERS_PER_REPETITION = 2**40
-#: Columns of ``Replay`` with a value for each call, except ``awaited``, whose values are positions.
+#: Columns of ``Replay`` with a value for each call, except ``awaited``, which contains indices.
 CALL_COLUMNS = ("cpu_ns", "min_wait_ns", "return_ns", "profiler_ns", "pause_ns", "noted_ns")
-#: Columns of ``Replay`` with a value for each piece, except ``launch`` and ``joined``, whose values are positions.
+#: Columns of ``Replay`` with a value for each piece, except ``launch`` and ``joined``, which contain indices.
 PIECE_COLUMNS = ("latency_ns", "spacing_ns", "work_ns", "stream", "join_gap_ns")
 #: Columns of ``Replay`` that are empty if the collectives of a run's ranks are not matched.
 COLLECTIVE_COLUMNS = ("collective", "waits_for_ranks")
 
 
 class Arrival(NamedTuple):
-    """The time at which a rank starts its part of a collective; ``waits`` tells whether it waits for the others."""
+    """The start of a rank's part of a collective.
+
+    Attributes:
+        collective: the number of the collective.
+        start_ns: when the rank starts its part, ns.
+        waits: whether the rank waits for the other ranks of the collective.
+    """
 
     collective: int
     start_ns: float
@@ -51,8 +57,8 @@ class Run(NamedTuple):
 
     Attributes:
         call_starts: shape (calls + 1,), the start of each call, and the end of the time after the last call.
-        piece_ends: shape (pieces + 1,), the end of each piece. The last value stands for the work before the first
-            piece, so that the position ``NONE`` finds it.
+        piece_ends: shape (pieces + 1,), the end of each piece. The last value is the end of the work before the first
+            piece, which the index ``NONE`` (-1) selects.
     """
 
     call_starts: Floats
@@ -64,13 +70,13 @@ _Running: TypeAlias = Generator[Arrival, float, Run]
 
 
 class _Limits(NamedTuple):
-    """What determined the times of a replayed rank.
+    """The dependencies that determined the times of a replayed rank.
 
     Attributes:
-        waits: the calls that ended when the GPU had done the work that they awaited.
-        limiting_piece: for each piece, the piece that it started behind, or ``NONE`` if it started after its launch.
-        arrivals: start, collective and position of each piece in a collective that started at once, without a wait for
-            other ranks.
+        waits: the indices of the calls that waited for work of the GPU.
+        limiting_piece: for each piece, the index of the piece whose end determined its start, or ``NONE`` if its launch
+            determined the start.
+        arrivals: (start, collective, index) of each piece of a collective that did not wait for other ranks.
     """
 
     waits: Ints
@@ -82,36 +88,38 @@ class _Limits(NamedTuple):
 class Replay:
     """The API calls and the pieces of GPU work of a few consecutive steps.
 
-    A column has the shape (calls,) or (pieces,), and ``NONE`` where a position is missing. Pieces are in the order of
-    their launches. If several ranks are replayed together, the columns hold one rank behind the other.
+    A column has the shape (calls,) or (pieces,). In a column of indices, ``NONE`` stands for a missing call or piece.
+    Pieces are in the order of their launches. If several ranks are replayed together, the columns of the ranks are
+    concatenated.
 
     Attributes:
         cpu_ns: for each call, the time from its start to the start of the next call. If the call waits, the time begins
             at the end of the wait.
-        min_wait_ns: for each call that waits, the shortest time that it takes.
-        awaited: for each call, the last piece that it waits for.
+        min_wait_ns: for each call that waits, the shortest time that the call takes.
+        awaited: for each call, the index of the last piece that the call waits for.
         return_ns: for each call that waits, the time from the end of the awaited piece to the end of the call.
-        launch: for each piece, the call that launched it.
+        launch: for each piece, the index of the call that launched the piece.
         latency_ns: for each piece, the time from its launch to its earliest start.
-        spacing_ns: for each piece, the time from the end of the piece before it on its stream to its earliest start. It
-            is negative if both overlapped.
-        work_ns: for each piece, its duration. If the piece takes part in a collective, its duration begins when the
+        spacing_ns: for each piece, the time from the end of the previous piece on its stream to its earliest start. The
+            time is negative if both pieces overlapped.
+        work_ns: for each piece, its duration. If the piece takes part in a collective, the duration begins when the
             last rank has started the collective.
-        first_call: shape (steps + 1,), the first call of each step, and the end of the last step; for each rank.
-        profiler_ns: for each call, the most that the profiler may have added to ``cpu_ns``.
-        pause_ns: for each call, the part of ``cpu_ns`` in which the program does not launch anything: the time between
-            the end of the call and the next call if that is long, else 0. Cheaper launches do not change it.
+        first_call: shape (ranks · (steps + 1),), the index of the first call of each step, and the index after the last
+            call of the last step, for each rank.
+        profiler_ns: for each call, the upper bound of the time that the profiler added to ``cpu_ns``.
+        pause_ns: for each call, the part of ``cpu_ns`` in which the program pauses: the time from the end of the call
+            to the next call if this time is long, else 0. Cheaper launches do not shorten a pause.
         stream: for each piece, a code of its stream.
-        joined: for each piece, an earlier piece of another stream that it waits for.
-        join_gap_ns: for each piece, the time from the end of the joined piece to its earliest start.
-        is_single_pass: whether these are not steps of a loop, but one pass that nothing follows.
-        collective: for each piece, the collective that it takes part in.
-        waits_for_ranks: for each piece, whether it waits for the other ranks of its collective. Data may be sent before
-            another rank receives it.
-        rank_begin_ns: for each rank, the start of its first call.
-        unawaited_ranks: positions of the ranks that no other rank waits for.
-        noted_ns: for each call, the part of ``cpu_ns`` that the profiler records as its own work. It is empty if the
-            profiler records none.
+        joined: for each piece, the index of an earlier piece on another stream that the piece waits for.
+        join_gap_ns: for each piece, the time from the end of the joined piece to the piece's earliest start.
+        is_single_pass: whether the replay contains one pass that nothing follows, instead of steps of a loop.
+        collective: for each piece, the number of the collective that the piece takes part in.
+        waits_for_ranks: for each piece, whether the piece waits for the other ranks of its collective. A piece that
+            sends data may start before another rank receives the data.
+        rank_begin_ns: for each rank, the start of its first call, ns.
+        unawaited_ranks: the indices of the ranks that no other rank waits for.
+        noted_ns: for each call, the part of ``cpu_ns`` that the profiler recorded as its own work. The column is empty
+            if the profiler recorded no work of its own.
     """
 
     cpu_ns: Floats
@@ -150,13 +158,19 @@ class Replay:
 
     @property
     def rank_of(self) -> tuple[Ints, Ints]:
-        """Returns the position of the rank of each call, and of each piece."""
+        """Returns the index of the rank of each call, and of each piece."""
         calls, pieces = (np.array([len(getattr(rank, name)) for rank in self.ranks]) for name in ("cpu_ns", "work_ns"))
-        positions = np.arange(len(self.ranks))
-        return np.repeat(positions, calls), np.repeat(positions, pieces)
+        indices = np.arange(len(self.ranks))
+        return np.repeat(indices, calls), np.repeat(indices, pieces)
 
     def select_steps(self, first_call: Ints) -> Replay:
-        """Returns the steps with these bounds, shape (steps + 1,). Work that was launched before them has ended."""
+        """Returns a replay of some of the steps.
+
+        Calls of these steps do not wait for work that was launched before the steps.
+
+        Args:
+            first_call: shape (steps + 1,), the index of the first call of each step, and the end of the last step.
+        """
         first, last = int(first_call[0]), int(first_call[-1])
         low, high = np.searchsorted(self.launch, (first, last)).tolist()
         steps = self.without_waits(self.awaited < low)
@@ -171,10 +185,10 @@ class Replay:
 
     @cached_property
     def step_ns(self) -> float:
-        """Returns the length of a step, ns: from the end of one step to the end of the next one, on average.
+        """Returns the mean length of a step, ns: from the end of one step to the end of the next step.
 
-        The first step is left out, because it begins with an idle GPU. One or two steps are repeated first, and then
-        each of them counts equally. If there are several ranks, the length is that of the slowest rank.
+        The first step is left out, because it begins with an idle GPU. If there are only one or two steps, they are
+        repeated, and each step counts equally. If there are several ranks, it is the length on the slowest rank.
         """
         if self.is_single_pass:
             return self.total_ns
@@ -182,7 +196,10 @@ class Replay:
 
     @cached_property
     def lengths_ns(self) -> Floats:
-        """Returns the length of each step except the first, on the slowest rank. One or two steps count twice, ns."""
+        """Returns the length on the slowest rank of each step except the first step, ns.
+
+        If there are only one or two steps, these are the lengths of their repetitions.
+        """
         is_short = self.steps < MIN_STEPS
         ranks = [rank._repeat() if is_short else rank for rank in self._awaited_ranks]
         first = self.steps if is_short else 1
@@ -197,14 +214,14 @@ class Replay:
 
     @property
     def launching_ns(self) -> float:
-        """Returns the median time that the CPU needs to launch something, from one call to the next, ns."""
+        """Returns the median time that the CPU needs for a launch, from the call to the next call, ns."""
         launching = (self.cpu_ns - self.pause_ns)[self.launch]
         return float(np.median(launching)) if len(launching) else 0.0
 
     def step_lengths_ns(self, run: Run) -> Floats:
         """Returns the length of each step, ns, shape (steps,).
 
-        A step begins with its first call, or when the GPU has done all earlier work, whichever is later.
+        A step begins with its first call, or when the GPU has done the work of all earlier steps, whichever is later.
         """
         return np.diff(np.maximum(run.call_starts[self.first_call], self._earlier_work_ends(run.piece_ends)))
 
@@ -214,7 +231,7 @@ class Replay:
         return [rank for position, rank in enumerate(self.ranks) if position not in self.unawaited_ranks]
 
     def _repeat(self, times: int = MIN_STEPS) -> Replay:
-        """Returns the same steps, repeated."""
+        """Returns a replay in which these steps are repeated."""
         repeated: dict[str, Any] = {
             name: np.tile(getattr(self, name), times) for name in (*CALL_COLUMNS, *PIECE_COLUMNS, "waits_for_ranks")
         }
@@ -233,20 +250,20 @@ class Replay:
         return replace(self, **repeated, first_call=np.append(first_call, times * calls))
 
     def _earlier_work_ends(self, piece_ends: Floats) -> Floats:
-        """Returns when the GPU has done all work that was launched before each step, and before the end of the last."""
+        """Returns when the GPU has done all work that was launched before each step, and all work of the last step."""
         latest = np.append(piece_ends[-1], np.maximum.accumulate(piece_ends[:-1]))
         return latest[np.searchsorted(self.launch, self.first_call)]
 
     @cached_property
     def preceding(self) -> Ints:
-        """Returns the piece before each piece on its stream, shape (pieces,)."""
+        """Returns the index of the previous piece on the stream of each piece, or ``NONE``; shape (pieces,)."""
         return preceding_on_stream(self.stream)
 
     def run(self) -> _Running:
         """Replays one rank: yields each arrival at a collective, and receives the time at which the collective begins.
 
-        Between two waits, all calls move together. So the start of a call is its offset plus the shift of its segment,
-        and a segment ends with a call that waits.
+        The calls are divided into segments, each of which ends with a call that waits. All calls of a segment shift by
+        the same time, so the start of a call is its offset plus the shift of its segment.
         """
         offsets, waits = np.append(0.0, np.cumsum(self.cpu_ns)), np.flatnonzero(self.awaited >= 0)
         collective = self.collective if len(self.collective) else np.full(len(self.work_ns), NONE)
@@ -266,10 +283,10 @@ class Replay:
             for earliest, preceding, spacing, work in islice(pieces, end_piece - piece):
                 start = max(earliest + shift, piece_ends[preceding] + spacing)
                 if piece in links:
-                    joined, gap, met, waits_there = links[piece]
+                    joined, gap, collective_of_piece, waits_for_others = links[piece]
                     start = max(start, piece_ends[joined] + gap)
-                    if met != NONE:
-                        start = yield Arrival(met, start, waits_there)
+                    if collective_of_piece != NONE:
+                        start = yield Arrival(collective_of_piece, start, waits_for_others)
                 piece_ends[piece] = start + work
                 piece += 1
             if awaited != NONE:
@@ -280,12 +297,12 @@ class Replay:
     # --- the critical path
 
     def critical_path(self, *, from_start: bool = False) -> tuple[Floats, Floats]:
-        """Returns the share of each call's ``cpu_ns``, and of each piece's ``work_ns``, on the critical path.
+        """Returns the share of each call's ``cpu_ns``, and of each piece's ``work_ns``, that is on the critical path.
 
         The path leads from the end of the last step back to the start of the second step, or of the first step if
-        ``from_start``. A little less of anything that is not on the path makes no step shorter. The rest of the path is
-        the time from launches to starts, between pieces, and in calls that wait. At a collective, the path continues on
-        the rank that started it last.
+        ``from_start`` is True. If a call or piece is not on the path, shortening it a little does not shorten a step.
+        The path also contains the time from launches to starts of pieces, between pieces, and in calls that wait. At a
+        collective, the path continues on the rank that started the collective last.
         """
         ranks = self._awaited_ranks
         runs = run_together(ranks)
@@ -298,13 +315,13 @@ class Replay:
             for start, collective, piece in limit.arrivals
         )
         last_arrival = {collective: (position, piece) for _, collective, position, piece in arrivals}
-        # The path begins at what ends last: the time after the last call of a rank, or the last piece of a rank.
+        # The path starts from the latest end of all ranks: that of the last piece, or of the time after the last call.
         at = max(range(len(ranks)), key=lambda rank: max(runs[rank].call_starts[-1], runs[rank].piece_ends.max()))
         piece_ends, call = runs[at].piece_ends[:-1], len(ranks[at].cpu_ns)
         ends_on_gpu = len(piece_ends) > 0 and piece_ends.max() > runs[at].call_starts[call]
         piece = int(piece_ends.argmax()) if ends_on_gpu else NONE
         while True:
-            # Follow the GPU's work back to the launch that was not there earlier.
+            # Follow the GPU's work back to a piece whose launch determined its start.
             while piece != NONE:
                 piece_shares[at][piece] = 1.0
                 if len(ranks[at].collective) and ranks[at].waits_for_ranks[piece]:
@@ -332,7 +349,7 @@ class Replay:
         return np.concatenate(call_shares), np.concatenate(piece_shares)
 
     def _find_limits(self, run: Run) -> _Limits:
-        """Finds what determined when each call and each piece of this rank could go on."""
+        """Finds the dependencies that determined when each call and each piece of this rank could continue."""
         call_starts, piece_ends = run
         waits = np.flatnonzero(self.awaited >= 0)
         gpu_done = piece_ends[self.awaited[waits]] + self.return_ns[waits]
@@ -353,42 +370,49 @@ class Replay:
     # --- changes
 
     def without_waits(self, calls: Bools) -> Replay:
-        """Returns the same steps, in which these calls do not wait. Each call still takes its shortest time."""
+        """Returns the steps as if the given calls did not wait. Each of these calls still takes its shortest time."""
         calls = calls & (self.awaited >= 0)
         cpu_ns = np.where(calls, self.min_wait_ns + self.cpu_ns, self.cpu_ns)
         return replace(self, awaited=np.where(calls, NONE, self.awaited), cpu_ns=cpu_ns)
 
     def without_calls(self, calls: Bools) -> Replay:
-        """Returns the same steps without these calls and the time after them. Pauses stay."""
+        """Returns the steps without the given calls, and without the time after them except for pauses."""
         steps = self.without_waits(calls)
         return replace(steps, cpu_ns=np.where(calls, self.pause_ns, steps.cpu_ns))
 
     def with_pauses(self, calls: Bools, ns: float | Floats) -> Replay:
-        """Returns the same steps with pauses of at most ``ns`` after these calls; it may have the shape (calls,)."""
+        """Returns the steps with pauses of at most ``ns`` after the given calls.
+
+        Args:
+            calls: shape (calls,), True for each call whose pause is shortened.
+            ns: the longest pause, ns: one number, or an array of shape (calls,).
+        """
         saved = np.where(calls, np.maximum(self.pause_ns - ns, 0.0), 0.0)
         return replace(self, cpu_ns=self.cpu_ns - saved, pause_ns=self.pause_ns - saved)
 
     def with_launching(self, factor: Floats, max_saved_ns: float = np.inf) -> Replay:
-        """Returns the same steps with the time between calls multiplied by a factor, shape (calls,). Pauses stay.
+        """Returns the steps with the time of launches, without pauses, multiplied by a factor.
 
-        ``max_saved_ns`` limits what is saved after one call.
+        Args:
+            factor: shape (calls,), the factor for the time from each call to the next call.
+            max_saved_ns: the most time that is saved after one call, ns.
         """
         return replace(
             self, cpu_ns=self.cpu_ns - np.minimum((self.cpu_ns - self.pause_ns) * (1 - factor), max_saved_ns)
         )
 
     def with_work(self, factor: Floats) -> Replay:
-        """Returns the same steps with the work of each piece multiplied by a factor, shape (pieces,).
+        """Returns the steps with the duration of each piece multiplied by a factor, shape (pieces,).
 
-        A piece without work does not need the time between two pieces either.
+        A piece with the factor 0 also loses the time between it and the previous piece.
         """
         spacing_ns = np.where(factor == 0, 0.0, self.spacing_ns)
         return replace(self, work_ns=self.work_ns * factor, spacing_ns=spacing_ns)
 
     def with_events_costing(self, multiple: float) -> Replay:
-        """Returns the same steps without the profiler's cost: ``multiple`` times ``profiler_ns`` for each call.
+        """Returns the steps without the profiler's cost, which is ``multiple`` times ``profiler_ns`` for each call.
 
-        A call keeps a tenth of its time. The time that the profiler records as its own work is always removed.
+        A call keeps at least a tenth of its time. The time that the profiler recorded as its own work is also removed.
         """
         cpu_ns, latency_ns = self.cpu_ns, self.latency_ns
         if len(self.noted_ns):
@@ -398,7 +422,12 @@ class Replay:
         return replace(self, cpu_ns=cpu_ns, pause_ns=pause_ns, latency_ns=latency_ns, noted_ns=self.noted_ns[:0])
 
     def at_pace(self, factor: float, unrecorded_ns: Ints) -> Replay:
-        """Returns the same steps with the CPU's time multiplied by a factor. Waits for unrecorded GPU work stay."""
+        """Returns the steps with the CPU's time multiplied by a factor, except for waits for unrecorded GPU work.
+
+        Args:
+            factor: the factor for the CPU's time.
+            unrecorded_ns: shape (calls,), the part of each pause in which the program waits for unrecorded work, ns.
+        """
         gpu_ns = np.minimum(unrecorded_ns, self.pause_ns)
         return replace(
             self,
@@ -407,9 +436,11 @@ class Replay:
         )
 
     def with_graph_launches(self, launch_ns: float, node_ns: float) -> Replay:
-        """Returns the same steps as if the profiler did not record the nodes of CUDA graphs.
+        """Returns the steps as if the profiler did not record the nodes of CUDA graphs.
 
-        The launch of a graph takes ``launch_ns`` at most, and the pause before each node is ``node_ns`` shorter.
+        Args:
+            launch_ns: the longest time that the launch of a graph then takes, ns.
+            node_ns: the time by which the gap before each node is shortened, ns.
         """
         is_graph = np.bincount(self.launch, minlength=len(self.cpu_ns)) > 1
         saved = np.where(is_graph, np.maximum(self.cpu_ns - self.pause_ns - launch_ns, 0.0), 0.0)
@@ -423,11 +454,11 @@ class Replay:
 
 
 def run_together(ranks: Sequence[Replay]) -> list[Run]:
-    """Replays ranks together: each collective begins to transfer when its last rank has started it."""
+    """Replays ranks together. Each collective begins to transfer data when its last rank has started it."""
     running: list[Any] = [rank.run() for rank in ranks]
     missing = Counter(collective for rank in ranks for collective in rank.collective.tolist())
-    arrived = defaultdict[int, dict[int, float]](dict)  # for each collective that waits, the start on each rank
-    passed: set[tuple[int, int]] = set()  # collective and rank of each arrival that did not wait
+    arrived = defaultdict[int, dict[int, float]](dict)  # for each collective that has not begun, the start on each rank
+    passed: set[tuple[int, int]] = set()  # (collective, rank) of each arrival that did not wait for other ranks
     ended: dict[int, Run] = {}
     ready: list[tuple[int, float | None]] = [(rank, None) for rank in range(len(ranks))]
     while len(ended) < len(ranks):
@@ -444,7 +475,7 @@ def run_together(ranks: Sequence[Replay]) -> list[Run]:
                 passed.add((collective, rank))
             arrived[collective][rank] = arrival.start_ns
             missing[collective] -= 1
-        else:  # two ranks launch two collectives in different orders, so the earliest one goes on without the others
+        else:  # ranks launch collectives in different orders, so the earliest collective begins without some ranks
             collective = min(arrived, key=lambda number: max(arrived[number].values()))
             missing[collective] = 0
         if missing[collective] <= 0:
@@ -454,7 +485,7 @@ def run_together(ranks: Sequence[Replay]) -> list[Run]:
 
 
 def preceding_on_stream(stream: Ints) -> Ints:
-    """Returns the piece before each piece on its stream, shape (pieces,), ``NONE`` for the first."""
+    """Returns the index of the previous piece on the stream of each piece, or ``NONE``; shape (pieces,)."""
     order = np.argsort(stream, kind="stable")
     preceding = np.full(len(stream), NONE)
     preceding[order[1:]] = np.where(stream[order[1:]] == stream[order[:-1]], order[:-1], NONE)
@@ -462,5 +493,5 @@ def preceding_on_stream(stream: Ints) -> Ints:
 
 
 def _rows(index: Any, *columns: Any) -> Iterator[Any]:
-    """Yields the selected rows of some columns as tuples of numbers."""
+    """Yields the selected rows of the columns as tuples of numbers."""
     return zip(*(column[index].tolist() for column in columns), strict=True)

@@ -1,4 +1,4 @@
-"""The figures of a capture's steps: what fills them, why the GPU idles, how far ahead of it the program runs."""
+"""The figures of a capture's steps: the parts of a step, the causes of idle time, and the queue of launches."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from nsys_analyzer.text import StrOrText, Text
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-#: The name of the loading of batches among the phases of a program without a GPU.
+#: In a program without a GPU, the name of the phase in which batches are loaded.
 INPUT = "input"
-#: The name of the program on the critical path, where no work of the GPU is on it.
+#: On the critical path, the name of the part in which the program runs and no GPU work is critical.
 PROGRAM = "program"
-#: Parts of a step that hooks time. They are not phases, because the GPU does little in them.
+#: Parts of a step that hooks measure. They are not phases, because the GPU does little work in them.
 UNPHASED = ("data", "zero_grad", "evaluation")
-#: The word "step", except in an option, a call, a name, or "optimizer step".
+#: Matches the word "step", except in an option, a call, a name, or "optimizer step".
 _STEP_WORD = re.compile(r"(?<![-.\w])(?<!optimizer )(s|S)tep(s?)\b(?![(=_])")
 
 
-#: A time in ms. Ten years are 3e11 ms.
+#: A time in ms. The upper limit is more than ten years.
 Ms: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Values: TypeAlias = Annotated[tuple[Ms, ...], msgspec.Meta(min_length=1)]
 
@@ -38,13 +38,13 @@ _Narrow = TypeVar("_Narrow", bound="DataclassInstance")
 
 
 def narrow(value: object, kind: type[_Narrow]) -> _Narrow:
-    """Returns the value as a type that it inherits from, with the fields of that type alone."""
+    """Returns a copy of ``value`` as an object of its base class ``kind``, with the fields of ``kind`` only."""
     return kind(**{column.name: getattr(value, column.name) for column in fields(kind) if column.init})
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The four parts of a stretch of a device's time in a step, ms: they add up to it."""
+    """The four parts of a stretch of a device's time in a step, ms. The parts add up to the length of the stretch."""
 
     compute_ms: Ms
     exposed_copy_ms: Ms
@@ -58,7 +58,7 @@ class Parts:
 
 
 class ClassTime(msgspec.Struct, frozen=True):
-    """The compute time of one kernel class in a step, mean ms. Kernels that overlap share the time equally."""
+    """The mean compute time of one kernel class in a step, ms. Kernels that overlap share the time equally."""
 
     kernel_class: str = msgspec.field(name="class")
     ms: Ms
@@ -66,9 +66,10 @@ class ClassTime(msgspec.Struct, frozen=True):
 
 
 class KernelTime(msgspec.Struct, frozen=True):
-    """The compute time of one kernel in a step, and how often it starts: means. The kernels of a class add up to it.
+    """The mean compute time of one kernel in a step, and its mean number of launches.
 
-    Fills, and graphs whose kernels are unknown, have no name.
+    The times of all kernels of a class add up to the time of the class. The name is empty for fills, and for CUDA
+    graphs whose kernels are unknown.
     """
 
     name: str
@@ -80,19 +81,20 @@ class KernelTime(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class PhaseParts(Parts):
-    """The device's time of one phase in a step. A gap belongs to the phase of the work that ends it."""
+    """The parts of a device's time in one phase of a step. A gap belongs to the phase of the operation after it."""
 
     phase: str
 
 
 @dataclass(frozen=True)
 class IdleTime:
-    """The idle time of one cause in a step, mean.
+    """The mean idle time in a step with one cause, in one range and one API call.
 
     Attributes:
-        range, api: the range and the API call in which the program is; None if there is none.
-        gaps: the number of gaps in a step.
-        lines: the lines of the program, if its stacks were sampled.
+        range, api: the range and the API call that the program executes meanwhile; None if there is none.
+        ms: the idle time, ms.
+        gaps: the mean number of gaps in a step.
+        lines: the lines of the program that it executes meanwhile, if its stacks were sampled.
     """
 
     cause: Cause
@@ -105,7 +107,7 @@ class IdleTime:
 
 @dataclass(frozen=True)
 class CauseTime:
-    """The idle time of one cause in a step over all ranges and API calls, mean ms."""
+    """The mean idle time in a step with one cause, in all ranges and API calls, ms."""
 
     cause: Cause
     ms: Ms
@@ -113,13 +115,14 @@ class CauseTime:
 
 
 class OnPath(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A part of the critical path of a step, mean ms: the parts add up to the step.
+    """A part of the critical path of a step. The parts add up to the length of the step.
 
     Attributes:
         where: "GPU" for work of a kernel class, of copies or of collectives; "idle" for the idle time of a cause; "CPU"
-            for what the program does while the GPU's work delays nothing.
+            for the program while the GPU does work that is not critical.
         part: the kernel class, "copies", the cause of the idle time, or ``PROGRAM``.
-        device: another GPU that works while the GPU that computes most is idle; None for the time of the latter.
+        ms: the mean time of the part in a step, ms.
+        device: the GPU that does the work, if it is not the GPU that computes most; else None.
     """
 
     where: Literal["GPU", "idle", "CPU"]
@@ -130,11 +133,13 @@ class OnPath(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True)
 class DeviceSteps(Parts):
-    """The steps on one device.
+    """The parts of the steps on one device.
 
     Attributes:
-        device: its number in CUDA.
-        idle_by_cause: the idle time by cause, range and API call, longest first.
+        device: the number of the device in CUDA.
+        classes: the compute time by kernel class, the longest first.
+        phases: the parts of each phase.
+        idle_by_cause: the idle time by cause, range and API call, the longest first.
     """
 
     device: int
@@ -145,15 +150,16 @@ class DeviceSteps(Parts):
 
 @dataclass(frozen=True, kw_only=True)
 class DissectedSteps(DeviceSteps):
-    """The steps on one device with all figures that a comparison needs.
+    """The parts of the steps on one device, with all figures that a comparison needs.
 
-    Standard deviations are taken over the steps, and are None for a single step.
+    Standard deviations are those over the steps, and None for a single step.
 
     Attributes:
-        kernels: the kernels that compute, longest first.
-        causes: the idle time by cause alone, longest first.
-        busy_values_ms: the GPU's work in each step; if there are very many steps, in some of them, evenly spread.
-        own_pauses_ms: the idle time in short pauses between operations that are both queued. No program delays them.
+        kernels: the compute time by kernel, the longest first.
+        causes: the idle time by cause, the longest first.
+        busy_values_ms: the time in which the GPU works in each step, or in an evenly spread sample of the steps.
+        own_pauses_ms: the idle time in short pauses of the device between two queued operations. The program does not
+            cause these pauses.
     """
 
     kernels: tuple[KernelTime, ...] = ()
@@ -166,7 +172,7 @@ class DissectedSteps(DeviceSteps):
 
 @dataclass(frozen=True)
 class LaunchLatency:
-    """The time from a launch to the start of its operation, µs: median and 90th percentile."""
+    """The median and the 90th percentile of the time from a launch to the start of its operation, µs."""
 
     median: float
     p90: float
@@ -174,7 +180,7 @@ class LaunchLatency:
 
 @dataclass(frozen=True)
 class Queue:
-    """The number of launches that wait or run when another one is added."""
+    """The median and the maximum number of launches in the GPU's queue, waiting or running, when a launch is added."""
 
     median: float
     max: int
@@ -182,7 +188,12 @@ class Queue:
 
 @dataclass(frozen=True)
 class UnprofiledStep:
-    """The length of a step without the profiler, ms: the same figure twice if it was timed, else an estimate."""
+    """The length of a step without the profiler, ms.
+
+    Attributes:
+        low, high: the bounds of the estimated length; both are the measured length if it was measured.
+        timed: whether the length was measured.
+    """
 
     low: float
     high: float
@@ -195,22 +206,25 @@ class StepSummary(DissectedSteps):
 
     Attributes:
         instances: the number of measured steps.
-        source: what shows where they begin and end.
-        unit: the same in words.
-        kind: "prefill", "decode" or "mixed" if an engine that serves requests says so; else empty.
-        batch: the number of sequences in a step of an engine, median; None if the engine does not say it.
-        on_gpu_timeline: whether the steps are bounded by the GPU's work, because the program runs ahead of the GPU.
-        length_ms: the length of a step under the profiler. All parts are scaled to it.
+        source: what shows where the steps begin and end.
+        unit: a clause that says what counts as a step.
+        kind: "prefill", "decode" or "mixed" if a serving engine marks its steps so; else empty.
+        batch: the median number of sequences in a step of an engine; None if the engine does not record it.
+        on_gpu_timeline: whether steps begin and end with the GPU's work, because the program runs far ahead of the GPU.
+        length_ms: the length of a step under the profiler, ms. All parts are scaled so that they add up to it.
         wall_ms: statistics of the lengths of the measured steps.
-        wall_values_ms: the length of each step; if there are very many steps, of some of them, evenly spread.
-        groups: the groups of steps that are alike, including the groups that are not measured.
-        passes: how often each phase, and each range of ``UNPHASED``, begins in a step, mean.
-        devices: every device that the process uses.
+        wall_values_ms: the length of each step, or of an evenly spread sample of the steps.
+        groups: the groups of similar steps, including the groups that are not measured.
+        passes: how often each phase and each range of ``UNPHASED`` begins in a step, on average.
+        devices: the parts of the steps on every device that the process uses.
+        launch_latency_us: the time from launches to the starts of operations; None if it is unknown.
+        queue: the length of the GPU's queue of launches; None if it is unknown.
         unprofiled_ms: the length of a step without the profiler; None if it is unknown.
-        busy_share: the GPU's work as a share of the step's reported length; on a CPU, the work of operators.
-        profiler_overhead_ms: the least and the most that the profiler takes of a step, if that hides the program.
-        lines: the lines at which the program is longest in a step, if its stacks were sampled.
-        critical_path: the parts of the time that the end of a step waits for; empty if the steps cannot be replayed.
+        busy_share: the share of the step's reported length in which the GPU works; on a CPU, in which operators run.
+        profiler_overhead_ms: the lower and the upper bound of the profiler's cost in a step, if this cost is so large
+            that the program's own speed is unknown; else None.
+        lines: the lines at which the program spends most time in a step, if its stacks were sampled.
+        critical_path: the parts of the critical path; empty if the steps cannot be replayed.
     """
 
     instances: int
@@ -235,54 +249,58 @@ class StepSummary(DissectedSteps):
 
     @property
     def reported_ms(self) -> float:
-        """Returns the one length that a report gives, ms: without the profiler if known, the middle of an estimate."""
+        """Returns the length of a step as reports give it, ms.
+
+        This is the length without the profiler, or the middle of its estimated bounds. If it is unknown, it is the
+        length under the profiler.
+        """
         unprofiled = self.unprofiled_ms
         return (unprofiled.low + unprofiled.high) / 2 if unprofiled else self.length_ms
 
     @property
     def is_pass(self) -> bool:
-        """Returns whether the whole capture counts as one step, because nothing shows its steps."""
+        """Returns whether the whole capture counts as one step, because nothing in it shows where steps begin."""
         return self.source == "pass"
 
     @property
     def is_inferred(self) -> bool:
-        """Returns whether the steps are inferred, because no range and no phase bounds them."""
+        """Returns whether the steps are inferred, because no range and no phase shows where they begin and end."""
         return self.source in ("repetition", "said", "pass")
 
     @property
     def median_busy_ms(self) -> float:
-        """Returns the median of the GPU's work in a step, ms."""
+        """Returns the median time in a step in which the GPU works, ms."""
         return median(self.busy_values_ms)
 
     @property
     def usual_compute_ms(self) -> float:
-        """Returns the compute time of most steps, ms: the mean, but no more than the GPU's work in the median step.
+        """Returns the compute time of a usual step, ms: the smaller of the mean compute time and the median busy time.
 
-        One step that computes ten times as long as the others raises the mean, and does not change the median step.
+        One step that computes ten times as long as the other steps raises the mean, but hardly changes the median.
         """
         return min(self.compute_ms, self.median_busy_ms)
 
     @property
     def launches(self) -> float:
-        """Returns the number of kernels and fills that start in a step, mean."""
+        """Returns the mean number of kernels and fills that start in a step."""
         return sum(kernel.launches for kernel in self.kernels)
 
     @property
     def matmuls(self) -> float:
-        """Returns the number of matmuls that start in a step, mean."""
+        """Returns the mean number of matmuls that start in a step."""
         return sum(kernel.launches for kernel in self.kernels if kernel.kernel_class == "matmul")
 
     def adapt_to_pass(self, words: StrOrText) -> StrOrText:
-        """Returns a sentence about a step, or the same about a pass if the capture is one."""
+        """Returns a sentence about a step, with "pass" instead of "step" if the whole capture counts as one step."""
         return name_pass(words) if self.is_pass else words
 
     def idle_of(self, *causes: Cause) -> float:
-        """Returns the idle time of these causes in a step, mean ms."""
+        """Returns the mean idle time of the given causes in a step, ms."""
         return sum(row.ms for row in self.idle_by_cause if row.cause in causes)
 
 
 def name_pass(text: StrOrText) -> StrOrText:
-    """Returns a sentence about a step as one about a pass. Code, options and names stay."""
+    """Returns a sentence with "pass" instead of "step". Code, options and names are not changed."""
     if isinstance(text, str):
         return _STEP_WORD.sub(lambda word: ("P" if word[1] == "S" else "p") + ("asses" if word[2] else "ass"), text)
     spans = (span if span.kind == "code" else replace(span, text=str(name_pass(span.text))) for span in text.spans)

@@ -1,4 +1,4 @@
-"""Windows: when each step begins and ends, and the operations of a process that tell it."""
+"""Windows: when each step begins and ends. Also the operations of a process, from which windows are found."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from nsys_analyzer.trace.arrays import Bools, Integers, Ints, mask_by_name
 from nsys_analyzer.trace.columns import COPY_KINDS, Ranges, process_of
 from nsys_analyzer.trace.phase_names import RECORDING_RANGE, WARMUP
 
-#: What shows the steps: a range, the profiler of PyTorch, phases, repetition, a number given by the user ("said"), or
-#: nothing, so that the capture is one pass.
+#: What shows where steps begin and end: a range, the steps of PyTorch's profiler, phases, repetition, or a number of
+#: steps that the user gives ("said"). If nothing shows steps, the whole capture counts as one step ("pass").
 Source = Literal["range", "profiler_step", "phases", "repetition", "said", "pass"]
 
-#: Steps are near the median if their lengths differ from it by at most this share.
+#: A step is near the median if its length differs from the median length by at most this share of the median.
 _NEAR_MEDIAN = 0.01
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Steps in order, without overlap. Every array has the shape (steps,), in ns on the capture's clock.
+    """The start and end of each step. The steps are in order and do not overlap.
+
+    Every array has the shape (steps,) and contains times on the capture's clock, ns.
 
     Attributes:
-        source: what shows the steps.
-        unit: what a step is, in a clause.
-        start, end: from the start of a step to the start of the next one, by the clock of the CPU or of the device,
-            whichever is later. The last step ends by itself.
+        source: what shows where the steps begin and end.
+        unit: a clause that says what counts as a step.
+        start, end: the start of each step, and the start of the next step. These are times of the program or of the
+            GPU's work, whichever is later. The last step ends where its own range or work ends.
         cpu_start: when the program begins each step.
-        cpu_end: when the program begins what follows each step.
-        body_end: when the program ends the step itself. The time until ``cpu_end`` lies between two steps.
-        on_gpu: whether the windows bound the GPU's work, because it ends long after the program has gone on.
+        cpu_end: when the program begins the work that follows each step.
+        body_end: when the program ends each step. The time from ``body_end`` to ``cpu_end`` lies between two steps.
+        on_gpu: whether steps begin and end with the GPU's work, because the GPU works far behind the program.
     """
 
     source: Source
@@ -47,7 +49,10 @@ class Windows:
 
     @staticmethod
     def of_program(source: Source, unit: str, start: Ints, end: Ints, body_end: Ints | None = None) -> Windows:
-        """Returns steps that are bounded by the program. Without ``body_end``, no time lies between them."""
+        """Makes the windows of steps that begin and end with the program's own work.
+
+        If ``body_end`` is None, there is no time between steps.
+        """
         return Windows(source, unit, start, end, start, end, end if body_end is None else body_end)
 
     def __len__(self) -> int:
@@ -60,24 +65,24 @@ class Windows:
 
     @property
     def median_position(self) -> int:
-        """Returns the position of a step of median length."""
+        """Returns the index of a step of median length."""
         return int(np.argsort(self.length, kind="stable")[(len(self) - 1) // 2])
 
     def step_at(self, time: Ints) -> Ints:
-        """Returns the step that the program was in at some times, ``NONE`` outside of all steps."""
+        """Returns the index of the step that the program executed at each time, ``NONE`` outside of all steps."""
         step = np.searchsorted(self.cpu_start, time, side="right") - 1
         return np.where((step >= 0) & (time < self.cpu_end[step]), step, NONE)
 
     def select(self, steps: Ints | Bools) -> Windows:
-        """Returns some of the windows, by their positions or a mask."""
+        """Returns the windows of the given steps, which are indices or a mask."""
         names = ("start", "end", "cpu_start", "cpu_end", "body_end")
         return replace(self, **{name: getattr(self, name)[steps] for name in names})
 
 
 def bounds_near_median(length: Ints) -> tuple[float, float]:
-    """Returns the least and the greatest length of the steps near the median, ns.
+    """Returns the bounds of the lengths that count as near the median, ns.
 
-    Both middle steps of an even number of steps are near the median.
+    If the number of steps is even, the bounds include the lengths of both middle steps.
     """
     median = float(np.median(length))
     reach = max(_NEAR_MEDIAN * median, float(np.abs(length - median).min()))
@@ -87,10 +92,12 @@ def bounds_near_median(length: Ints) -> tuple[float, float]:
 class LaunchedWork:
     """The operations of a process outside warm-up.
 
+    Each array has the shape (operations,).
+
     Attributes:
-        index: indices into the operations of the trace.
-        start, end, duration_ns: of each operation, ns.
-        time: when each operation was launched; its start if the launch is unknown.
+        index: the index of each operation in the operations of the trace.
+        start, end, duration_ns: the start, end and duration of each operation, ns.
+        time: when each operation was launched, ns; the start of the operation if its launch is unknown.
     """
 
     def __init__(self, attributed: AttributedTrace, process: int) -> None:
@@ -103,7 +110,7 @@ class LaunchedWork:
         self.time = np.where(has_launch, attribution.time[self.index], self.start)
 
     def is_instance_of(self, *phases: str) -> Bools:
-        """Returns a mask of the instances of some phases in this process."""
+        """Returns True for each instance of the given phases in this process; shape (instances,)."""
         instances = self.attributed.instances
         is_phase = np.isin(instances.phase, [instances.phases.index(name) for name in phases])
         mask: Bools = is_phase & (instances.process == self.process)
@@ -117,14 +124,14 @@ class LaunchedWork:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Returns the first launch and the last end of all work."""
+        """Returns the time of the first launch and the end of the last operation, ns."""
         return int(min(self.time.min(), self.start.min())), int(self.end.max())
 
     @property
     def as_one_pass(self) -> Windows:
-        """Returns all work as one pass.
+        """Returns windows with a single step, which spans the whole recording of the process.
 
-        It is as long as the process was recorded, without the warm-up ranges before its work.
+        Warm-up ranges before the work of the process do not count.
         """
         trace = self.attributed.trace
         recording = trace.profiler_events.select(
@@ -135,30 +142,32 @@ class LaunchedWork:
         first, last = self.bounds
         warmup_ends = self.warmups.end[self.warmups.end <= first]
         first_record = min(int(table.start.min(initial=first)) for table in recorded)
-        # Ranges may have been opened before the session.
+        # Ranges may have been opened before the profiler's session began.
         start = min(max(first_record, int(warmup_ends.max(initial=first_record)), trace.metadata.time_shift_ns), first)
         end = max(int(self.time.max()) + 1, *(int(table.end.max(initial=last)) for table in recorded))
         return Windows.of_program("pass", "the whole capture", np.array([start]), np.array([end]))
 
     def end_with_work(self, windows: Windows) -> Windows:
-        """Returns the windows with steps whose bodies end no earlier than the work that they launch."""
+        """Returns the windows with a later ``body_end``: a step ends no earlier than the work that it launched."""
         body_end = np.maximum(windows.body_end, last_ends(windows, self.time, self.end))
         return replace(windows, body_end=np.minimum(body_end, windows.cpu_end))
 
     def symbols(self, index: Integers) -> Ints:
-        """Returns a code for what each operation is: its kernel, or its kind and the direction of a copy."""
+        """Returns a code for each operation. Equal codes stand for the same kernel, or the same kind of copy."""
         operations = self.attributed.trace.operations
         not_kernels = len(operations.names) + len(COPY_KINDS) * operations.kind[index].astype(np.int64)
         return np.where(operations.name[index] >= 0, operations.name[index], not_kernels + operations.copy[index])
 
 
 def last_ends(windows: Windows, time: Ints, end: Ints) -> Ints:
-    """Returns the latest end of the work that each step launched, or the start of the first step if it launched none.
+    """Returns the latest end of the work that each step launched; shape (steps,), ns.
+
+    For a step that launched nothing, it is the start of the first step.
 
     Args:
         windows: the steps.
-        time: shape (operations,), when each operation was launched.
-        end: shape (operations,), when each operation ended.
+        time: shape (operations,), the time at which each operation was launched, ns.
+        end: shape (operations,), the end of each operation, ns.
     """
     step = windows.step_at(time)
     latest = np.full(len(windows), windows.start[0])
