@@ -1,8 +1,8 @@
-"""What fills each step on one device: compute by class, exposed copies, exposed communication, idle time.
+"""Divides each step on one device into compute, exposed copies, exposed communication and idle time.
 
-The four parts of a step add up to it exactly, in nanoseconds. An operation counts as far as it lies in the step on the
-GPU's timeline. Where several streams work at the same time, compute comes before copies, and copies come before
-communication. Compute operations that overlap share the time equally.
+The four parts of a step add up exactly to its length in nanoseconds. Of an operation, only the part inside the step on
+the GPU's timeline counts. If several streams work at the same time, the time counts as compute if one of them computes,
+else as a copy if one of them copies, else as communication. Compute operations that overlap share the time equally.
 """
 
 from __future__ import annotations
@@ -16,20 +16,24 @@ from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.trace.arrays import Codes, Floats, Integers, Ints
 from nsys_analyzer.trace.columns import Operations
 
-#: What an operation does. An activity hides those after it while both run.
+#: The activities of operations. While operations of two activities run, the earlier activity in this list hides the
+#: later activity.
 COMPUTE, COPYING, COMMUNICATING = ACTIVITIES = range(3)
 
 
 @dataclass(frozen=True)
 class Fragments:
-    """The operations of one device, cut at the bounds of the steps, in the order of their starts.
+    """Fragments of the operations of one device, which are divided at the bounds of steps. They are sorted by start.
+
+    Each column has the shape (fragments,).
 
     Attributes:
-        operation: index into the operations of the trace.
-        step: position of the step that holds the fragment.
-        start, end: ns.
-        activity: what the operation does.
-        share: the time in which it runs and nothing hides it, ns. Fragments of the same activity share the time.
+        operation: the index in the operations of the trace.
+        step: the index of the step that contains the fragment.
+        start, end: the start and end of the fragment, ns.
+        activity: the activity of the operation.
+        share: the time in which the fragment runs and is not hidden, ns. Fragments of the same activity that overlap
+            share the time equally.
     """
 
     operation: Ints
@@ -42,12 +46,12 @@ class Fragments:
 
 @dataclass(frozen=True)
 class Gaps:
-    """The times of the steps at which a device has nothing to do, in order.
+    """The gaps in the steps, in which a device idles, in order. Each column has the shape (gaps,).
 
     Attributes:
-        start, end: ns.
-        step: position of the step that holds the gap.
-        next_operation: index of the operation that follows on the device, ``NONE`` if there is none.
+        start, end: the start and end of the gap, ns.
+        step: the index of the step that contains the gap.
+        next_operation: the index of the next operation on the device, ``NONE`` if there is none.
     """
 
     start: Ints
@@ -58,10 +62,11 @@ class Gaps:
 
 @dataclass(frozen=True)
 class Anatomy:
-    """What fills each step on one device.
+    """The parts, the work and the gaps of each step on one device.
 
     Attributes:
-        parts: shape (4, steps), ns: compute, exposed copies, exposed communication, idle. They add up to the steps.
+        parts: shape (4, steps), the compute, exposed copies, exposed communication and idle time of each step, ns. They
+            add up to the length of the step.
         fragments: the work in the steps.
         gaps: the idle time in the steps.
     """
@@ -77,10 +82,10 @@ def dissect(windows: Windows, operations: Operations, index: Integers, activity:
     Args:
         windows: the steps.
         operations: the operations of the trace.
-        index: the indices of the device's operations, in the order of their starts.
-        activity: shape (operations,), what each operation of the trace does.
+        index: the indices of the device's operations, sorted by start.
+        activity: shape (operations,), the activity of each operation of the trace.
     """
-    # The parts of an operation that spans several steps have to be sorted again.
+    # An operation that spans several steps makes several fragments, so the fragments have to be sorted again.
     cut = find_overlaps(windows.start, windows.end, operations.start[index], operations.end[index])
     order = np.argsort(cut[2], kind="stable")
     position, step, start, end = (column[order] for column in cut)
@@ -95,16 +100,19 @@ def dissect(windows: Windows, operations: Operations, index: Integers, activity:
 
 
 def shares_of(start: Ints, end: Ints, activity: Codes) -> Floats:
-    """Returns the time of each operation in which nothing hides it, ns; the starts are in order.
+    """Returns the time in which each operation runs and is not hidden, ns.
 
-    All arrays have the shape (operations,). Operations of the same activity that overlap share the time.
+    All arrays have the shape (operations,), and must be sorted by start. Operations of the same activity that overlap
+    share the time equally.
     """
     if (start[1:] >= end[:-1]).all():
         return (end - start).astype(np.float64)
     shares = np.zeros(len(start))
     time, position = np.unique(np.concatenate([start, end]), return_inverse=True)
     first, last = position[: len(start)], position[len(start) :]
-    free_ns = np.diff(time, append=time[-1:])  # from each time to the next one; 0 where something hides the rest
+    free_ns = np.diff(
+        time, append=time[-1:]
+    )  # from each time to the next time; 0 once an activity hides the later activities
     for code in ACTIVITIES:
         does = activity == code
         change = np.bincount(first[does], minlength=len(time)) - np.bincount(last[does], minlength=len(time))
@@ -116,14 +124,14 @@ def shares_of(start: Ints, end: Ints, activity: Codes) -> Floats:
 
 
 def latest_end_before(end: Ints) -> Ints:
-    """Returns the latest end of the intervals before each interval, far in the past for the first one."""
+    """Returns, for each interval, the latest end of the intervals before it in order; ``LONG_AGO`` for the first."""
     return np.append(np.int64(LONG_AGO), np.maximum.accumulate(end))[:-1]
 
 
 def _find_gaps(windows: Windows, fragments: Fragments, operations: Operations, index: Integers) -> Gaps:
     """Finds every gap of every step: before its first work, between its work, and after its last work."""
     steps = np.arange(len(windows))
-    # Each step opens with an empty interval at its start and closes with one at its end.
+    # Add an empty interval at the start and at the end of each step.
     no_operation = np.full(len(windows), NONE)
     start = np.concatenate([windows.start, fragments.start, windows.end])
     end = np.concatenate([windows.start, fragments.end, windows.end])
@@ -135,7 +143,7 @@ def _find_gaps(windows: Windows, fragments: Fragments, operations: Operations, i
     latest_end = np.maximum.accumulate(end) if len(end) else end
     gap = np.flatnonzero((start[1:] > latest_end[:-1]) & (step[1:] == step[:-1])) + 1
     next_operation = operation[gap]
-    at_step_end = next_operation == NONE  # what comes next on the device is in a later step
-    following = np.searchsorted(operations.start[index], start[gap][at_step_end])
-    next_operation[at_step_end] = np.append(index, NONE)[following]
+    at_step_end = next_operation == NONE  # the next operation on the device is in a later step
+    position = np.searchsorted(operations.start[index], start[gap][at_step_end])
+    next_operation[at_step_end] = np.append(index, NONE)[position]
     return Gaps(latest_end[gap - 1], start[gap], step[gap], next_operation)

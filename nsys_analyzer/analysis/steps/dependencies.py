@@ -1,6 +1,6 @@
-"""Finds what each call and each operation of some steps waited for, and makes a replay from it.
+"""Finds the work that each call and each operation waited for, and makes a replay from these dependencies.
 
-A call or an operation waits in the replay for the same work as in the trace.
+In the replay, a call or an operation waits for the same work as in the trace.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ from nsys_analyzer.analysis.steps.study import DEVICE_SHIFT
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.columns import COPY, FREE, SYNCHRONIZE, Launches
 
-#: A copy, a free or a launch may have waited if it took at least this long, ns.
+#: The call of a copy, a free or a launch may have waited if it took longer than this, ns.
 _MIN_BLOCKING_NS = 20_000
-#: The driver's queue holds 1,024 launches. A long call may have waited for room if about so many were in it.
+#: A long call may have waited for room in the driver's queue, which has room for 1,024 launches, if it contained this
+#: number of launches.
 _FULL_QUEUE_LAUNCHES = 1_000
 #: The shortest time that a synchronization takes, ns.
 _MIN_SYNCHRONIZATION_NS = 4_000
 #: An operation that waits for another stream starts at most this long after the awaited operation ends, ns.
 _MAX_JOIN_GAP_NS = 10_000
-#: If no operation shows it: the time from a launch to its start on an idle GPU, and between two queued operations, ns.
-_DEFAULT_LATENCY_NS, _DEFAULT_SPACING_NS = 6_000, 1_000
-#: Names of calls that make a stream wait for an event, and of calls that record an event.
+#: The assumed time from a launch to the start of its operation on an idle GPU, ns, if no operation shows this time.
+_DEFAULT_LATENCY_NS = 6_000
+#: The assumed time between two queued operations, ns, if no operations show this time.
+_DEFAULT_SPACING_NS = 1_000
+#: Match the names of calls that make a stream wait for an event, and of calls that record an event.
 _WAIT_EVENT = re.compile("(cuda|cu|hip)StreamWaitEvent")
 _RECORD_EVENT = re.compile("(cuda|cu|hip)EventRecord")
 
@@ -37,12 +40,13 @@ class LaunchingCalls:
     """The calls of the studied steps.
 
     Attributes:
-        table: the calls, shape (calls,). A call that waited for unrecorded work ends when the recorded work has ended.
-        positions: where they are among the calls of the process.
-        unrecorded_ns: shape (calls,), the time that was cut from the end of each call.
-        next_start: shape (calls,), the start of the next call; at last the end of the steps.
-        first_call: shape (steps + 1,), the first call of each step, and the end of the last step.
-        delays_ns: the times from the beginning of the steps to the first call, and from their end to ``next_start``.
+        table: the calls. A call that waited for unrecorded work is shortened: it ends when the recorded work has ended.
+        positions: the indices of these calls among the calls of the process.
+        unrecorded_ns: shape (calls,), the time by which each call is shortened, ns.
+        next_start: shape (calls,), the start of the next call; for the last call, the end of the steps.
+        first_call: shape (steps + 1,), the index of the first call of each step, and of the first call after the steps.
+        delays_ns: the time from the start of the steps to their first call, and from the end of the steps to the last
+            value of ``next_start``, ns.
     """
 
     table: Launches
@@ -54,12 +58,12 @@ class LaunchingCalls:
 
     @property
     def start(self) -> Ints:
-        """Returns the start of each call."""
+        """Returns the start of each call, ns."""
         return self.table.start
 
     @property
     def end(self) -> Ints:
-        """Returns the end of each call."""
+        """Returns the end of each call, ns."""
         return self.table.end
 
     @property
@@ -73,17 +77,18 @@ class LaunchingCalls:
 class LaunchedOperations:
     """The operations that the studied calls launched, on all devices of the process, in the order of their launches.
 
-    Every column has the shape (operations,).
+    Columns have the shape (operations,) unless stated otherwise.
 
     Attributes:
-        index: index into the operations of the trace.
-        stream: code of the device and the stream, see ``DEVICE_SHIFT``.
-        launch: position of the call that launched each operation.
-        start, end: ns.
-        is_pageable: whether the operation copies from or to pageable memory.
-        exposed_ns: the part of the duration that no other operation hides; 0 on other devices.
-        earlier_stream, earlier_end: streams and ends of operations that were launched before these steps.
-        stream_ready: shape (streams,), when each stream, in the order of codes, ended its work before these steps.
+        index: the index of each operation in the operations of the trace.
+        stream: the code of the device and the stream, see ``DEVICE_SHIFT``.
+        launch: the index of the call that launched each operation.
+        start, end: the start and end of each operation, ns.
+        is_pageable: True if the operation copies from or to pageable memory.
+        exposed_ns: the part of the duration that no other operation hides, ns; 0 on other devices than the studied one.
+        earlier_stream, earlier_end: shape (earlier operations,), the streams and ends of the operations that were
+            launched before these steps.
+        stream_ready: shape (streams,), for each code of a stream in order, the end of its work before these steps, ns.
     """
 
     index: Ints
@@ -106,21 +111,21 @@ def make_replay(
     *,
     is_single_pass: bool,
 ) -> Replay:
-    """Makes a replay of steps from what each call and each operation waited for, and the time that it needed itself.
+    """Makes a replay of steps from the dependencies and the own time of each call and each operation.
 
     Args:
         work: the calls and the operations of the process.
         calls: the calls of the steps.
         operations: the operations that these calls launched.
-        max_cost_ns: shape (calls,), the most that the profiler may have cost from each call to the next, ns.
-        is_single_pass: whether these are not steps of a loop, but one pass that nothing follows.
+        max_cost_ns: shape (calls,), the upper bound of the profiler's cost from each call to the next call, ns.
+        is_single_pass: whether the calls are one pass that nothing follows, instead of steps of a loop.
     """
     waits = _find_waits(calls.table, operations)
-    # If another thread goes on meanwhile, the program does not wait.
+    # If another thread makes a call meanwhile, the program does not wait.
     awaited = np.where(calls.next_start < calls.end - CLOCK_SKEW_NS, NONE, waits.awaited)
     begin = np.where((awaited != NONE) | waits.is_blocked, calls.end, calls.start)
     cpu_ns = np.maximum(calls.next_start - begin, 0)
-    # If the profiler works inside a launch, the operation is launched that much later.
+    # If the profiler works inside a launch, the operation is launched later by the time of this work.
     profiler_in_launch = work.profiler_busy.covered_within(calls.start, calls.end)[operations.launch]
     launched_at = calls.start[operations.launch] + profiler_in_launch
     joined = _find_joins(calls.table, operations)
@@ -147,14 +152,14 @@ def make_replay(
 
 @dataclass(frozen=True)
 class _Waits:
-    """What each call waited for; every column has the shape (calls,).
+    """The operation that each call waited for. Every column has the shape (calls,).
 
     Attributes:
-        awaited: the last operation that the call waited for, or ``NONE``.
-        min_wait_ns: the shortest time that the call takes.
-        return_ns: the time from the end of the awaited operation to the end of the call.
-        is_blocked: whether the call waited for room in a queue that was full of work from before these steps. In the
-            replay nothing runs before the steps, so nothing is awaited.
+        awaited: the index of the last operation that the call waited for, or ``NONE``.
+        min_wait_ns: the shortest time that the call takes, ns.
+        return_ns: the time from the end of the awaited operation to the end of the call, ns.
+        is_blocked: True if the call waited for room in a queue that was full of work from before these steps. In the
+            replay, nothing runs before the steps, so such a call does not wait.
     """
 
     awaited: Ints
@@ -166,21 +171,24 @@ class _Waits:
 def _find_waits(calls: Launches, operations: LaunchedOperations) -> _Waits:
     """Finds the operation that each call waited for.
 
-    A synchronization, a long copy and a long free wait for the operation of any stream that ended last before the call
-    did. A long copy from or to pageable memory ends with its own operation. Any other long call waits if the driver's
-    queue is full.
+    A synchronization, a long copy or a long free waits for the operation of any stream that ended last before the end
+    of the call. A long copy from or to pageable memory waits for its own operation. Any other long call waits only if
+    the driver's queue is full.
     """
     stream, launch, end = operations.stream, operations.launch, operations.end
     duration, positions = calls.end - calls.start, np.arange(len(calls))
     is_long = duration > _MIN_BLOCKING_NS
-    awaited, queued = np.full(len(calls), NONE), dict[int, Ints]()  # queued: launches of each device without an end yet
+    awaited = np.full(len(calls), NONE)
+    queued = dict[int, Ints]()  # for each device, the number of launches in its queue at the start of each call
     for device in np.unique(stream >> DEVICE_SHIFT).tolist():
         earlier_ends = np.sort(operations.earlier_end[operations.earlier_stream >> DEVICE_SHIFT == device])
         queued[device] = len(earlier_ends) - np.searchsorted(earlier_ends, calls.start, side="right")
     for code in np.unique(stream).tolist():
         on_stream = np.flatnonzero(stream == code)
         latest_end = np.maximum.accumulate(end[on_stream])
-        newest = np.searchsorted(launch[on_stream], positions, side="right") - 1  # launched by the call or before it
+        newest = (
+            np.searchsorted(launch[on_stream], positions, side="right") - 1
+        )  # the last operation that was launched so far
         last_ended = np.searchsorted(latest_end, calls.end + CLOCK_SKEW_NS, side="right") - 1
         last = np.minimum(newest, last_ended)
         is_later = (last >= 0) & ((awaited == NONE) | (end[on_stream[last]] > end[awaited]))
@@ -189,7 +197,7 @@ def _find_waits(calls: Launches, operations: LaunchedOperations) -> _Waits:
     ran_meanwhile = (awaited >= 0) & (np.append(end, 0)[awaited] >= calls.start)
     synchronizes = (calls.call == SYNCHRONIZE) & (awaited >= 0)
     blocks = np.isin(calls.call, (COPY, FREE)) & ran_meanwhile & is_long
-    # A copy of pageable memory goes through a buffer of the driver: the call ends a little before or after the copy.
+    # A copy of pageable memory uses a buffer of the driver, so the call ends shortly before or after the operation.
     own_copy = np.full(len(calls), NONE)
     own_copy[launch[operations.is_pageable]] = np.flatnonzero(operations.is_pageable)
     is_pageable = (calls.call == COPY) & (own_copy != NONE) & is_long
@@ -210,12 +218,13 @@ def _find_waits(calls: Launches, operations: LaunchedOperations) -> _Waits:
 
 
 def _find_joins(calls: Launches, operations: LaunchedOperations) -> Ints:
-    """Finds the operation of another stream that each operation waits for, ``NONE`` for none, from the calls' names.
+    """Finds the operation of another stream that each operation waits for (a join), or ``NONE``.
 
-    After a call that makes a stream wait for an event, the next launched operation is taken to be the one that waits.
-    It waits for the operation of another stream that was launched before the call and ended last before its own start.
-    If an event was recorded just before the call, a side stream probably waits instead of the main stream. Then the
-    join is dropped, unless the operation starts as soon as the awaited one ends and nothing else delayed it.
+    The names of calls show which calls make a stream wait for an event. The operation that is launched next after such
+    a call is assumed to wait. It waits for the operation of another stream that was launched before the call, and that
+    ended last before the start of the waiting operation. If an event was recorded just before the call, probably
+    another stream than the main stream waits. An operation on the main stream then waits only if it starts as soon as
+    the awaited operation ends, and if nothing else delayed it.
     """
     stream, launch, start, end = operations.stream, operations.launch, operations.start, operations.end
     waits, records = (
@@ -223,7 +232,7 @@ def _find_joins(calls: Launches, operations: LaunchedOperations) -> Ints:
         for pattern in (_WAIT_EVENT, _RECORD_EVENT)
     )
     joined = np.full(len(launch), NONE, np.int64)
-    waiting = np.searchsorted(launch, waits, side="right")  # the operation after each call that waits for an event
+    waiting = np.searchsorted(launch, waits, side="right")  # the next operation after each wait for an event
     waits, waiting = waits[waiting < len(launch)], waiting[waiting < len(launch)]
     previous_launch = np.where(waiting > 0, launch[waiting - 1], 0)
     records_between = np.searchsorted(records, waits) > np.searchsorted(records, previous_launch)
@@ -247,7 +256,13 @@ def _find_joins(calls: Launches, operations: LaunchedOperations) -> Ints:
 
 @dataclass(frozen=True)
 class _Delays:
-    """The shortest times from what an operation waits for to its start, ns; every column has shape (operations,)."""
+    """The shortest times from the end of a dependency to the start of each operation. Columns: shape (operations,).
+
+    Attributes:
+        latency_ns: the time from the launch to the start, ns.
+        spacing_ns: the time from the end of the previous work on the stream to the start, ns.
+        join_gap_ns: the time from the end of the joined operation on another stream to the start, ns.
+    """
 
     latency_ns: Floats
     spacing_ns: Floats
@@ -255,10 +270,11 @@ class _Delays:
 
 
 def _find_delays(operations: LaunchedOperations, launched_at: Ints, joined: Ints) -> _Delays:
-    """Finds how long after its launch, after its stream's previous work, and after its joined work each one can start.
+    """Finds the shortest time from each dependency of an operation to its start.
 
-    Each operation was delayed by one of the three: that time is taken from the trace. The other two are at most the
-    median over the operations that were delayed by them.
+    An operation depends on its launch, on the previous work of its stream, and on the joined operation. One of these
+    determined its start in the trace, and the time from this dependency is taken from the trace. The times from the
+    other two are limited to the median of the operations whose start they determined.
     """
     start, end, stream = operations.start, operations.end, operations.stream
     preceding = preceding_on_stream(stream)
@@ -266,7 +282,7 @@ def _find_delays(operations: LaunchedOperations, launched_at: Ints, joined: Ints
     stream_end = np.where(preceding >= 0, end[preceding], np.maximum(ready, launched_at))
     joined_end = np.where(joined >= 0, end[joined], LONG_AGO)
     previous_end = np.maximum(stream_end, joined_end)
-    # Times of a clock that counts from 1970 are too large for exact floats, so differences of integers are compared.
+    # Timestamps that count from 1970 are too large for exact floats, so differences of integers are computed first.
     latency, spacing, join_gap = start - launched_at, start - stream_end, start - joined_end
     on_idle_gpu = (launched_at > previous_end) & (start > launched_at)
     usual_latency = np.median(latency[on_idle_gpu]) if on_idle_gpu.any() else _DEFAULT_LATENCY_NS

@@ -1,6 +1,6 @@
-"""The lines of the program behind idle time and findings, by the stacks that were sampled in that time.
+"""Finds the lines of the program that cause idle time or launch work, by the stacks that were sampled meanwhile.
 
-The line of a stack is its innermost line in the author's own code, because only that code can be changed.
+The line of a stack is its innermost line in the program's own code, because only this code can be changed.
 """
 
 from __future__ import annotations
@@ -19,24 +19,28 @@ from nsys_analyzer.trace.columns import SYNCHRONIZE
 from nsys_analyzer.trace.schema import NS_PER_MS
 from nsys_analyzer.trace.stacks import StackFrame, Stacks
 
-#: The most lines that are named, the least share of the time of each, and the fewest samples for any line.
-_MAX_LINES, _MIN_SHARE, _MIN_SAMPLES = 3, 0.05, 3
-#: Lines of source that are shown before and after the first line.
+#: The maximum number of lines that are listed, and the smallest share of the time that a listed line has.
+_MAX_LINES, _MIN_SHARE = 3, 0.05
+#: The minimum number of samples from which lines are listed.
+_MIN_SAMPLES = 3
+#: The number of lines of source code that are shown before and after the first listed line.
 _SOURCE_CONTEXT = 5
-#: Functions that Python makes for a part of a function.
+#: Matches the functions that Python creates for a part of a function.
 _PART_OF_FUNCTION = re.compile(r"\.<(?:genexpr|listcomp|dictcomp|setcomp|lambda)>")
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the program, and its part of some time.
+    """A line of the program, and the share of a given time that the program spends at this line.
 
     Attributes:
-        called_from: file and line of the call of its function, empty if the program does not call it.
-        share: the part of the time in question.
-        ms: that part per step; None if only the share is known.
-        source: the lines around it with their numbers, only for the first line.
-        loads: whether a process of the data loader is at this line, and the time in question is that process's.
+        file, line, function: the position of the line.
+        called_from: the file and line that call the function of this line; empty if no line of the program calls it.
+        share: the share of the given time, 0 to 1.
+        ms: the time at this line per step, ms; None if only the share is known.
+        source: the source code around the line with line numbers. Only the first listed line has it.
+        loads: whether a process of the data loader executes this line. ``share`` is then a share of that process's
+            time.
     """
 
     file: str
@@ -50,23 +54,23 @@ class Line:
 
     @property
     def place(self) -> str:
-        """Returns file and line: ``train.py:212``."""
+        """Returns the file and line, such as ``train.py:212``."""
         return f"{self.file}:{self.line}"
 
 
 class SampledProgram:
-    """The sampled stacks of a process, and what its program did at the same time.
+    """The sampled stacks of a process, and the stretches of time with a cause of idle time.
 
     Attributes:
-        stretches: three sets of stretches in which a cause is looked for, in this order: the calls that wait; the
-            pauses and the calls of the allocator while the device idles; the idle time with any other cause.
+        stretches: three sets of stretches. The lines of a cause come from the first set that contains the cause: the
+            calls that wait; the pauses and the allocator's calls while the device idles; other idle time.
     """
 
     def __init__(self, work: ProcessWork, windows: Windows, device: int) -> None:
         self._work, self._stacks = work, work.attributed.trace.stacks[work.process]
         self._windows, self._device = windows, device
         self._start = np.maximum(windows.start, latest_end_before(windows.end))
-        # A device that computes on the CPU has no calls, and idles because the program does something else.
+        # A program that computes on the CPU has no calls that wait.
         calls, waiting = work.calls, work.waiting_calls
         is_copy = calls.call[waiting] != SYNCHRONIZE
         waits = Stretches(
@@ -79,43 +83,50 @@ class SampledProgram:
         idle = work.find_idle(windows, device)
         is_busy = np.isin(idle.cause, [CAUSES.index(cause) for cause in ("allocator", "host", "data")])
         other_idle = Stretches(idle.start, idle.end, idle.cause, idle.range, idle.api).select(~is_busy)
-        # A pause in which the device has work to do delays nothing.
+        # A pause causes idle time only if the device idles in it.
         _, delaying, _, _ = find_overlaps(work.busy.start, work.busy.end, idle.start[is_busy], idle.end[is_busy])
         self.stretches = [self._cut_to_steps(waits), work.busy.select(np.unique(delaying)), other_idle]
 
     def lines_of_cause(
         self, cause: int, ms: float | None = None, range_: int | None = None, api: int | None = None
     ) -> tuple[Line, ...]:
-        """Returns the lines behind the idle time of a cause.
+        """Returns the lines that the program executes during the idle time of a cause.
 
         Args:
-            cause: code into ``CAUSES``.
-            ms: the time per step; by default, all the time in which the program waits or pauses for this cause.
-            range_, api: codes of the range and of the API call; None for all of them.
+            cause: the index of the cause in ``CAUSES``.
+            ms: the idle time per step that is divided among the lines, ms; by default, the total time of the stretches.
+            range_, api: the codes of the range and of the API call; None for all ranges and calls.
         """
-        of_cause = []
+        sets_with_cause = []
         for stretches in self.stretches:
             mask = stretches.cause == cause
             if range_ is not None:
                 mask &= (stretches.range == range_) & (stretches.api == api)
-            of_cause.append(stretches.select(np.flatnonzero(mask)))
-        stretches = next(filter(len, of_cause), of_cause[0])
+            sets_with_cause.append(stretches.select(np.flatnonzero(mask)))
+        stretches = next(filter(len, sets_with_cause), sets_with_cause[0])
         if ms is None:
             ms = int((stretches.end - stretches.start).sum()) / len(self._windows) / NS_PER_MS
         lines = self._hottest_lines(self._stacks, stretches.start, stretches.end, ms)
         return lines + (self._lines_of_loader() if CAUSES[cause] == "data" else ())
 
     def lines_of_steps(self, ms: float) -> tuple[Line, ...]:
-        """Returns the lines at which the program is in a step, which takes so many ms."""
+        """Returns the lines that the program executes longest in a step. ``ms`` is the length of a step."""
         return self._hottest_lines(self._stacks, self._start, self._windows.end, ms) + self._lines_of_loader()
 
     def lines_between_operators(self, ms: float) -> tuple[Line, ...]:
-        """Returns the lines at which no operator runs, for a program that computes on the CPU."""
+        """Returns the lines that a program without a GPU executes while no operator runs.
+
+        ``ms`` is the time without an operator per step.
+        """
         idle = self._work.find_idle(self._windows, self._device)
         return self._hottest_lines(self._stacks, idle.start, idle.end, ms) + self._lines_of_loader()
 
     def votes_of_calls(self, started: Ints) -> Votes:
-        """Returns the samples before or in each of some consecutive calls, given the starts of the calls."""
+        """Returns the samples that were taken during consecutive calls or before them.
+
+        Args:
+            started: shape (calls,), the start of each call, ns.
+        """
         calls = self._work.calls
         first = int(np.searchsorted(calls.start, started[0]))
         latest_end = np.maximum.accumulate(calls.end[: first + len(started)])
@@ -124,15 +135,16 @@ class SampledProgram:
         return Votes(call, self._stacks.stack[sample], weight, self._stacks)
 
     def _lines_of_loader(self) -> tuple[Line, ...]:
-        """Returns the lines at which a process of the data loader is during the steps."""
+        """Returns the lines that a process of the data loader executes during the steps."""
         loader = self._stacks.loader
         lines = self._hottest_lines(loader, self._start, self._windows.end, None) if loader else ()
         return tuple(replace(line, loads=True) for line in lines)
 
     def _hottest_lines(self, stacks: Stacks, start: Ints, end: Ints, ms: float | None) -> tuple[Line, ...]:
-        """Returns the lines with most of the samples in some stretches, which do not overlap; none for few samples.
+        """Returns the lines with most samples in the stretches [start, end), which must not overlap.
 
-        A sample counts for the time to the next sample. A late sample also counts for the time that it was late.
+        If there are fewer than ``_MIN_SAMPLES`` samples, the tuple is empty. ``ms`` is the time per step that is
+        divided among the lines.
         """
         sample, _, weight = _sampled(stacks, start, end)
         if len(np.unique(sample)) < _MIN_SAMPLES:
@@ -140,7 +152,7 @@ class SampledProgram:
         return _rank_lines(stacks, stacks.stack[sample], weight, ms)
 
     def _cut_to_steps(self, stretches: Stretches) -> Stretches:
-        """Returns the stretches that begin in a step, cut where they overlap."""
+        """Returns the stretches that begin in a step. Where stretches overlap, the later stretch is shortened."""
         windows = self._windows
         step = np.searchsorted(windows.start, stretches.start, side="right") - 1
         in_step = (step >= 0) & (stretches.start < np.append(windows.end, 0)[step])
@@ -151,12 +163,13 @@ class SampledProgram:
 
 @dataclass(frozen=True)
 class Votes:
-    """Samples of the program's stack while it launches something.
+    """Samples of the program's stack during calls or before them. They show which lines launch which calls.
 
     Attributes:
-        call: shape (samples,), the call that the program is in, or before.
-        stack: shape (samples,), index into the stacks of ``stacks``.
-        weight: shape (samples,), the time that each sample counts for, ns.
+        call: shape (samples,), the index of the call that the program executes or makes next.
+        stack: shape (samples,), the index of the stack in ``stacks.stacks``.
+        weight: shape (samples,), the time that each sample represents, ns.
+        stacks: all sampled stacks of the process.
     """
 
     call: Ints
@@ -164,30 +177,40 @@ class Votes:
     weight: Floats
     stacks: Stacks
 
-    def lines_of(self, work_ns: Floats, place: Ints, steps: int) -> tuple[Line, ...]:
-        """Returns the lines that launched most of some work; none if there are too few samples.
+    def lines_of(self, work_ns: Floats, position: Ints, steps: int) -> tuple[Line, ...]:
+        """Returns the lines that launched most of the given work.
 
-        The work of a call belongs to the samples at its place in a step, or at the nearest place with samples.
+        The work of a call is divided among the samples with the call's position in a step, of all steps. If there are
+        no such samples, those with the nearest position are taken. If there are fewer than ``_MIN_SAMPLES`` samples,
+        the tuple is empty.
 
         Args:
-            work_ns: shape (calls,), the work that each call launched in all steps.
-            place: shape (calls,), the place of each call in its step: the same call has the same place in all steps.
+            work_ns: shape (calls,), the GPU time of the work that each call launched, ns.
+            position: shape (calls,), the position of each call in its step.
             steps: the number of steps.
         """
         launches = work_ns[self.call] > 0
         if launches.sum() < _MIN_SAMPLES:
             return ()
-        sampled, position = np.unique(place[self.call[launches]], return_inverse=True)
-        behind = np.minimum(np.searchsorted(sampled, place), len(sampled) - 1)
-        before = np.maximum(behind - 1, 0)
-        nearest = np.where(place - sampled[before] <= sampled[behind] - place, before, behind)
-        work_per_weight = np.bincount(nearest, work_ns, len(sampled)) / np.bincount(position, self.weight[launches])
+        sampled, index = np.unique(position[self.call[launches]], return_inverse=True)
+        next_sampled = np.minimum(np.searchsorted(sampled, position), len(sampled) - 1)
+        last_sampled = np.maximum(next_sampled - 1, 0)
+        is_last_nearer = position - sampled[last_sampled] <= sampled[next_sampled] - position
+        nearest = np.where(is_last_nearer, last_sampled, next_sampled)
+        work_per_weight = np.bincount(nearest, work_ns, len(sampled)) / np.bincount(index, self.weight[launches])
         ms = float(work_ns.sum()) / steps / NS_PER_MS
-        return _rank_lines(self.stacks, self.stack[launches], self.weight[launches] * work_per_weight[position], ms)
+        return _rank_lines(self.stacks, self.stack[launches], self.weight[launches] * work_per_weight[index], ms)
 
 
 def _rank_lines(stacks: Stacks, stack: Ints, weight: Floats, ms: float | None = None) -> tuple[Line, ...]:
-    """Returns the lines of samples with these stacks, those with the largest weight first."""
+    """Returns the lines of the given samples, the line with the largest total weight first.
+
+    Args:
+        stacks: all sampled stacks of the process.
+        stack: shape (samples,), the index of each sample's stack.
+        weight: shape (samples,), the weight of each sample.
+        ms: the time that is divided among the lines by weight, ms; None if it is unknown.
+    """
     weight_of_callers: dict[StackFrame, dict[str, float]] = {}
     used, position = np.unique(stack, return_inverse=True)
     for code, ns in zip(used.tolist(), np.bincount(position, weight).tolist(), strict=True):
@@ -214,7 +237,7 @@ def _rank_lines(stacks: Stacks, stack: Ints, weight: Floats, ms: float | None = 
 
 
 def hottest_stacks(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, tuple[tuple[StackFrame, ...], ...]]:
-    """Returns the code of the stack with most of the samples in each stretch, and the stacks; code 0 has no line."""
+    """Returns the index of the stack with most samples in each stretch, and the stacks. Stack 0 is empty."""
     codes: dict[tuple[StackFrame, ...], int] = {(): 0}
     code = np.array([codes.setdefault(frames, len(codes)) for frames in stacks.stacks], np.int64)
     sample, stretch, weight = _sampled(stacks, start, end)
@@ -222,24 +245,30 @@ def hottest_stacks(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, tuple[
     first, pair = distinct_rows(stretch, sampled)
     by_weight = first[np.argsort(np.bincount(pair, weight, len(first)), kind="stable")]
     hottest = np.zeros(len(start), np.int64)
-    hottest[stretch[by_weight]] = sampled[by_weight]  # the last stack of each stretch stays
+    hottest[stretch[by_weight]] = sampled[by_weight]  # of equal indices, the last assignment remains
     return hottest, tuple(codes)
 
 
 def _sampled(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, Ints, Floats]:
-    """Returns each sample in stretches that do not overlap, its stretch, and the time that it counts for, ns."""
+    """Finds the samples in stretches that do not overlap.
+
+    A sample represents the time until the next sample. If it was taken late, it also represents the delay.
+
+    Returns:
+        For each pair of a sample and a stretch: both indices, and the time that the sample represents there, ns.
+    """
     requested = np.minimum(stacks.requested, stacks.sampled - 1)
     sample, stretch, low, high = find_overlaps(start, end, requested, stacks.sampled)
     return sample, stretch, (high - low + stacks.period_ns * (high == stacks.sampled[sample])).astype(np.float64)
 
 
 def _in_named_function(frame: StackFrame) -> StackFrame:
-    """Returns the frame with the function that its author named."""
+    """Returns the frame with the named function instead of a part such as ``f.<lambda>``."""
     return frame._replace(function=_PART_OF_FUNCTION.sub("", frame.function))
 
 
 def _find_caller(frames: tuple[StackFrame, ...]) -> str:
-    """Returns file and line of the call of the function of a stack's innermost line; empty if there is none."""
+    """Returns the file and line that call the innermost function of a stack, or an empty text."""
     innermost = _in_named_function(frames[0])
     outside = (frame for frame in frames[1:] if _in_named_function(frame)[::2] != innermost[::2])
     caller = next(outside, None)

@@ -1,12 +1,12 @@
-"""What the program of one process did: its API calls, its pauses, its operations, and why its devices idle.
+"""Finds the API calls, the pauses and the operations of one process, and the causes of its devices' idle time.
 
-The calls of all threads of a process that launch work are looked at as one sequence: Python holds one lock, and the
-main thread waits while autograd's thread works.
+The calls of all threads that launch work are treated as one sequence, since only one of these threads runs at a time:
+Python has a global lock, and the main thread waits while autograd's thread works.
 
-Every nanosecond of a device's idle time has one cause: what the program did meanwhile. The cause of a gap depends on
-the operation that ends it. If that operation was launched before the gap began, it was in the device's queue, and the
-program did not delay it. Else the program was late: it was in a blocking call when the device ran out of work, in the
-allocator or another slow call, did work of its own, or the launch itself took its time.
+Every nanosecond of a device's idle time has one cause. The cause of a gap depends on the operation that ends the gap.
+If this operation was launched before the gap began, it was in the device's queue, and the program did not delay it.
+Otherwise, the program launched it late. The cause is then what the program did: it was in a blocking call when the
+device ran out of work, it was in the allocator or another slow call, it did work on the CPU, or the launch was slow.
 """
 
 from __future__ import annotations
@@ -63,38 +63,39 @@ Cause = Literal[
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 _SYNC, _ALLOCATOR, _COPY, _LAUNCH, _HOST, _DATA, _COMMUNICATION, _UNRECORDED, _PROFILER, _UNKNOWN = range(len(CAUSES))
 
-#: The phase of GPU work that was launched outside the ranges of all phases.
+#: The name of the phase of GPU work that was launched outside the ranges of all phases.
 OUTSIDE = "outside the phases"
 #: The number of operations that are dissected at once: enough for numpy, and few enough for the processor's cache.
 OPERATIONS_AT_ONCE = 50_000
-#: A time without API calls of at least this length is work of the program, and no pause between two launches, ns.
+#: A pause of the program is a time of at least this length without API calls, ns.
 PAUSE_NS = 100_000
-#: The call of a copy blocks if it takes longer than this: an asynchronous copy returns at once, ns.
+#: An API call for a copy blocks if it takes longer than this, ns. The call of an asynchronous copy returns sooner.
 _BLOCKING_COPY_NS = 15_000
-#: Between two queued kernels the GPU needs about a microsecond. Pauses up to this length are the device's own, ns.
+#: A gap between two queued operations is a pause of the device itself if it is at most this long, ns. Most such gaps
+#: take about a microsecond.
 _MAX_DEVICE_PAUSE_NS = 10_000
-#: A wait that ends at least this long after all recorded work waits for unrecorded work: returning takes less, ns.
+#: A call waits for unrecorded work if it ends at least this long after all recorded work has ended, ns.
 _UNRECORDED_WAIT_NS = 1_000_000
-#: The clocks of threads, and of CPU and GPU, differ by up to this, ns.
+#: The maximum difference between the clocks of two threads, or of CPU and GPU, ns.
 CLOCK_SKEW_NS = 3_000
 
-#: StrOrText that name the input pipeline, and pairs of words that do so together, as in ``get_batch``.
+#: Words in the names of ranges that load batches. A verb and a noun, as in ``get_batch``, also count together.
 _LOADING_WORDS = (
     "data", "dataset", "dataloader", "dataloading", "loader", "loading", "fetch", "fetching", "prefetch", "minibatch",
 )  # fmt: skip
 _LOADING_VERBS = ("get", "next", "load", "collate", "read")
 _LOADED_NOUNS = ("batch", "batches", "input", "inputs", "sample", "samples")
-#: Starts of words that name a part of the model: ``BatchNorm2d``, ``DistributedDataParallel.forward``, ``input_proj``.
-#: Weights may be fetched as well: ``prefetch_h2d_wo``, ``fetch_expert_3``.
+#: Matches the start of a word that names a part of the model. A range with such a word does not load batches. Examples
+#: are ``BatchNorm2d``, ``DistributedDataParallel.forward``, ``input_proj`` and ``fetch_expert_3`` (loads weights).
 _MODEL_WORD = re.compile(r"norm|parallel|embed|proj|layer|forward|backward|loss|weight|param|expert|kv|w[a-z]?\d*$")
-#: A Python function, as the profiler of PyTorch writes it with stacks.
+#: Matches the name of a Python function as PyTorch's profiler writes it with stacks.
 _PYTHON_FUNCTION = re.compile(r"(?:.*/)?(?P<file>[^/]*)\.py\(\d+\): (?P<function>.*)")
-#: StrOrText in the names of Python files that load batches. A file named "loader" may load anything.
+#: Words in the names of Python files that load batches. A file named "loader" may load something else.
 _LOADING_FILE_WORDS = frozenset(("data", "dataset", "datasets", "dataloader", "datamodule"))
 
 
 def is_loading(name: str) -> bool:
-    """Checks whether a range with this name is around the input pipeline."""
+    """Checks whether the name of a range says that the range contains the input pipeline."""
     if function := _PYTHON_FUNCTION.fullmatch(name):
         in_loading_file = not _LOADING_FILE_WORDS.isdisjoint(normalize_name(function["file"]).split())
         return in_loading_file or is_loading(function["function"])
@@ -106,14 +107,14 @@ def is_loading(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Stretches(Columns):
-    """Stretches of time that do not overlap, each with one cause, in order.
+    """Stretches of time with one cause each, in order. The stretches do not overlap.
 
     Attributes:
-        start, end: ns.
-        cause: code into ``CAUSES``.
-        range: code of the name of the program's innermost range; ``NONE`` outside ranges, in the range of a step alone,
-            and where the range does not matter.
-        api: code of the name of the API call that the program is in, or ``NONE``.
+        start, end: the start and end of each stretch, ns.
+        cause: the index of the cause in ``CAUSES``.
+        range: the code of the name of the program's innermost range. It is ``NONE`` outside of ranges, and in the range
+            of a step without an inner range.
+        api: the code of the name of the API call that the program executes, or ``NONE``.
     """
 
     end: Ints
@@ -124,12 +125,13 @@ class Stretches(Columns):
 
 @dataclass(frozen=True)
 class Idle(Stretches):
-    """The stretches in which a device idles, in order. A gap is cut where its cause changes.
+    """The stretches in which a device idles, in order. A gap is divided where its cause changes.
 
     Attributes:
-        step: position of the step that holds the stretch.
-        begins: marks the first stretch of each pause and call, and of the rest of each gap.
-        is_device_pause: marks short pauses between operations that are both queued: the program does not delay them.
+        step: the index of the step that contains the stretch.
+        begins: True for the stretches that are counted as gaps. If a pause or a call of the program covers several
+            stretches, only the first stretch is counted.
+        is_device_pause: True for short pauses of the device between two queued operations.
     """
 
     step: Ints
@@ -138,28 +140,30 @@ class Idle(Stretches):
 
 
 class ProcessWork:
-    """What a process did in some steps: the calls of its launching threads, its pauses, and its operations.
+    """The calls of the threads of a process that launch work, the program's pauses, and the operations.
 
     Attributes:
-        devices: for each device, the indices of the process's operations on it.
-        classes: the classes of kernels.
-        class_code: code of the class of each operation of the trace.
-        activity: what each operation of the trace does: ``COMPUTE``, ``COPYING`` or ``COMMUNICATING``.
-        launched_at: when each operation of the trace was launched, far in the past if unknown.
-        phases: the names of phases.
-        phase: code of the phase of each operation of the trace; one more value stands for no operation.
+        devices: for each device, the indices of the process's operations on the device.
+        classes: the names of the kernel classes.
+        class_code: shape (operations,), the index in ``classes`` of the class of each operation of the trace.
+        activity: shape (operations,), ``COMPUTE``, ``COPYING`` or ``COMMUNICATING`` for each operation of the trace.
+        launched_at: shape (operations,), when each operation of the trace was launched, ns; ``LONG_AGO`` if unknown.
+        phases: the names of the phases.
+        phase: shape (operations + 1,), the index in ``phases`` of the phase of each operation of the trace. The last
+            entry, which the index -1 selects, is ``OUTSIDE``.
         calls: the API calls of the threads that launch work, without calls inside other calls.
-        launch_index: shape (calls,), index of each call into the trace's launches; ``NONE`` for an added call.
-        waiting_calls: positions of the calls that wait: synchronizations and blocking copies.
-        slow_calls: positions of other calls that take long, such as one that loads a module.
-        allocating_calls: positions of the calls that allocate or free device memory.
-        ranges: indices of the ranges of the program, without those of autograd's threads.
-        unrecorded_ns: shape (calls,), the time at the end of each call in which it still waits although all recorded
-            work has ended, ns.
-        profiler_busy: when the profiler delayed the program, as it records itself.
+        launch_index: shape (calls,), the index of each call in the trace's launches; ``NONE`` for an added call.
+        waiting_calls: the indices of the calls that wait: synchronizations and blocking copies.
+        slow_calls: the indices of other calls that take long, such as a call that loads a module.
+        allocating_calls: the indices of the calls that allocate or free device memory.
+        ranges: the indices of the program's ranges, without the ranges of autograd's threads.
+        unrecorded_ns: shape (calls,), the time at the end of each call in which the call still waits although all
+            recorded work has ended, ns.
+        profiler_busy: the times in which the profiler delayed the program, as the profiler records them.
         busy: the program's pauses, its time in the allocator, in slow calls and in waits for unrecorded work, and the
-            profiler's own work. A part of a pause is "data" if the program loads a batch there: in a range that says
-            so. If no range does, it is a part outside of ranges, before a copy to the device, not at a step's end.
+            profiler's own work. The cause of a part of a pause is "data" if the program loads a batch in it. The names
+            of ranges show this. If no range has such a name, it is inferred for parts outside of ranges that precede a
+            copy to the device, except at the end of a step.
     """
 
     def __init__(self, attributed: AttributedTrace, process: int, windows: Windows) -> None:
@@ -170,19 +174,19 @@ class ProcessWork:
         self._classify_operations()
         self._find_calls(int(windows.start[0]) if windows.source == "pass" else None)
         ranges = attributed.trace.ranges
-        # The ranges of autograd's threads are operators. The other ranges tell what the program does.
+        # The ranges of autograd's threads are operators. The other ranges show what the program does.
         is_engine = np.isin(ranges.thread, attributed.attribution.engine_threads)
         self.ranges = np.flatnonzero((process_of(ranges.thread) == process) & ~is_engine)
         thread, start, end = (column[self.ranges] for column in (ranges.thread, ranges.start, ranges.end))
         self._open_ranges = Timeline(process_of(thread), start, end, latest=True)
-        # The range of a step does not say what the program does inside it, and neither does the range of a request.
+        # The ranges of steps and requests do not show what the program does inside them.
         is_request = np.array([*map(bool, map_by_shape(ranges.names, REQUEST_RANGE.fullmatch)), False])[ranges.name]
-        says_nothing = (attributed.roles.mask(STEP, OTHER_STEP) | is_request)[self.ranges]
-        self._names = np.append(np.where(says_nothing, NONE, ranges.name[self.ranges]), NONE)
+        is_step_or_request = (attributed.roles.mask(STEP, OTHER_STEP) | is_request)[self.ranges]
+        self._names = np.append(np.where(is_step_or_request, NONE, ranges.name[self.ranges]), NONE)
         self.busy = self._find_busy(int(windows.start[0]), int(windows.end[-1]))
 
     def _classify_operations(self) -> None:
-        """Finds the class, the activity, the launch and the phase of each operation."""
+        """Finds the class, the activity, the launch time and the phase of each operation."""
         operations, kernels = self.attributed.trace.operations, self.attributed.kernels
         self.classes = tuple(dict.fromkeys((*kernels.classes, FILLS, UNKNOWN)))
         code = {name: i for i, name in enumerate(self.classes)}
@@ -201,10 +205,11 @@ class ProcessWork:
         self.phase = phase_of_instance[np.append(self.attributed.instances_of_operations[0], NONE)]
 
     def _find_calls(self, begin: int | None) -> None:
-        """Finds the calls of the threads that launch work of the process, and which of them wait, last or allocate.
+        """Finds the calls of the threads that launch work, and which of these calls wait, take long or allocate.
 
-        ``begin``: the start if the capture is one pass. An empty call is added there, so that the time before the first
-        call follows a call as well.
+        Args:
+            begin: the start of the capture if the whole capture is one step, ns, else None. A call of length 0 is added
+                at this time, so that the time before the first call counts as a pause after a call.
         """
         launches = self.attributed.trace.launches
         threads = distinct(take_or_default(launches.thread, self.attributed.attribution.launch, NONE))
@@ -220,7 +225,7 @@ class ProcessWork:
         self.launch_index, self.calls = index, calls
         duration = calls.end - calls.start
         waits = (calls.call == SYNCHRONIZE) | ((calls.call == COPY) & (duration > _BLOCKING_COPY_NS))
-        # If another thread goes on meanwhile, the program does not wait.
+        # If another thread makes a call meanwhile, the program does not wait.
         waits &= np.append(calls.start, np.iinfo(np.int64).max)[1:] >= calls.end - CLOCK_SKEW_NS
         allocates = np.isin(calls.call, (ALLOCATE, FREE))
         is_slow = ~np.isin(calls.call, (SYNCHRONIZE, COPY)) & ~allocates & (duration >= PAUSE_NS)
@@ -236,10 +241,10 @@ class ProcessWork:
         self.unrecorded_ns = np.where(is_unrecorded, after_work, 0)
 
     def _find_busy(self, first: int, last: int) -> Stretches:
-        """Finds the stretches between two times in which the program pauses, allocates, or is in a slow call."""
+        """Finds the stretches between two times in which the program pauses, allocates, or executes a slow call."""
         in_calls, pauses = self._find_busy_calls(), self._find_pauses(first, last)
         columns = [np.concatenate(pair) for pair in zip(pauses, in_calls, strict=True)]
-        # The profiler's own work is cut out of them.
+        # Remove the profiler's own work from these stretches, and add it as stretches of its own.
         position, *bounds = self.profiler_busy.find_gaps(*columns[:2])
         program = [*bounds, *(column[position] for column in columns[2:])]
         none = np.full(len(self.profiler_busy.start), NONE)
@@ -248,10 +253,10 @@ class ProcessWork:
         return Stretches(*columns).select(np.argsort(columns[0], kind="stable"))
 
     def _find_busy_calls(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-        """Finds the calls in which the program is busy: the columns of ``Stretches``."""
+        """Returns the calls that allocate, are slow, or wait for unrecorded work, as the columns of ``Stretches``."""
         calls, unrecorded = self.calls, np.flatnonzero(self.unrecorded_ns)
         index = np.unique(np.concatenate([self.allocating_calls, self.slow_calls, unrecorded]))
-        # If two threads are in such calls at the same time, the time belongs to the first call.
+        # If two threads execute such calls at the same time, the common time counts for the first call only.
         begin = np.where(self.unrecorded_ns > 0, calls.end - self.unrecorded_ns, calls.start)[index]
         begin = np.maximum(begin, latest_end_before(calls.end[index]))
         index, begin = index[calls.end[index] > begin], begin[calls.end[index] > begin]
@@ -260,7 +265,7 @@ class ProcessWork:
         return begin, calls.end[index], cause, self.ranges_at(calls.start[index]), calls.name[index].astype(np.int64)
 
     def _find_pauses(self, first: int, last: int) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-        """Finds the pauses between two times, divided where another range becomes the innermost one.
+        """Finds the pauses between two times, and divides each pause where its innermost range changes.
 
         Returns the columns of ``Stretches``.
         """
@@ -277,22 +282,22 @@ class ProcessWork:
         begin, pause, name = begin[changes], pause[changes], name[changes]
         part_end = np.minimum(np.append(begin[1:], last), end[pause])
         loads = np.array([*map_by_shape(ranges.names, is_loading), False])[name]
-        # An engine copies the tokens of requests to the device before a step, and no batch. If ranges say when a batch
-        # is loaded, no other time is loading.
+        # Loading is inferred from copies only if no range shows it. It is not inferred for a serving engine, which
+        # copies the tokens of requests to the device before a step.
         if not (loads.any() or any(map_by_shape(ranges.names, parse_served_step))):
             precedes_batch = self._precede_batch_copy(start, end)[pause]
             loads = (name == NONE) & precedes_batch & (part_end - begin >= PAUSE_NS)
         return begin, part_end, np.where(loads, _DATA, _HOST), name, np.full(len(name), NONE)
 
     def _precede_batch_copy(self, start: Ints, end: Ints) -> Bools:
-        """Returns a mask of the pauses after which a batch is copied to the device.
+        """Returns True for each pause after which a batch is copied to the device; shape (pauses,).
 
-        Pauses at the end of the range of a step are not among them.
+        It is False for a pause in which the range of a step ends.
         """
         attributed, operations = self.attributed, self.attributed.trace.operations
         to_device = (operations.kind == MEMCPY) & ~np.isin(operations.copy, (*INTO_HOST, ON_DEVICE, BETWEEN_DEVICES))
         copies = attributed.attribution.launch[to_device]
-        # Other calls only query something, such as whether a stream is captured.
+        # Calls of the kind OTHER_CALL only query something, such as whether a stream is captured.
         acting = np.flatnonzero(self.calls.call != OTHER_CALL)
         next_call = np.append(acting, NONE)[np.searchsorted(acting, np.searchsorted(self.calls.start, end))]
         copies_next = (next_call != NONE) & np.isin(
@@ -310,38 +315,38 @@ class ProcessWork:
         return precedes
 
     def innermost_ranges_at(self, time: Ints) -> Ints:
-        """Returns the index of the innermost range of the program at some times, ``NONE`` outside of ranges."""
+        """Returns the index of the program's innermost range at each time, ``NONE`` outside of ranges."""
         return np.append(self.ranges, NONE)[self._open_ranges.open_at(np.full(len(time), self.process), time)]
 
     def ranges_at(self, time: Ints) -> Ints:
-        """Returns the code of the name of the innermost range at some times.
+        """Returns the code of the name of the innermost range at each time.
 
-        It is ``NONE`` outside of ranges, and in the range of a step alone.
+        It is ``NONE`` outside of ranges, and where the innermost range is that of a step or a request.
         """
         return self._names[self._open_ranges.open_at(np.full(len(time), self.process), time)]
 
     def pauses_between(self, start: Ints, end: Ints) -> tuple[Ints, Ints]:
-        """Returns how long the program loads a batch in each stretch, ns, and the range in which it pauses.
+        """Returns the time in which the program loads a batch in each stretch [start, end), ns, and the pause's range.
 
-        The range is the code of its name, or ``NONE``. It is the range of the longest part in which the program loads a
-        batch; if there is none, of the longest part.
+        The range is the code of a name, or ``NONE``. If the program loads a batch, it is the range of the longest part
+        in which it does so. Otherwise, it is the range of the longest part in which the program is busy.
         """
         stretch, part, part_start, part_end = find_overlaps(self.busy.start, self.busy.end, start, end)
         loads, duration = self.busy.cause[part] == _DATA, part_end - part_start
         order = np.lexsort((duration, loads, stretch))
         range_ = self.ranges_at((start + end) // 2)
-        range_[stretch[order]] = self.busy.range[part[order]]  # the last one of each stretch stays
+        range_[stretch[order]] = self.busy.range[part[order]]  # of equal indices, the last assignment remains
         return np.bincount(stretch[loads], duration[loads], len(start)).astype(np.int64), range_
 
     def dissect(self, windows: Windows, device: int) -> Iterator[tuple[Windows, Anatomy]]:
-        """Dissects steps on a device, as many at once as have about ``OPERATIONS_AT_ONCE`` operations."""
+        """Dissects steps on a device, and yields blocks of steps with about ``OPERATIONS_AT_ONCE`` operations each."""
         operations, index = self.attributed.trace.operations, self.devices[device]
         start = operations.start[index]
         if (start[1:] < start[:-1]).any():
             index = index[np.argsort(start, kind="stable")]
             start = operations.start[index]
         low = np.searchsorted(np.maximum.accumulate(operations.end[index]), windows.start, side="right")
-        # The operation after the last window ends its last gap.
+        # The operation after the last window is needed too, since it ends the last gap.
         high = np.minimum(np.searchsorted(start, windows.end) + 1, len(index))
         block = (np.cumsum(high - low) - 1) // OPERATIONS_AT_ONCE
         for number in np.unique(block).tolist():
@@ -350,14 +355,14 @@ class ProcessWork:
             yield steps, dissect(steps, operations, near, self.activity)
 
     def find_idle(self, windows: Windows, device: int) -> Idle:
-        """Finds when a device idles in some steps, and why."""
+        """Finds the stretches in which a device idles in the given steps, with their causes."""
         parts = [self.find_causes(anatomy.gaps).columns().values() for _, anatomy in self.dissect(windows, device)]
         return Idle(*map(np.concatenate, zip(*parts, strict=True)))
 
     def find_causes(self, gaps: Gaps) -> Idle:
-        """Finds why a device idles in its gaps."""
-        # Until the launch of the operation that ends a gap, the program keeps the device waiting, whatever it does. A
-        # launch that takes long itself, as that of a graph does, delays the operation until it returns.
+        """Finds the causes of the gaps of a device."""
+        # The device waits for the program until the launch of the operation that ends the gap. A slow launch, such as
+        # that of a graph, delays the operation until the launching call returns.
         is_known, launches = gaps.next_operation != NONE, self.attributed.trace.launches
         launch = np.where(is_known, self.launched_at[gaps.next_operation], gaps.end)
         slow_launch_end = np.zeros(len(launches) + 1, np.int64)
@@ -366,10 +371,10 @@ class ProcessWork:
         launch = np.maximum(launch, np.where(is_known, slow_launch_end[launch_of_next], 0))
         is_queued = is_known & (launch <= gaps.start - CLOCK_SKEW_NS)
         late_until = np.where(is_queued, gaps.start, np.clip(launch, gaps.start, gaps.end))
-        # Until then, the cause is what keeps the program busy.
+        # Until `late_until`, the cause is what keeps the program busy.
         gap, part, start, end = find_overlaps(self.busy.start, self.busy.end, gaps.start, late_until)
         busy = self.busy.select(part)
-        # The rest of a gap is due to the call that waits when the gap begins.
+        # The cause of the rest of a gap is the call that waits when the gap begins.
         waiting = self.waiting_calls
         last_wait = np.searchsorted(self.calls.start[waiting], gaps.start + CLOCK_SKEW_NS, side="right") - 1
         waits = (last_wait >= 0) & (np.append(self.calls.end[waiting], 0)[last_wait] + CLOCK_SKEW_NS >= gaps.start)
@@ -408,11 +413,12 @@ class ProcessWork:
 
 
 def _lie_inside_calls(calls: Launches) -> Bools:
-    """Returns a mask of the calls of the driver inside a call of their thread.
+    """Returns True for each call that lies inside another call of its thread, such as a call of the driver.
 
-    The calls are in the order of their starts, longer ones first.
+    A call of length 0 at the end of another call, as a coarse clock may record it, does not count as inside.
 
-    A call without a length at the end of another call, as a coarse clock records it, is a call of its own.
+    Args:
+        calls: the calls, sorted by start; of two calls with the same start, the longer call comes first.
     """
     is_inside = np.zeros(len(calls), np.bool_)
     for thread in distinct(calls.thread):

@@ -1,9 +1,9 @@
-"""The time that a profiler itself adds to a phase, estimated from the events that it recorded there.
+"""Estimates the time that a profiler adds to a phase, from the events that it recorded in the phase.
 
 Recording API calls, NVTX ranges and PyTorch's operators takes time on the CPU. The number of events times the cost of
-one event is the most that the profiler can have added, because a GPU that has work left hides this cost. A profiler
-also records some of its own work, above all the allocation of CUPTI's buffers, which takes 0.2 to 3 ms each. This time
-comes on top of the cost of the events.
+one event is an upper bound of the added time, because the cost is hidden while the GPU still has work. A profiler also
+records some of its own work, such as the allocation of CUPTI's buffers, which takes 0.2 to 3 ms per buffer. This time
+is added to the cost of the events.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nsys_analyzer.trace.trace import Trace
 
 @dataclass(frozen=True)
 class EventCost:
-    """The lowest and the highest measured cost of recording one event on an H200, µs."""
+    """The lowest and the highest measured cost of recording one event, µs, on a machine with an H200."""
 
     event: str
     low_us: float
@@ -39,18 +39,19 @@ NVTX_RANGE = EventCost("NVTX range", 2.0, 5.2)
 #: Measured on a step of a 12-layer encoder with and without PyTorch 2.11's profiler, less the cost of API calls: 0.8 to
 #: 2.7 in fp32 and bf16, 3.6 with stacks.
 OPERATOR = EventCost("operator", 0.8, 3.6)
-#: The median duration of a kernel launch where ``API_CALL`` was measured, µs.
+#: The median duration of a kernel launch on the machine on which ``API_CALL`` was measured, µs.
 _REFERENCE_LAUNCH_US = 3.9
-#: The largest factor by which recording may be slower than measured. Launches that take longer wait for their queue.
+#: The largest factor by which recording is assumed to be slower than measured. Even longer launches wait for their
+#: queue.
 _MAX_SLOWNESS = 3.0
-#: Records of the profiler that are not a cost of profiling: work of the driver, a full queue of launches, the span of
-#: the recording, and the flushing of buffers, which a thread of the profiler does.
+#: Matches records of the profiler that are not a cost of profiling: work of the driver, a full queue of launches, the
+#: span of the recording, and the flushing of buffers, which runs on a thread of the profiler.
 _NOT_A_COST = re.compile(f"(?i)command buffer full|compil|loading|buffer flush|{RECORDING_RANGE}")
 
 
 @dataclass(frozen=True)
 class ProfilerCost:
-    """The least and the most time that recording events can have added to one instance of a phase, mean, ms."""
+    """The bounds of the mean time that the recording of events added to one instance of a phase, ms."""
 
     low_ms: float
     high_ms: float
@@ -69,15 +70,18 @@ class RecordedEvents:
         self._is_known = bool(len(trace.launches)) and not trace.costly_tables
 
     def cost(self, start: Ints, end: Ints) -> ProfilerCost | None:
-        """Returns the mean cost in some instances of a phase, given their starts and ends in ns, shape (instances,).
+        """Returns the mean cost of recording events in the given instances of a phase.
 
-        Returns None if it is unknown what was traced, or what recording it costs.
+        Returns None if it is unknown which events were recorded, or what their recording costs.
+
+        Args:
+            start, end: shape (instances,), the start and end of each instance, ns.
         """
         if not len(start) or not self._is_known:
             return None
         low_ms = high_ms = 0.0
         for starts, cost, factor in self._events:
-            # The range of the instance itself starts with it and is not counted.
+            # The range of the instance itself starts at `start`, and is not counted.
             count = (np.searchsorted(starts, end) - np.searchsorted(starts, start, side="right")).mean()
             low_ms += count * cost.low_us * factor / US_PER_MS
             high_ms += count * cost.high_us * factor / US_PER_MS
@@ -85,7 +89,7 @@ class RecordedEvents:
 
 
 def recording_costs(trace: Trace, process: int, start: Ints, end: Ints) -> tuple[Floats, Floats]:
-    """Returns the least and the most that recording may have cost in some intervals, ns, shape (intervals,)."""
+    """Returns the lower and the upper bound of the cost of recording in each interval, ns, shape (intervals,)."""
     low_ns, high_ns = np.zeros(len(start)), np.zeros(len(start))
     for table, cost, factor in _recorded_tables(trace):
         near = table.select((table.start >= start.min()) & (table.start <= end.max()))
@@ -97,7 +101,7 @@ def recording_costs(trace: Trace, process: int, start: Ints, end: Ints) -> tuple
 
 
 def profiler_busy_times(trace: Trace, process: int, threads: Ints) -> Cover:
-    """Returns the times at which the profiler delayed some threads of a process, as it records them itself."""
+    """Returns the times in which the profiler delayed the given threads, as the profiler itself recorded them."""
     records = trace.profiler_events.select(
         ~mask_by_name(trace.profiler_events, lambda name: bool(_NOT_A_COST.search(name)))
     )
@@ -107,15 +111,15 @@ def profiler_busy_times(trace: Trace, process: int, threads: Ints) -> Cover:
 
 
 def _recorded_tables(trace: Trace) -> list[tuple[Launches | Ranges, EventCost, float]]:
-    """Returns the tables of events whose recording takes time, the cost of an event, and a factor on this machine."""
-    # A slower CPU takes longer for a launch, and, as is assumed here, as much longer to record it.
+    """Returns each table of events whose recording takes time, the cost of one event, and a factor for this machine."""
+    # Assume that recording an event is slower on a slower CPU by the same factor as a launch.
     slowness = trace.median_launch_ns / NS_PER_US / _REFERENCE_LAUNCH_US if trace.median_launch_ns else 1.0
     tables: list[tuple[Launches | Ranges, EventCost, float]] = [
         (trace.launches, API_CALL, min(max(slowness, 1.0), _MAX_SLOWNESS))
     ]
     if trace.metadata.profiler != "torch":  # nsys records operators as ranges
         return [*tables, (trace.ranges, NVTX_RANGE, 1.0)]
-    # The profiler of PyTorch records the call of a module as one of all calls of Python functions.
+    # PyTorch's profiler records calls of modules together with all calls of Python functions, so they are not counted.
     is_call = mask_by_name(
         trace.ranges, lambda name: name.startswith(MODULE_RANGE_PREFIX) and not MODULE_RANGE_WITH_PATH.match(name)
     )

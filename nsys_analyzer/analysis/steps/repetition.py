@@ -1,8 +1,9 @@
 """Finds the period at which the whole sequence of a device's work repeats.
 
-A sequence of passes is equal to itself shifted by one pass, from its first operation to its last. Shifted by one layer,
-it is also equal almost everywhere, but not across the ends of a pass: the period of the layers covers one pass, the
-period of the passes covers all of them. So the best period is the one that repeats over most of the time.
+A sequence of passes is equal to itself when it is shifted by one pass. When it is shifted by one layer, it is equal
+within each pass, but not across the end of a pass. The repetition at the period of a layer therefore covers only one
+pass, whereas the repetition at the period of a pass covers the whole sequence. The best period is the period whose
+repetition covers most of the time.
 """
 
 from __future__ import annotations
@@ -14,37 +15,41 @@ import numpy as np
 
 from nsys_analyzer.trace.arrays import Bools, Integers, Ints, distinct_rows
 
-#: The units of a period cover at least this share of the time.
+#: A period is accepted only if its units cover at least this share of the time.
 _MIN_COVERED_TIME = 0.8
-#: At least this share of the operations of a unit is the same in the next unit.
+#: A unit repeats if at least this share of its operations is equal to those of the next unit.
 _MIN_SAME_IN_UNIT = 0.9
-#: At least this share of the operations of all units is the same one period later.
+#: A period is accepted only if at least this share of all operations is equal to the operation one period later.
 _MIN_SAME_IN_ALL = 0.95
-#: Periods are looked for among this many operations in the middle.
+#: The maximum number of operations, in the middle of the sequence, among which periods are searched.
 _OPERATIONS_SEARCHED = 1 << 18
-#: A lag may be a period if at least this share of all pairs of operations at the lag is the same.
+#: A lag may be a period if both operations are equal in at least this share of the pairs that lie this lag apart.
 _MIN_SAME_AT_LAG = 0.5
-#: That share is estimated from this many random projections. Their mean may be off by the second value.
-_PROJECTIONS, _ESTIMATION_ERROR = 2, 0.3
-#: A model has at least this many layers, with at least this many operations each.
+#: The number of random projections from which the share of equal pairs is estimated.
+_PROJECTIONS = 2
+#: The assumed maximum error of the estimated share of equal pairs.
+_ESTIMATION_ERROR = 0.3
+#: A model has at least ``_MIN_LAYERS`` layers, and a layer has at least ``_MIN_OPERATIONS_OF_LAYER`` operations.
 _MIN_LAYERS, _MIN_OPERATIONS_OF_LAYER = 3, 5
-#: The layers hold at least this share of a pass, so fewer pairs at a lag are the same.
-_MIN_SHARE_OF_LAYERS, _MIN_SAME_AT_LAG_OF_LAYERS = 0.15, 0.1
-#: A multiple of a period is a period of its own if at least this much more is the same at its lag.
+#: The repeating layers contain at least this share of the operations of a pass.
+_MIN_SHARE_OF_LAYERS = 0.15
+#: When layers are searched, a lag may be a period if at least this share of the pairs at the lag is equal.
+_MIN_SAME_AT_LAG_OF_LAYERS = 0.1
+#: A multiple of a period is preferred if its share of equal pairs exceeds that of the period by more than this.
 _MIN_GAIN_OF_MULTIPLE = 0.03
-#: The first operation of a unit is recognized by the sequence of this many operations.
+#: The number of operations at the start of a unit by which other units are recognized.
 _HEAD_LENGTH = 64
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """A period that repeats: a unit, and where in the sequence it begins.
+    """A period at which a sequence of operations repeats.
 
     Attributes:
         period: the number of operations in a unit.
-        starts: the position at which each whole unit begins, in order.
-        end: the position after the last whole unit.
-        before, behind: the number of operations before and after everything that repeats.
+        starts: the index of the first operation of each complete unit, in order.
+        end: the index after the last operation of the last complete unit.
+        before, behind: the number of operations before and after the part of the sequence that repeats.
     """
 
     period: int
@@ -57,23 +62,25 @@ class Repeats:
 def find_repeats(
     symbols: Integers, ns: Ints, pause: Ints, count: int = 0, begins_launch: Bools | None = None
 ) -> Iterator[Repeats]:
-    """Yields the periods at which a sequence of operations repeats over most of the time, the best first.
+    """Yields the periods at which a sequence of operations repeats for most of the time, the best period first.
 
-    A unit is never a part of one launch. The periods of operations come first, then those of whole launches.
+    A unit always consists of whole launches. Periods of the sequence of operations come first, then periods of the
+    sequence of launches.
 
     Args:
-        symbols: shape (operations,), a code for what each operation is, from 0 on.
-        ns: shape (operations,), the duration of each operation.
-        pause: shape (operations,), the time since the operation before it: units begin after the longest pause.
+        symbols: shape (operations,), a code of each operation from 0 on. Equal operations have equal codes.
+        ns: shape (operations,), the duration of each operation, ns.
+        pause: shape (operations,), the time since the previous operation, ns. Units begin after the longest pause.
         count: the number of units; 0 if it is unknown.
-        begins_launch: shape (operations,), False for an operation that is launched together with the one before, as the
-            nodes of a CUDA graph are.
+        begins_launch: shape (operations,), False for an operation that is launched together with the previous
+            operation, as the nodes of a CUDA graph are.
     """
     if begins_launch is None or begins_launch.all():
         yield from _repeats_of(symbols, ns, pause, count)
         return
     yield from (repeats for repeats in _repeats_of(symbols, ns, pause, count) if begins_launch[repeats.starts].all())
-    # Launches are equal if they have as many operations, and the same sum of a random number for each symbol.
+    # Two launches count as equal if they have the same number of operations and the same hash. The hash is the sum of
+    # one random number per symbol.
     starts = np.flatnonzero(begins_launch)
     numbers = np.random.default_rng(0).integers(1 << 40, size=int(symbols.max()) + 1)
     bounds = np.append(starts, len(symbols))
@@ -85,7 +92,7 @@ def find_repeats(
 
 
 def _repeats_of(symbols: Integers, ns: Ints, pause: Ints, count: int) -> Iterator[Repeats]:
-    """Yields the periods of one sequence, without regard to launches."""
+    """Yields the periods of one sequence, the best period first; see ``find_repeats``."""
     total, running = float(ns.sum()), np.append(0, np.cumsum(ns))
     candidates = []
     for period in _periods(symbols):
@@ -95,12 +102,13 @@ def _repeats_of(symbols: Integers, ns: Ints, pause: Ints, count: int) -> Iterato
         starts = _find_unit_starts(symbols, pause, period, first, behind)
         end = int(min(starts[-1] + period, len(symbols)))
         low, high = min(first, int(starts[0])), max(behind, end)
-        # If equal units follow to the very end, the program may have taken longer to start up: operations are counted.
+        # If equal units follow each other up to the end, only the program's initialization precedes them. It may take
+        # long, so the share of operations is compared instead of the share of time.
         is_exact = same_share == 1 and (first, behind) == (starts[0], len(symbols)) and len(starts) >= _MIN_LAYERS
         covered = behind - first if is_exact else running[high] - running[low]
         if covered < _MIN_COVERED_TIME * (len(symbols) if is_exact else total) or count not in (0, len(starts)):
             continue
-        # A few operations more between two units do not end the stretch.
+        # A few additional operations between two units do not end the repetition.
         bounds = np.append(starts, end)
         is_regular = np.abs(np.diff(bounds) - period) <= (1 - _MIN_SAME_IN_UNIT) * period
         first_regular, end_regular = _longest_stretch(is_regular)
@@ -112,11 +120,11 @@ def _repeats_of(symbols: Integers, ns: Ints, pause: Ints, count: int) -> Iterato
 
 
 def has_layers(symbols: Integers, computes: Bools) -> bool:
-    """Checks whether some part of a sequence repeats as the layers of a model do.
+    """Checks whether a part of a sequence repeats as the layers of a model do.
 
     Args:
-        symbols: shape (operations,), a code for what each operation is, from 0 on.
-        computes: shape (operations,), whether each operation does what a layer computes.
+        symbols: shape (operations,), a code of each operation from 0 on. Equal operations have equal codes.
+        computes: shape (operations,), True if an operation has a class that every layer contains, such as matmul.
     """
     for period in _periods(symbols, _MIN_SAME_AT_LAG_OF_LAYERS):
         first, behind, _ = _longest_repeating_stretch(symbols, period)
@@ -128,13 +136,13 @@ def has_layers(symbols: Integers, computes: Bools) -> bool:
 
 
 def _periods(symbols: Integers, min_same: float = _MIN_SAME_AT_LAG) -> Iterator[int]:
-    """Yields the lags at which a sequence may be equal to itself, without the multiples of a lag that is as good."""
+    """Yields the lags at which a sequence may be equal to itself, without multiples of a lag that are not better."""
     middle = max(0, len(symbols) - _OPERATIONS_SEARCHED) // 2
     sequence = symbols[middle : middle + _OPERATIONS_SEARCHED]
     if len(sequence) < 2:
         return
-    # Each symbol becomes a random direction. Only equal directions add up, so the autocorrelation at a lag is the
-    # number of equal pairs and some noise.
+    # Each symbol is mapped to a random complex number of absolute value 1. Only products of equal symbols add up, so
+    # the autocorrelation at a lag is the number of equal pairs plus noise.
     random, equal = np.random.default_rng(0), np.zeros(len(sequence) // 2)
     for _ in range(_PROJECTIONS):
         direction = np.exp(2j * np.pi * random.random(int(sequence.max()) + 1))
@@ -153,24 +161,25 @@ def _periods(symbols: Integers, min_same: float = _MIN_SAME_AT_LAG) -> Iterator[
 
 
 def _longest_repeating_stretch(symbols: Integers, period: int) -> tuple[int, int, float]:
-    """Returns the longest stretch in which each unit is like the next one.
+    """Finds the longest part of a sequence in which each unit repeats in the next unit.
 
     Returns:
-        Its first operation, the operation after its last, and the share of operations that are the same a period later.
+        The index of the first operation of this part, the index after its last operation, and the share of its
+        operations that are equal to the operation one period later.
     """
     same = symbols[:-period] == symbols[period:]
     equal = np.append(0, np.cumsum(same))
     first, last = _longest_stretch(equal[period:] - equal[:-period] >= _MIN_SAME_IN_UNIT * period)
     if first == last:
         return 0, 0, 0.0
-    # At each end, the stretch may hold a tenth of a unit that is different.
+    # At each end, up to a tenth of a unit may differ. These operations are removed.
     inside = first + np.flatnonzero(same[first : last + period - 1])
     first, behind = int(inside[0]), int(inside[-1]) + 1
     return first, behind + period, float(same[first:behind].mean())
 
 
 def _longest_stretch(mask: Bools) -> tuple[int, int]:
-    """Returns the bounds of the longest stretch of true values, (0, 0) if there is none."""
+    """Returns the bounds [first, end) of the longest run of True values, or (0, 0) if there is none."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]])))
     if not len(edges):
         return 0, 0
@@ -179,24 +188,29 @@ def _longest_stretch(mask: Bools) -> tuple[int, int]:
 
 
 def _find_unit_starts(symbols: Integers, pause: Ints, period: int, first: int, behind: int) -> Ints:
-    """Returns where the units begin: at the first operation if no operation remains, else after the longest pause."""
+    """Returns the index of the first operation of each unit.
+
+    If the units extend to the end of the sequence without a rest, the first unit begins at ``first``. Otherwise, each
+    unit begins after the longest pause.
+    """
     units = (behind - first) // period
     offset = first
     if behind < len(symbols) or (behind - first) % period:
         table = pause[first : first + units * period].reshape(units, period)
         offset += int(np.argmax(np.median(table[1:] if units > 1 else table, axis=0)))
     starts = np.arange(offset, behind - period + 1, period)
-    # A longer unit moves the units after it, but they begin with the same operations. One of three units is typical.
+    # A longer unit shifts the units after it, so units are found by their first operations. These are taken from the
+    # first, the middle or the last unit, whichever finds most units.
     typical = sorted({int(starts[0]), int(starts[len(starts) // 2]), int(starts[-1])})
     heads = max((_find_same_heads(symbols, start, min(period, _HEAD_LENGTH)) for start in typical), key=len)
     inside = heads[(heads >= first) & (heads < behind)]
-    if len(inside) > units + 1:  # these operations are found inside units, too
+    if len(inside) > units + 1:  # the same operations also occur inside units
         return starts
     return heads[: -1 if len(symbols) - heads[-1] < _MIN_SAME_IN_UNIT * period else None]
 
 
 def _find_same_heads(symbols: Integers, start: int, length: int) -> Ints:
-    """Returns the positions at which the same operations follow as at ``start``."""
+    """Returns each index at which the next ``length`` operations are equal to those at ``start``."""
     positions = np.arange(len(symbols) - length + 1)
     for offset in range(length):
         positions = positions[symbols[positions + offset] == symbols[start + offset]]

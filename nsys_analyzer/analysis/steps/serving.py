@@ -1,6 +1,6 @@
-"""How requests are served: prefill, decode and mixed steps, the time between steps, and the requests.
+"""Summarizes how requests are served: prefill, decode and mixed steps, the time between steps, and the requests.
 
-A step lasts from its start to the start of the next one, without the time in which the server has no request.
+A step lasts from its start to the start of the next step, without the time in which the server has no request.
 """
 
 from __future__ import annotations
@@ -21,40 +21,46 @@ from nsys_analyzer.trace.columns import process_of
 from nsys_analyzer.trace.phase_names import REQUEST_RANGE, ServedStepKind
 from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS, NS_PER_S
 
-#: The longest kernels of each kind of step, as many as are kept.
+#: The maximum number of kernels that are listed for each kind of step.
 _MAX_KERNELS = 8
 
 
 @dataclass(frozen=True)
 class Quantiles:
-    """The median and the 95th percentile of some times, ms."""
+    """The median and the 95th percentile of times, ms."""
 
     median: Ms
     p95: Ms
 
     @staticmethod
     def of_ns(values: Ints) -> Quantiles:
-        """Returns the quantiles of durations in ns."""
+        """Computes the quantiles of durations in ns; the quantiles are in ms."""
         median, p95 = np.quantile(values / NS_PER_MS, [0.5, 0.95]).tolist()
         return Quantiles(median, p95)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepKind(DeviceSteps):
-    """The steps of one kind, with the figures of the device that computes most. Its parts add up to the median step.
+    """The steps of one kind, with the figures of the device that computes most.
+
+    The parts of the device's time add up to the median length of a step.
 
     Attributes:
+        kind: "prefill", "decode" or "mixed".
         steps: the number of steps.
-        length_ms: their lengths.
-        batch, tokens, positions: the sequences and new tokens of a step, and the positions in the cache that the tokens
-            attend to, median; None if a step does not say it.
-        tokens_per_s: new tokens ÷ time of all steps of the kind.
-        between_ms: the time from the end of a step to the start of the next one on the CPU, median; None if none
-            follows.
-        kernels: the longest kernels.
-        weights_bytes, cache_bytes: the least that a step reads of the weights and of the cache; None if unknown.
-        counted: whether these bytes are those of the model, and not of a transformer with its dimensions.
-        least_ms: how long it takes to read them once at the peak rate of the memory; None if unknown.
+        length_ms: the lengths of the steps.
+        batch: the median number of sequences in a step; None if it is unknown for a step.
+        tokens: the median number of new tokens in a step; None if it is unknown for a step.
+        positions: the median number of positions in the cache that the tokens of a step attend to; None if it is
+            unknown for a step.
+        tokens_per_s: the new tokens of all steps of this kind, divided by the time of these steps.
+        between_ms: the median time on the CPU from the end of a step to the start of the next step; None if no step
+            follows directly.
+        kernels: the kernels with most compute time, the longest first.
+        weights_bytes, cache_bytes: the minimum bytes of the weights and of the cache that a step reads; None if
+            unknown.
+        counted: True if these bytes were counted in the model; False if they were derived from its dimensions.
+        least_ms: the time to read these bytes once at the peak rate of the memory, ms; None if unknown.
     """
 
     kind: ServedStepKind
@@ -72,7 +78,7 @@ class StepKind(DeviceSteps):
     least_ms: Ms | None = None
 
     def share_of(self, *classes: str) -> float | None:
-        """Returns the share of some classes in the compute time; None if nothing computes."""
+        """Returns the share of the given kernel classes in the compute time; None if there is no compute time."""
         return (
             sum(row.ms for row in self.classes if row.kernel_class in classes) / self.compute_ms
             if self.compute_ms
@@ -91,9 +97,9 @@ class HeldUp:
 
     Attributes:
         steps: the number of decode steps that wait.
-        of: the number of decode steps that follow another one.
-        wait_ms: the length of the prefill steps before a decode step that waits.
-        per_step_ms: the sum of these waits ÷ ``of``.
+        of: the number of decode steps that follow another decode step, with or without such a wait.
+        wait_ms: the length of the prefill steps directly before a decode step that waits.
+        per_step_ms: the sum of all waits divided by ``of``, ms.
     """
 
     steps: int
@@ -104,12 +110,13 @@ class HeldUp:
 
 @dataclass(frozen=True)
 class Requests:
-    """The requests that ranges mark, by the CPU's clock.
+    """The latencies of the requests that ranges mark, measured on the CPU.
 
     Attributes:
         count: the number of requests whose first token is marked.
-        ttft_ms: time to first token, from the arrival of a request on.
-        inter_token_ms: inter-token latency, from one token of a request to the next; None if no request has two.
+        ttft_ms: the time to first token (TTFT): from the arrival of a request to its first token.
+        inter_token_ms: the inter-token latency: from one token of a request to its next token; None if no request has
+            two tokens.
     """
 
     count: int
@@ -119,13 +126,13 @@ class Requests:
 
 @dataclass(frozen=True)
 class Serving:
-    """The way in which a process serves requests.
+    """The steps and requests of a process that serves requests.
 
     Attributes:
-        kinds: the kinds of steps, the most frequent first.
-        inferred: whether a hook inferred the kinds from the shapes of the model's input, because no engine said them.
-        held_up: decode steps that wait for prefill; None if there are none, or if the kinds are inferred.
-        requests: None if no range marks requests.
+        kinds: the figures of each kind of step, the most frequent kind first.
+        inferred: whether a hook inferred the kinds from the shapes of the model's input, because no engine marked them.
+        held_up: the decode steps that wait for prefill steps; None if there are none, or if the kinds are inferred.
+        requests: the latencies of requests; None if no range marks requests.
     """
 
     kinds: tuple[StepKind, ...]
@@ -136,12 +143,12 @@ class Serving:
     def with_least(
         self, weights: float, of_position: float | None, bytes_per_s: float | None, *, counted: bool
     ) -> Serving:
-        """Returns the same with the least that a decode step reads.
+        """Returns a copy with the minimum bytes that a decode step reads.
 
         Args:
             weights: the bytes of the weights.
             of_position: the bytes of the cache for each position; None if unknown.
-            bytes_per_s: the peak rate of the memory; None if unknown.
+            bytes_per_s: the peak rate of the memory, bytes per second; None if unknown.
             counted: as in ``StepKind``.
         """
 
@@ -154,20 +161,20 @@ class Serving:
 
 
 def summarize_serving(work: ProcessWork, steps: Steps) -> Serving | None:
-    """Summarizes how a process serves requests; returns None if no step has a mark of an engine."""
+    """Summarizes how a process serves requests. Returns None if the steps have no marks of a serving engine."""
     if not steps.marks:
         return None
     kind, warm = np.array([mark.kind for mark in steps.marks]), np.array(steps.names) != "first"
     kinds = Counter(kind[warm].tolist()).most_common()
     summaries = tuple(_summarize_kind(work, steps, name, (kind == name) & warm) for name, _ in kinds)
     inferred = any(mark.inferred for mark in steps.marks)
-    # If a hook inferred the kinds, each prefill begins another generation, and no decode step waits for it.
+    # If a hook inferred the kinds, each prefill step begins another generation, so no decode step waits for it.
     held_up = None if inferred else _find_held_up(steps, kind)
     return Serving(summaries, inferred, held_up, _find_requests(work.attributed, work.process, steps, kind))
 
 
 def _summarize_kind(work: ProcessWork, steps: Steps, kind: ServedStepKind, mask: Bools) -> StepKind:
-    """Summarizes the steps of one kind, which the mask selects from all recorded steps."""
+    """Summarizes the steps of one kind. ``mask`` is True for these steps among all recorded steps."""
     marks = [mark for mark, selected in zip(steps.marks, mask.tolist(), strict=True) if selected]
     windows = steps.recorded.select(mask)
     length = Quantiles.of_ns(windows.length)
@@ -192,13 +199,13 @@ def _summarize_kind(work: ProcessWork, steps: Steps, kind: ServedStepKind, mask:
 
 
 def _median(values: list[int | None]) -> float | None:
-    """Returns the median of the values of all steps; None if a step has no value."""
+    """Returns the median of the values, or None if a value is None."""
     present = [value for value in values if value is not None]
     return float(np.median(present)) if present and len(present) == len(values) else None
 
 
 def _find_held_up(steps: Steps, kind: npt.NDArray[np.str_]) -> HeldUp | None:
-    """Finds the decode steps with nothing but prefill steps between them and the decode step before."""
+    """Finds the decode steps with only prefill steps between them and the previous decode step, without a pause."""
     decode = np.flatnonzero(kind == "decode")
     prefill_ns = np.append(0, np.cumsum(np.where(kind == "prefill", steps.recorded.length, 0)))
     follows_at_once = (steps.recorded.cpu_start[1:] == steps.recorded.cpu_end[:-1]) & (kind[1:] != "mixed")
@@ -214,9 +221,9 @@ def _find_held_up(steps: Steps, kind: npt.NDArray[np.str_]) -> HeldUp | None:
 def _find_requests(
     attributed: AttributedTrace, process: int, steps: Steps, kind: npt.NDArray[np.str_]
 ) -> Requests | None:
-    """Finds the requests that ranges mark, outside warm-up; returns None if there are none.
+    """Finds the requests that ranges mark outside warm-up. Returns None if there are none.
 
-    Each token of a request after the first one is the result of a decode step or a mixed step.
+    Each token of a request after its first token is the result of a decode step or a mixed step.
     """
     ranges = attributed.trace.ranges
     matches = [REQUEST_RANGE.fullmatch(name) for name in ranges.names]

@@ -1,4 +1,4 @@
-"""A few consecutive steps in full detail, with a replay of them: what findings are made from."""
+"""Studies: a few consecutive steps in full detail, with a replay. Findings are computed from a study."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ from nsys_analyzer.trace.metadata import Gpu
 from nsys_analyzer.trace.phase_names import ATTENTION_PARTS
 from nsys_analyzer.trace.schema import NS_PER_MS
 
-#: The number of a stream has the number of its device in the bits from this one on; 0 is the studied device.
+#: The code of a stream contains, from this bit on, the number of its device relative to the studied device.
 DEVICE_SHIFT = 32
-#: Calls that begin and end the recording of a CUDA graph, such as cudaStreamBeginCapture_v10000.
+#: Words in the names of calls that begin and end the recording of a CUDA graph (cudaStreamBeginCapture_v10000).
 _BEGINS_RECORDING, _ENDS_RECORDING = "StreamBeginCapture", "StreamEndCapture"
 
 
 @dataclass(frozen=True)
 class StudiedCalls(Columns):
-    """The API calls of the studied steps, in order; every column has the shape (calls,).
+    """The API calls of the studied steps, sorted by start. Every column has the shape (calls,).
 
     Attributes:
-        start: ns.
-        kind: what the call does, a key of ``CALLS`` or 0.
-        api: code of the call's name into ``Study.apis``.
-        caller: code into ``Study.callers``: the part of PyTorch that made the call, by its backtrace.
-        range: code into ``Study.ranges`` of the innermost range at the start of the call; ``NONE`` outside ranges and
-            in the range of a step alone.
-        pause_range: the range during the time to the next call: where the program loads a batch, else the longest one.
-        loading_ns: the part of the pause after the call in which the program loads a batch.
-        unrecorded_ns: the part of the pause after the call in which it still waits, for work that was not recorded.
-        off_cpu_ns: the part of the time to the next call in which the program's thread has no CPU; NaN if unknown.
+        start: the start of the call, ns.
+        kind: the kind of the call, a key of ``CALLS`` or 0.
+        api: the index in ``Study.apis`` of the call's name.
+        caller: the index in ``Study.callers`` of the part of PyTorch that made the call, by its backtrace.
+        range: the index in ``Study.ranges`` of the innermost range at the start of the call. It is ``NONE`` outside of
+            ranges, and in the range of a step without an inner range.
+        pause_range: the index in ``Study.ranges`` of the range after the call, until the next call. If the program
+            loads a batch, it is the range in which it does so; else the range of the longest part.
+        loading_ns: the part of the pause after the call in which the program loads a batch, ns.
+        unrecorded_ns: the part of the pause after the call in which the call still waits for unrecorded work, ns.
+        off_cpu_ns: the part of the time until the next call in which the program's thread has no CPU, ns; NaN if it is
+            unknown.
     """
 
     start: Ints
@@ -53,17 +55,17 @@ class StudiedCalls(Columns):
 
 @dataclass(frozen=True)
 class StudiedPieces(Columns):
-    """The GPU's work of the studied steps, in the order of its launches; every column has the shape (pieces,).
+    """The pieces of GPU work in the studied steps, in the order of their launches. Columns have the shape (pieces,).
 
     Attributes:
-        start: ns.
-        operation: index into the operations of the trace.
-        kind, size, copy: as in the operations of the trace; collectives are not copies.
-        kernel: code into ``Study.kernels`` and ``Study.classes``, ``NONE`` if it is not a kernel.
-        phase: code into ``Study.phases``.
-        attention_part: code into ``ATTENTION_PARTS`` of the range in which it was launched, ``NONE`` outside of them.
-        duration_ns: from start to end.
-        exposed_ns: the part of the duration that no other operation hides; 0 on other devices.
+        start: the start of the piece, ns.
+        operation: the index of the piece in the operations of the trace.
+        kind, size, copy: as in the operations of the trace, except that a copy of a collective is no copy here.
+        kernel: the index in ``Study.kernels`` and ``Study.classes``, ``NONE`` if the piece is not a kernel.
+        phase: the index in ``Study.phases`` of the phase that launched the piece.
+        attention_part: the index in ``ATTENTION_PARTS`` of the attention range around the launch, ``NONE`` without one.
+        duration_ns: the duration of the piece, ns.
+        exposed_ns: the part of the duration that no other operation hides, ns; 0 on other devices than the studied one.
     """
 
     start: Ints
@@ -80,12 +82,13 @@ class StudiedPieces(Columns):
 
 @dataclass(frozen=True)
 class RangeSpans:
-    """The program's ranges, by the calls that they hold; every column has the shape (ranges,).
+    """The calls inside each of the program's ranges. Every column has the shape (ranges,).
 
     Attributes:
-        name: code into ``Study.ranges``.
-        first_call, end_call: the range holds the starts of the calls from ``first_call`` to before ``end_call``.
-        first_pause, end_pause: the range holds the middles of the times after these calls.
+        name: the index in ``Study.ranges`` of the range's name.
+        first_call, end_call: the range contains the starts of the calls [first_call, end_call).
+        first_pause, end_pause: for each of the calls [first_pause, end_pause), the range contains the middle of the
+            time between this call and the next call.
     """
 
     name: Ints
@@ -95,28 +98,31 @@ class RangeSpans:
     end_pause: Ints
 
     def select_calls(self, low: int, high: int) -> RangeSpans:
-        """Returns the spans among the calls from ``low`` to before ``high``."""
+        """Returns the spans restricted to the calls [low, high), with indices that count from ``low``."""
         bounds = (self.first_call, self.end_call, self.first_pause, self.end_pause)
         return RangeSpans(self.name, *(np.clip(calls - low, 0, high - low) for calls in bounds))
 
 
 @dataclass(frozen=True)
 class Study:
-    """Some steps: a replay of them, and what their calls and their GPU work are.
+    """A few consecutive steps: a replay, and a description of each call and each piece of GPU work.
 
     Attributes:
-        replay: the steps with their calls and pieces in the same order as ``calls`` and ``pieces``.
-        windows: the steps on the capture's clock.
-        kernels, classes: the names of kernels, and the class of each.
-        phases, apis, callers, ranges: the texts of the codes. The first caller is empty.
-        phase_ranges: names of ranges that bound a phase.
-        measured_ns: the mean length of these steps under the profiler. The first of several steps is left out, as in a
-            replay.
-        min_cost_share: the least that the profiler may have cost, as a share of the most.
-        lines: the lines of the program behind the idle time of each cause.
-        votes: the lines of the program that launch something.
-        group: the name of the group that these steps belong to.
-        other_groups: steps of other groups, which are unlike these.
+        replay: the replay of the steps, whose calls and pieces have the order of ``calls`` and ``pieces``.
+        windows: the start and end of each step on the capture's clock.
+        calls, pieces: the API calls and the pieces of GPU work.
+        spans: the calls inside each of the program's ranges.
+        kernels, classes: the name and the class of each kernel.
+        phases, apis, callers, ranges: the texts that columns refer to by index. The first caller is empty.
+        phase_ranges: the names of the ranges that are phases.
+        measured_ns: the mean length of the steps under the profiler, ns. The first of several steps is left out, as in
+            a replay.
+        min_cost_share: the lower bound of the profiler's cost, as a share of the upper bound.
+        gpu: the studied device; None if the trace does not describe it.
+        lines: for each cause of idle time, the lines that the program executes meanwhile.
+        votes: the samples that show which lines launch work; None if stacks were not sampled.
+        group: the name of the group that the steps belong to.
+        other_groups: the studies of the groups that are not measured.
     """
 
     replay: Replay
@@ -146,12 +152,12 @@ class Study:
 
     @property
     def is_loading(self) -> Bools:
-        """Returns a mask of the calls after which the program loads a batch."""
+        """Returns True for each call after which the program loads a batch; shape (calls,)."""
         is_loading: Bools = self.calls.loading_ns > 0
         return is_loading
 
     def select_steps(self, first: int, end: int) -> Study:
-        """Returns the steps of one rank from ``first`` to before ``end``."""
+        """Returns a study of the steps [first, end). The replay must be that of a single rank."""
         bounds = self.replay.first_call[first : end + 1]
         low, high = bounds[[0, -1]].tolist()
         first_piece, end_piece = np.searchsorted(self.replay.launch, (low, high)).tolist()
@@ -167,22 +173,22 @@ class Study:
     # --- masks of pieces, shape (pieces,)
 
     def of_class(self, *classes: str) -> Bools:
-        """Returns a mask of the pieces whose kernel belongs to one of these classes."""
+        """Returns True for each piece whose kernel belongs to one of the given classes."""
         mask: Bools = np.array([*(name in classes for name in self.classes), False])[self.pieces.kernel]
         return mask
 
     def in_phase(self, *phases: str) -> Bools:
-        """Returns a mask of the pieces of one of these phases."""
+        """Returns True for each piece that one of the given phases launched."""
         mask: Bools = np.array([*(name in phases for name in self.phases), False])[self.pieces.phase]
         return mask
 
     def in_attention_part(self, *parts: str) -> Bools:
-        """Returns a mask of the pieces that were launched in one of these parts of attention."""
+        """Returns True for each piece that was launched in one of the given parts of attention."""
         mask: Bools = np.array([*(name in parts for name in ATTENTION_PARTS), False])[self.pieces.attention_part]
         return mask
 
     def kernel_matches(self, pattern: re.Pattern[str]) -> Bools:
-        """Returns a mask of the pieces of kernels in whose names a pattern is found."""
+        """Returns True for each piece whose kernel name contains a match of the pattern."""
         matches = [*(bool(pattern.search(name)) for name in self.kernels), False]
         mask: Bools = np.array(matches)[self.pieces.kernel]
         return mask
@@ -190,19 +196,23 @@ class Study:
     # --- masks of calls, shape (calls,)
 
     def calls_of(self, pieces: Bools) -> Bools:
-        """Returns a mask of the calls that launched some pieces."""
+        """Returns True for each call that launched at least one of the given pieces."""
         calls = np.zeros(len(self.calls), np.bool_)
         calls[self.replay.launch[pieces]] = True
         return calls
 
     def copy_calls(self, copies: Bools) -> Bools:
-        """Returns a mask of the calls that launched some copies, and the synchronizations directly after them."""
+        """Returns True for each call that launched one of the copies, and for a synchronization directly after it."""
         calls = self.calls_of(copies)
         mask: Bools = calls | (np.append(False, calls[:-1]) & (self.calls.kind == SYNCHRONIZE))
         return mask
 
     def inside_range(self, name: str) -> tuple[Bools, Bools]:
-        """Returns masks of calls that start in a range of this name, at any depth, and of calls that pause in one."""
+        """Returns two masks for the ranges of this name.
+
+        The first mask is True for each call that starts in such a range, at any depth. The second mask is True for each
+        call whose time until the next call has its middle in such a range.
+        """
         has_name = np.array([*(text == name for text in self.ranges), False])[self.spans.name]
         masks = []
         for first, end in (
@@ -218,19 +228,19 @@ class Study:
     # --- figures
 
     def work_ms(self, pieces: Bools) -> float:
-        """Returns the exposed work of some pieces per step, ms."""
+        """Returns the exposed time of the given pieces per step, ms."""
         return float(self.pieces.exposed_ns[pieces].sum()) / self.steps / NS_PER_MS
 
     @property
     def busy_ms(self) -> float:
-        """Returns the GPU's work per step, ms, over the steps that a replay counts."""
+        """Returns the mean time per step in which the GPU works, ms, without the first step if a replay omits it."""
         first = 1 if self.steps >= MIN_STEPS else 0
         is_counted = self.replay.launch >= self.replay.first_call[first]
         return float(self.pieces.exposed_ns[is_counted].sum()) / (self.steps - first) / NS_PER_MS
 
     @property
     def recording_share(self) -> float:
-        """Returns the share of the time in which the program records CUDA graphs: its launches do not run then."""
+        """Returns the share of the time in which the program records CUDA graphs, so that its launches run nothing."""
         begins, ends = (
             np.cumsum(np.array([*(word in api for api in self.apis), False])[self.calls.api])
             for word in (_BEGINS_RECORDING, _ENDS_RECORDING)
@@ -240,52 +250,52 @@ class Study:
 
     @property
     def critical_operations(self) -> Ints:
-        """Returns the indices of the trace's operations that are on the critical path of all of the steps."""
+        """Returns the indices of the trace's operations on the critical path, including that of the first step."""
         _, share_on_path = self.replay.critical_path(from_start=True)
         operations: Ints = self.pieces.operation[share_on_path > 0]
         return operations
 
     @property
     def on_device(self) -> Bools:
-        """Returns a mask of the pieces of the studied device; the others run on other devices of the process."""
+        """Returns True for each piece on the studied device. Other pieces run on other devices of the process."""
         on_device: Bools = self.replay.stream >> DEVICE_SHIFT == 0
         return on_device
 
     def operations_per_step(self, pieces: Bools) -> float:
-        """Returns how many of some pieces run on the studied device in a step, median."""
+        """Returns the median number per step of the given pieces that run on the studied device."""
         return self._median_per_step(self.replay.launch[pieces & self.on_device])
 
     def calls_per_step(self, calls: Bools) -> float:
-        """Returns how many of some calls a step has: the median, since the first steps may do more than the others."""
+        """Returns the median number of the given calls per step. The first steps may make more calls than others."""
         return self._median_per_step(np.flatnonzero(calls))
 
     def _median_per_step(self, calls: Ints) -> float:
-        """Returns the median number of these calls in a step, by their positions."""
+        """Returns the median number per step of the calls with the given indices."""
         step = np.searchsorted(self.replay.first_call, calls, side="right") - 1
         return float(np.median(np.bincount(step, minlength=self.steps)[: self.steps]))
 
     # --- names
 
     def range_names(self, codes: Ints) -> list[str]:
-        """Returns the names of ranges by their codes, empty for ``NONE``."""
+        """Returns the name of the range for each code, an empty text for ``NONE``."""
         return [self.ranges[code] if code >= 0 else "" for code in codes.tolist()]
 
     def api_names(self, calls: Bools) -> list[str]:
-        """Returns the names of some calls, without the version that CUPTI appends."""
+        """Returns the names of the selected calls, without the version that CUPTI appends."""
         return [self.apis[code].partition("_v")[0] for code in self.calls.api[calls].tolist()]
 
     def lines_of(self, pieces: Bools) -> tuple[Line, ...]:
-        """Returns the lines of the program that launch some pieces, weighted by the work that each line launches.
+        """Returns the lines of the program that launch the given pieces, weighted by the GPU time that a line launches.
 
-        The backward pass is launched from one line. So the lines that launch such pieces in other phases are returned
-        if there are any.
+        Pieces of the backward pass count only if all given pieces are of the backward pass, because the same line
+        launches the whole backward pass.
         """
         if not self.votes:
             return ()
         not_backward = pieces & ~self.in_phase("backward")
         work_ns = np.where(not_backward if not_backward.any() else pieces, self.pieces.exposed_ns, 0.0)
         launched_ns = np.bincount(self.replay.launch, work_ns, len(self.calls)).astype(np.float64)
-        # The same call has the same place in each step, unless steps differ in their number of calls.
+        # Call i of a step corresponds to call i of any other step if all steps have the same number of calls.
         lengths = set(np.diff(self.replay.first_call).tolist())
         period = lengths.pop() if len(lengths) == 1 else len(self.calls)
         return self.votes.lines_of(launched_ns, np.arange(len(self.calls)) % period, self.steps)
@@ -293,7 +303,7 @@ class Study:
 
 @dataclass(frozen=True)
 class StudiedGroup:
-    """Steps that are unlike the usual ones: how many there are, their median length, and some of them in detail."""
+    """A group of steps that is not measured: the number of steps, their median length, and a study of some steps."""
 
     name: str
     steps: int

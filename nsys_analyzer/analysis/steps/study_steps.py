@@ -1,6 +1,6 @@
 """Makes a study from the trace: selects a few consecutive steps, and describes their calls and operations.
 
-The work of all devices of the process is replayed, and the figures are those of one device.
+The replay contains the work on all devices of the process. The figures are those of one device.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from nsys_analyzer.trace.columns import (
 )
 from nsys_analyzer.trace.schema import NS_PER_MS
 
-#: The most steps that are studied, and the most calls that they have together.
+#: The maximum number of studied steps, and of calls in all of them.
 _MAX_STEPS, _MAX_CALLS = 10, 15_000
-#: Studied steps may differ in their mean from the length of a step by this share. Then more steps are preferred.
+#: More steps are preferred if their mean length differs from the length of a step by at most this share.
 _TYPICAL_STEPS_TOLERANCE = 0.03
 
 
 def study_groups(work: ProcessWork, steps: Steps, device: int) -> Study | None:
-    """Studies the measured steps, and the steps of each other group by themselves; see ``study_steps``."""
+    """Studies the measured steps, and the steps of each other group separately; see ``study_steps``."""
     study = study_steps(work, steps, device)
     if not study:
         return None
@@ -53,13 +53,14 @@ def study_groups(work: ProcessWork, steps: Steps, device: int) -> Study | None:
 
 
 def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows | None = None) -> Study | None:
-    """Studies some of the steps; returns None if no launch is known.
+    """Makes a study of some of the steps. Returns None if the steps launch nothing on the device.
 
     Args:
-        work: the calls and the operations of the process. Its other devices are replayed as well.
+        work: the calls and the operations of the process. The replay contains the work on all of its devices.
         steps: the steps of the process.
-        device: the device whose work is shown.
-        windows: the steps to study; by default a few consecutive steps whose mean is close to the length of a step.
+        device: the device that is studied.
+        windows: the steps to study. By default, these are a few consecutive steps whose mean length is close to the
+            length of a step.
     """
     windows = _select_windows(steps, work.calls.start) if windows is None else windows
     calls = _find_calls(work, steps, windows)
@@ -99,9 +100,13 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
 
 
 def _select_windows(steps: Steps, call_starts: Ints) -> Windows:
-    """Returns consecutive measured steps, as many as may be studied, whose mean is closest to the length of a step."""
+    """Selects consecutive measured steps whose mean length is close to the length of a step.
+
+    The largest number of steps whose mean is close enough is selected. If there is none, the steps with the closest
+    mean are.
+    """
     windows = steps.windows
-    if len(windows) >= MIN_STEPS:  # the time from the last step to the next one is not known
+    if len(windows) >= MIN_STEPS:  # the time from the last step to the next step is unknown
         windows = windows.select(windows.cpu_start < steps.recorded.cpu_start[-1])
     first_calls, end_calls = (
         np.searchsorted(call_starts, windows.cpu_start),
@@ -118,7 +123,7 @@ def _select_windows(steps: Steps, call_starts: Ints) -> Windows:
             [sequence[: len(sequence) - count + 1] for sequence in sequences if len(sequence) >= count]
         )
         difference = np.abs((total_ms[first + count] - total_ms[first]) / count - steps.length_ms)
-        from_middle = np.abs(first + count / 2 - len(windows) / 2)  # of equal ones, the one in the middle is taken
+        from_middle = np.abs(first + count / 2 - len(windows) / 2)  # decides between equal differences
         closest = int(np.lexsort((from_middle, difference.round(6)))[0])
         best = min(best, (float(difference[closest]), int(first[closest]), count))
         if best[0] <= _TYPICAL_STEPS_TOLERANCE * steps.length_ms:
@@ -128,7 +133,7 @@ def _select_windows(steps: Steps, call_starts: Ints) -> Windows:
 
 
 def _find_calls(work: ProcessWork, steps: Steps, windows: Windows) -> LaunchingCalls | None:
-    """Returns the calls of the steps, or None if there are less than two."""
+    """Returns the calls of the steps, or None if there are fewer than two calls."""
     bounds = np.append(windows.cpu_start, windows.cpu_end[-1:])
     first_call = np.searchsorted(work.calls.start, bounds)
     low, high = int(first_call[0]), int(first_call[-1])
@@ -140,7 +145,8 @@ def _find_calls(work: ProcessWork, steps: Steps, windows: Windows) -> LaunchingC
     step_follows = bool(np.isin(bounds[-1], steps.recorded.cpu_start))
     end = work.calls.start[high] if step_follows and high < len(work.calls) else max(bounds[-1], table.end[-1])
     if not np.isin(bounds[-1], steps.windows.cpu_start):
-        # The next step is not measured. The time to its first call is assumed to be that of the first studied step.
+        # The next step is not measured. The time from its start to its first call is assumed to be that of the first
+        # studied step.
         end = max(min(end, bounds[-1] + table.start[0] - bounds[0]), table.end[-1])
     return LaunchingCalls(
         table,
@@ -153,7 +159,7 @@ def _find_calls(work: ProcessWork, steps: Steps, windows: Windows) -> LaunchingC
 
 
 def _find_operations(work: ProcessWork, device: int, calls: LaunchingCalls) -> LaunchedOperations | None:
-    """Returns the operations that the calls launched, or None if they launched nothing on the device."""
+    """Returns the operations that the given calls launched, or None if they launched nothing on the device."""
     attributed, table = work.attributed, work.attributed.trace.operations
     call_of_launch = np.full(len(attributed.trace.launches) + 1, NONE, np.int32)
     call_of_launch[work.launch_index[calls.positions]] = np.arange(len(calls.table))
@@ -162,7 +168,7 @@ def _find_operations(work: ProcessWork, device: int, calls: LaunchingCalls) -> L
     of_process = np.concatenate(list(work.devices.values()))
     # Streams of two devices may have the same number.
     streams: Ints = table.stream[of_process].astype(np.int64)
-    if (streams >> DEVICE_SHIFT).any():  # AMD's numbers are addresses
+    if (streams >> DEVICE_SHIFT).any():  # streams of AMD GPUs are numbered by addresses
         streams = dense_codes(streams)[1].astype(np.int64)
     streams = streams + ((table.device[of_process].astype(np.int64) - device) << DEVICE_SHIFT)
     is_studied = call_of_operation[of_process] != NONE
@@ -197,11 +203,11 @@ def _find_operations(work: ProcessWork, device: int, calls: LaunchingCalls) -> L
     )
 
 
-# --- what they are
+# --- descriptions of calls and operations
 
 
 def _describe_calls(work: ProcessWork, calls: LaunchingCalls, caller: Ints) -> StudiedCalls:
-    """Returns what each call is, and what the program does after it."""
+    """Describes each call, and the time until the next call."""
     idle_start, off_cpu_of_threads = np.minimum(calls.end, calls.next_start), work.attributed.trace.off_cpu
     loading_ns, pause_range = work.pauses_between(idle_start, calls.next_start)
     # The thread of the next call may have no CPU in the time before that call.
@@ -225,7 +231,7 @@ def _describe_calls(work: ProcessWork, calls: LaunchingCalls, caller: Ints) -> S
 
 
 def _describe_operations(work: ProcessWork, operations: LaunchedOperations) -> StudiedPieces:
-    """Returns what each operation is."""
+    """Describes each operation."""
     index, attributed = operations.index, work.attributed
     table, kernel = attributed.trace.operations, attributed.kernels.code[index]
     return StudiedPieces(
@@ -243,21 +249,21 @@ def _describe_operations(work: ProcessWork, operations: LaunchedOperations) -> S
 
 
 def _find_spans(work: ProcessWork, calls: LaunchingCalls) -> RangeSpans:
-    """Finds the calls that each of the program's ranges holds."""
+    """Finds the calls inside each of the program's ranges."""
     ranges = work.attributed.trace.ranges
     name, start, end = ranges.name[work.ranges], ranges.start[work.ranges], ranges.end[work.ranges]
     middles = np.maximum.accumulate((np.maximum(calls.end, calls.start) + calls.next_start) // 2)
     bounds = [np.searchsorted(times, edges) for times in (calls.start, middles) for edges in (start, end)]
-    holds_any = (bounds[0] < bounds[1]) | (bounds[2] < bounds[3])
-    return RangeSpans(*(column[holds_any] for column in (name, *bounds)))
+    has_calls = (bounds[0] < bounds[1]) | (bounds[2] < bounds[3])
+    return RangeSpans(*(column[has_calls] for column in (name, *bounds)))
 
 
 def _measured_ns(replay: Replay, windows: Windows, calls: LaunchingCalls, operations: LaunchedOperations) -> float:
-    """Returns the mean length of the steps in the trace, ns, counted as in a replay."""
+    """Returns the mean length of the recorded steps, ns, computed as in a replay."""
     if replay.steps >= MIN_STEPS:
         call_starts = np.append(calls.start, calls.next_start[-1])
         recorded = Run(call_starts, np.append(operations.end, operations.stream_ready.max()))
         return float(replay.step_lengths_ns(recorded)[1:].mean())
-    # From the first call of the steps to the first call after them.
+    # Measure from the first call of the steps to the first call after the steps.
     first_delay_ns, end_delay_ns = calls.delays_ns
     return float(windows.length.sum() + end_delay_ns - first_delay_ns) / replay.steps

@@ -43,21 +43,21 @@ from nsys_analyzer.trace.columns import process_of
 from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP, map_by_shape
 from nsys_analyzer.trace.schema import NS_PER_MS, NS_PER_US
 
-#: About this many operations of a process are dissected in all.
+#: The approximate maximum number of operations of a process that are dissected.
 _MAX_OPERATIONS = 300_000
-#: The most rows of idle time that are listed one by one, because each request may be a range of its own.
+#: The maximum number of separate rows of idle time in ranges. Each request may have a range of its own.
 _MAX_IDLE_ROWS = 1_000
-#: The code that stands for the ranges of all other rows.
+#: The code of the name "other ranges", for the idle time beyond ``_MAX_IDLE_ROWS``.
 _OTHER_RANGES = NONE - 1
-#: Steps before and after the middle one that show how far the program runs ahead of the GPU.
+#: The number of steps before and after the middle step in which the latency and the queue of launches are measured.
 _STEPS_FOR_LAUNCH_LATENCY = 8
 _Timed = TypeVar("_Timed", ClassTime, CauseTime, KernelTime, IdleTime, OnPath)
 
 
 def summarize_steps(work: ProcessWork, steps: Steps) -> tuple[StepSummary, Study | None]:
-    """Returns the summary of a process's steps, and a study of some of them, which is None if no launch is known."""
+    """Returns the summary of a process's steps, and a study of some of the steps, or None if no launch is known."""
     trace, process, all_windows = work.attributed.trace, work.process, steps.windows
-    # Of a long capture, evenly spread blocks of steps are dissected, which tell as much.
+    # In a long capture, only evenly spread blocks of steps are dissected, which suffices for means.
     windows, operations = all_windows, sum(map(len, work.devices.values()))
     stride = -(-operations // _MAX_OPERATIONS)
     block = max(1, OPERATIONS_AT_ONCE * len(windows) // max(operations, 1))
@@ -108,11 +108,11 @@ def summarize_steps(work: ProcessWork, steps: Steps) -> tuple[StepSummary, Study
 
 
 def _critical_path(work: ProcessWork, study: Study, step: StepSummary) -> Iterator[OnPath]:
-    """Yields the parts of the critical path, the longest of each side first; they add up to the step.
+    """Yields the parts of the critical path. They add up to the length of the step.
 
-    The GPU's parts are its work that is on the path in the studied steps. While the GPU is idle, the path is the work
-    of another GPU if that is on it, else the cause of the idle time. While the GPU does other work, the path is with
-    the program.
+    While critical work runs on the main GPU, the path consists of this work. While the main GPU is idle, the path
+    consists of critical work of another GPU, or of the cause of the idle time if there is no such work. While the main
+    GPU does work that is not critical, the path consists of the program.
     """
     # As in a replay, the first of several steps is left out, because it begins with an idle GPU.
     windows = study.windows.select(np.arange(study.steps) >= int(study.steps >= MIN_STEPS))
@@ -129,7 +129,7 @@ def _critical_path(work: ProcessWork, study: Study, step: StepSummary) -> Iterat
     by_name = np.bincount(name_code[fragments.operation], fragments.share, len(names)) * scale
     parts_on_gpu = [OnPath("GPU", name, ms) for name, ms in zip(names, by_name.tolist(), strict=True)]
     yield from _longest(parts_on_gpu)
-    # While the GPU idles, critical work of another GPU takes the place of the cause of the idle time.
+    # While the main GPU is idle, critical work of another GPU replaces the cause of the idle time.
     idle, elsewhere = work.find_idle(windows, step.device), critical[~on_main_device]
     index, stretch, start, end = find_overlaps(
         idle.start, idle.end, operations.start[elsewhere], operations.end[elsewhere]
@@ -153,19 +153,20 @@ def _critical_path(work: ProcessWork, study: Study, step: StepSummary) -> Iterat
 def dissect_device(
     work: ProcessWork, windows: Windows, device: int, length_ms: float, program: SampledProgram | None = None
 ) -> DissectedSteps:
-    """Dissects the steps on one device: the parts are means of the steps near the median, and add up to its length.
+    """Computes the parts of the steps on one device: means over the steps near the median, scaled to ``length_ms``.
 
     Args:
         work: the operations and the calls of the process.
         windows: the steps.
-        device: the device.
-        length_ms: the length of a step that the parts add up to.
+        device: the number of the device.
+        length_ms: the length of a step, ms. The parts are scaled so that they add up to it.
         program: the sampled stacks, if there are any.
     """
     sums = _DeviceSums(work, *bounds_near_median(windows.length))
     for steps, anatomy in work.dissect(windows, device):
         sums.add(steps, anatomy)
-    # The mean of the steps near the median is not quite the median, so the waits are scaled to what the work leaves.
+    # The mean length of the steps near the median differs a little from the median length. So communication and idle
+    # time are scaled to the time that compute and copies leave.
     parts, in_ms = sums.parts, 1 / (sums.parts.near * NS_PER_MS)
     work_ms, wait_ms = float(parts.typical[:2].sum()) * in_ms, float(parts.typical[2:].sum()) * in_ms
     work_scale, wait_scale = 1.0, (length_ms - work_ms) / wait_ms if wait_ms else 1.0
@@ -196,17 +197,20 @@ def dissect_device(
 
 
 class _DeviceSums:
-    """Sums over the dissected steps of a device, from block to block. Means are made from the steps near the median.
+    """Sums of times over the dissected steps of a device. Steps are added in blocks.
+
+    ``launches``, ``phase_ns``, ``device_pauses_ns``, ``idle_ns`` and ``idle_gaps`` are sums over the steps near the
+    median.
 
     Attributes:
-        parts, classes, kernels, causes: sums by part of the step, kernel class, kernel and cause of idle time.
-        kernel_names: name and class of each kernel. After all kernels, each class has a row without a name, for fills
-            and for graphs whose kernels are unknown.
+        parts, classes, kernels, causes: the times by part of the step, kernel class, kernel and cause of idle time.
+        kernel_names: the name and the class of each kernel. After all kernels, there is a row without a name for each
+            class, for fills and for graphs whose kernels are unknown.
         launches: shape (kernels,), how often each kernel starts.
-        phase_ns: shape (parts, phases).
-        busy_ns: for each block, the GPU's work in each step.
-        device_pauses_ns: the idle time in the device's own pauses.
-        idle_ns, idle_gaps: time and number of gaps, by cause, range and API call.
+        phase_ns: shape (parts, phases), the time of each part in each phase, ns.
+        busy_ns: for each block, the time in which the GPU works in each step, ns.
+        device_pauses_ns: the idle time in pauses of the device itself, ns.
+        idle_ns, idle_gaps: the idle time, ns, and the number of gaps, by cause, range and API call.
     """
 
     def __init__(self, work: ProcessWork, shortest_ns: float, longest_ns: float) -> None:
@@ -233,7 +237,7 @@ class _DeviceSums:
         self._add_idle(self._work.find_causes(anatomy.gaps), near)
 
     def _add_phases(self, anatomy: Anatomy, near: Bools) -> None:
-        """Adds the work and the gaps of each phase. A gap belongs to the phase of the work that ends it."""
+        """Adds the work and the gaps of each phase. A gap belongs to the phase of the operation after the gap."""
         fragments, gaps, phase = anatomy.fragments, anatomy.gaps, self._work.phase
         for activity in ACTIVITIES:
             counts = (fragments.activity == activity) & near[fragments.step]
@@ -243,7 +247,7 @@ class _DeviceSums:
         self.phase_ns[-1] += np.bincount(phase[gaps.next_operation], gap_ns, len(self._work.phases))
 
     def _add_compute(self, fragments: Fragments, near: Bools) -> None:
-        """Adds the compute of each kernel and each class."""
+        """Adds the compute time and the launches of each kernel, and the compute time of each class."""
         operations, kernels = self._work.attributed.trace.operations, self._work.attributed.kernels
         computes = fragments.activity == COMPUTE
         columns = (fragments.operation, fragments.share, fragments.step)
@@ -273,9 +277,14 @@ class _DeviceSums:
 def _idle_times(
     work: ProcessWork, sums: _DeviceSums, in_ms: float, wait_scale: float, program: SampledProgram | None
 ) -> Iterator[IdleTime]:
-    """Yields the idle time of each cause, range and API call. Beyond a number of ranges, the shortest are summed up.
+    """Yields the idle time of each cause, range and API call. Beyond ``_MAX_IDLE_ROWS``, the shortest are summed up.
 
-    ``in_ms`` turns a sum in ns into the mean of a step in ms, and ``wait_scale`` is the factor for waits.
+    Args:
+        work: the calls of the process.
+        sums: the sums over the steps near the median.
+        in_ms: the factor from a sum in ns to the mean per step in ms.
+        wait_scale: the additional factor for idle time.
+        program: the sampled stacks, if there are any.
     """
     in_ranges = [key for key in sums.idle_ns if key[1] != NONE]
     for key in sorted(in_ranges, key=lambda key: -sums.idle_ns[key])[_MAX_IDLE_ROWS:]:
@@ -295,16 +304,16 @@ def _idle_times(
 
 
 def _longest(rows: Iterable[_Timed]) -> tuple[_Timed, ...]:
-    """Returns the rows that take time, the longest first."""
+    """Returns the rows whose time is not 0, the longest first."""
     return tuple(sorted((row for row in rows if row.ms), key=lambda row: -row.ms))
 
 
 def _measure_launches(
     work: ProcessWork, windows: Windows, index: SmallInts
 ) -> tuple[LaunchLatency | None, Queue | None]:
-    """Measures how long operations wait after their launches, and how many of them are launched and not done.
+    """Measures the time from launches to the starts of their operations, and the length of the GPU's queue.
 
-    The operations that are launched in some steps in the middle of the capture are measured.
+    Only operations that are launched in a few steps in the middle of the capture count.
     """
     middle = len(windows) // 2
     low = max(0, middle - _STEPS_FOR_LAUNCH_LATENCY)
@@ -313,7 +322,7 @@ def _measure_launches(
     index = index[(time >= windows.cpu_start[low]) & (time < windows.cpu_end[high])]
     if not len(index):
         return None, None
-    # The nodes of a graph are one launch, which starts with the first and ends with the last of them.
+    # The nodes of a graph count as one launch, which starts with the first node and ends with the last node.
     starts, ends = (getattr(work.attributed.trace.operations, name)[index] for name in ("start", "end"))
     order = np.lexsort((starts, launch := work.attributed.attribution.launch[index]))
     first = np.flatnonzero(np.diff(launch[order], prepend=NONE - 1))
@@ -324,16 +333,17 @@ def _measure_launches(
         np.sort(work.launched_at[index[order[first]]]),
         np.sort(np.maximum.reduceat(ends[order], first)),
     )
-    waiting = np.maximum(np.arange(len(first)) - np.searchsorted(ended, launched_at, side="right"), 0)
-    return LaunchLatency(*latency_us), Queue(float(np.median(waiting)), int(waiting.max()))
+    queue_length = np.maximum(np.arange(len(first)) - np.searchsorted(ended, launched_at, side="right"), 0)
+    return LaunchLatency(*latency_us), Queue(float(np.median(queue_length)), int(queue_length.max()))
 
 
 def _by_ranges(
     work: ProcessWork, windows: Windows, device: DissectedSteps, program: SampledProgram | None
 ) -> DissectedSteps:
-    """Returns the steps of a program without a GPU: each phase by its ranges, the loading of batches, and the rest.
+    """Returns the steps of a program without a GPU, whose phases are measured by their ranges.
 
-    Nothing is launched there. The time in which no operator runs is the program's own.
+    The loading of batches counts as a phase of its own. The time in which no operator runs is idle time with the cause
+    "host", since the program does not wait for a device.
     """
     instances, ranges = work.attributed.instances, work.attributed.trace.ranges
     loads = np.array([*map_by_shape(ranges.names, is_loading), False])[ranges.name]

@@ -1,4 +1,4 @@
-"""The timeline of the steps: ranges, blocking calls, the work of each stream, and why devices idle."""
+"""The timeline of the steps: ranges, blocking calls, the work of each stream, and the idle time of each device."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from nsys_analyzer.trace.columns import (
 from nsys_analyzer.trace.phase_names import REQUEST_RANGE
 from nsys_analyzer.trace.stacks import StackFrame
 
-#: About this many operations are shown on a page. Of a longer capture, the steps around the median one are shown.
+#: The approximate number of operations on a page. If a capture has more, some steps around a median step are shown.
 MOST_OPERATIONS = 1_000_000
 #: The thread ID that stands for the ranges of requests, which belong to no thread.
 _REQUESTS_THREAD = ~PROCESS_MASK
@@ -41,16 +41,17 @@ Kind = Literal["ranges", "calls", "lines", "stream", "idle"]
 
 @dataclass(frozen=True)
 class Track:
-    """The boxes of one thread, stream or device, in order of start.
+    """The boxes of one thread, stream or device, sorted by start.
 
     Attributes:
         title: the name of the thread, stream or device, such as "GPU stream 7".
-        kind: "ranges" lie inside each other; "calls" block or allocate; "lines" were sampled, and lie inside the line
-            that called them; "stream" is the GPU's work, and "idle" are its gaps.
-        start, duration: shape (boxes,), ns; the start counts from ``Tracks.origin_ns``.
-        name: shape (boxes,), code into ``Tracks.names``; for idle time, the range that the program was in.
-        group: shape (boxes,), code into ``Tracks.groups``: the kernel class, or the cause of idle time.
-        depth: shape (boxes,), the row of the track that each box lies in: below the boxes around it.
+        kind: "ranges" for nested ranges; "calls" for API calls that block or allocate; "lines" for sampled lines, each
+            nested in the line that called it; "stream" for the GPU's work; "idle" for the GPU's idle time.
+        start: shape (boxes,), the time from ``Tracks.origin_ns`` to the start of each box, ns.
+        duration: shape (boxes,), the duration of each box, ns.
+        name: shape (boxes,), the index of the name in ``Tracks.names``; for idle time, the name of the program's range.
+        group: shape (boxes,), the index in ``Tracks.groups`` of the kernel class, or of the cause of idle time.
+        depth: shape (boxes,), the row of the track that contains each box, below the boxes around it.
     """
 
     title: str
@@ -67,11 +68,12 @@ class Stream(Track):
     """The GPU's work on one stream.
 
     Attributes:
-        phase, module, path: shape (boxes,), codes into ``Tracks.phases``, ``Tracks.modules`` and ``Tracks.paths``: the
-            phase and module of each operation, and the ranges around its launch. The first text of each is empty.
-        wait: shape (boxes,), the time from launch to start, ns; -1 if the launch is unknown.
-        thread: shape (boxes,), the position of the range track of the thread that launched it, -1 for none.
-        critical: shape (boxes,), whether the operation is on the critical path of the steps.
+        phase, module, path: shape (boxes,), indices into ``Tracks.phases``, ``Tracks.modules`` and ``Tracks.paths``:
+            the phase and module of each operation, and the ranges around its launch. The first text of each is empty.
+        wait: shape (boxes,), the time from the launch of each operation to its start, ns; -1 if the launch is unknown.
+        thread: shape (boxes,), the index of the thread that launched each operation among the threads with a range
+            track, or -1.
+        critical: shape (boxes,), True if the operation is on the critical path of the steps.
     """
 
     phase: Ints
@@ -84,7 +86,11 @@ class Stream(Track):
 
 @dataclass(frozen=True)
 class IdleTrack(Track):
-    """The stretches in which a device is idle; ``stack`` is a code into ``Tracks.stacks``, 0 if none was sampled."""
+    """The stretches in which a device is idle.
+
+    Attributes:
+        stack: shape (boxes,), the index in ``Tracks.stacks`` of the stack that was sampled most often; 0 without one.
+    """
 
     stack: Ints
 
@@ -94,15 +100,17 @@ class Tracks:
     """The tracks of one process of a capture.
 
     Attributes:
-        origin_ns: the time 0 of all tracks, on the capture's clock.
-        duration_ns: the time from there to the end of the last step.
+        origin_ns: the time on the capture's clock that is the origin of all tracks, ns.
+        duration_ns: the time from the origin to the end of the last step, ns.
         global_pid: the global ID of the process.
-        steps: start and end of each measured step, ns since the origin.
-        on_cpu: whether the streams hold operators that compute on the CPU, because the program does not use a GPU.
-        left_out: how many of the steps are shown, in words; empty if all are shown.
-        names, groups, phases, modules, paths: the texts of the codes.
-        stacks: the lines of the program in each stack, the innermost first; the first stack is empty.
-        memory: times in ns since the origin, and the bytes in use from then on; empty if that was not recorded.
+        steps: the start and end of each measured step, ns since the origin.
+        on_cpu: whether the streams contain operators that run on the CPU, because the program does not use a GPU.
+        left_out: a clause such as "5 of 40 steps are shown"; empty if all steps are shown.
+        tracks: the tracks in the order in which a page shows them.
+        names, groups, phases, modules, paths: the texts that the columns of tracks refer to by index.
+        stacks: the lines of the program in each stack, the innermost line first. The first stack is empty.
+        memory: the times at which the memory in use changes, ns since the origin, and the bytes in use from each time
+            on. Both are empty if memory was not recorded.
     """
 
     origin_ns: int
@@ -124,7 +132,8 @@ class Tracks:
 def record_tracks(work: ProcessWork, steps: Steps, max_operations: int) -> Tracks:
     """Returns the tracks of the measured steps of a process.
 
-    If the steps have more than about ``max_operations``, consecutive steps around the median one are shown.
+    If the steps have more than about ``max_operations`` operations, only consecutive steps around a step of median
+    length are included.
     """
     windows, operations = steps.windows, sum(map(len, work.devices.values()))
     count, left_out = max(1, len(windows) * max_operations // max(operations, 1)), ""
@@ -136,13 +145,13 @@ def record_tracks(work: ProcessWork, steps: Steps, max_operations: int) -> Track
 
 
 class _TextTable:
-    """Texts without duplicates, and their codes."""
+    """A table of distinct texts. The code of a text is its index in the table."""
 
     def __init__(self, *first: str) -> None:
         self._code = {text: code for code, text in enumerate(first)}
 
     def codes(self, texts: Sequence[str], index: Integers) -> Ints:
-        """Returns the code of the text at each index."""
+        """Returns the code of ``texts[i]`` for each ``i`` of ``index``, and adds new texts to the table."""
         used, position = np.unique(index, return_inverse=True)
         code = [self._code.setdefault(texts[number], len(self._code)) for number in used.tolist()]
         return np.array(code, np.int64)[position.ravel()]
@@ -166,11 +175,13 @@ class _TrackMaker:
         operations = self.attributed.trace.operations
         in_steps = (operations.process == self.process) & (operations.end > self.start) & (operations.start < self.end)
         index = np.flatnonzero(in_steps)
-        self.index = index[np.argsort(operations.start[index], kind="stable")]  # of the operations that are shown
+        self.index = index[
+            np.argsort(operations.start[index], kind="stable")
+        ]  # the operations in the tracks, sorted by start
         self.devices = np.unique(operations.device[self.index]).tolist()
 
     def make_tracks(self, left_out: str) -> Tracks:
-        """Returns all tracks: the CPU's threads that launch work, the devices, and the other threads."""
+        """Returns all tracks: those of the CPU threads that launch work, of the devices, and of the other threads."""
         on_cpu = is_on_cpu(self.attributed.trace, self.process)
         threads, launching, not_launching = self._make_range_tracks()
         tracks = [*launching, *([] if on_cpu else self._make_call_tracks()), *self._make_line_tracks()]
@@ -198,14 +209,18 @@ class _TrackMaker:
     def _make_track(
         self, title: str, kind: Kind, start: Ints, end: Ints, name: Ints, group: Ints | None = None
     ) -> Track:
-        """Returns a track of boxes, which may lie inside each other except for idle time."""
+        """Makes a track of boxes. Boxes may be nested, except for the kind "idle"."""
         zeros = np.zeros(len(start), np.int64)
         depth = zeros if kind == "idle" else _find_depths(start, end)
         duration = np.maximum(end - start, 0)
         return Track(title, kind, start - self.start, duration, name, zeros if group is None else group, depth)
 
     def _make_range_tracks(self) -> tuple[Ints, list[Track], list[Track]]:
-        """Returns the threads with ranges, the main one first, the tracks of those that launch work, and the others."""
+        """Makes the range track of each thread.
+
+        Returns:
+            The threads with ranges, the main thread first; the tracks of threads that launch work; the other tracks.
+        """
         trace = self.attributed.trace
         tables = [trace.ranges, trace.operators] if trace.metadata.profiler == "torch" else [trace.ranges]
         tables = [
@@ -217,7 +232,7 @@ class _TrackMaker:
         thread = np.concatenate([table.thread for table in tables])
         start, end = (np.concatenate([getattr(table, column) for table in tables]) for column in ("start", "end"))
         name = np.concatenate([self.names.codes(table.names, table.name) for table in tables])
-        if self.steps.marks:  # a request lasts over many steps and overlaps with other requests
+        if self.steps.marks:  # a request lasts for many steps and overlaps other requests
             requests = [code for code, text in enumerate(self.names.texts) if REQUEST_RANGE.fullmatch(text)]
             thread = np.where(np.isin(name, requests), self.process | _REQUESTS_THREAD, thread)
         threads, counts = np.unique(thread, return_counts=True)
@@ -234,7 +249,7 @@ class _TrackMaker:
         return threads, tracks[:count], tracks[count:]
 
     def _make_titles(self, threads: Ints) -> list[str]:
-        """Returns the title of each thread. Threads of the same name have their IDs in the title as well."""
+        """Returns the title of each thread's track. If several threads have the same name, it also contains the ID."""
         names, thread_ids = list[str](), (threads & ~PROCESS_MASK).tolist()
         for thread, thread_id in zip(threads.tolist(), thread_ids, strict=True):
             if thread_id == _REQUESTS_THREAD:
@@ -249,7 +264,7 @@ class _TrackMaker:
         ]
 
     def _make_call_tracks(self) -> Iterator[Track]:
-        """Yields the track of the API calls that wait, take long or allocate."""
+        """Yields a track of the API calls that wait, take long or allocate."""
         work = self.work
         calls = work.calls.select(
             np.unique(np.concatenate([work.waiting_calls, work.slow_calls, work.allocating_calls]))
@@ -261,7 +276,7 @@ class _TrackMaker:
         )
 
     def _make_line_tracks(self) -> Iterator[Track]:
-        """Yields the track of the program's sampled lines. A line lasts as long as consecutive samples have it."""
+        """Yields a track of the program's sampled lines. A box covers consecutive samples with the same line."""
         sampled = self.attributed.trace.stacks.get(self.process)
         if sampled is None:
             return
@@ -270,23 +285,23 @@ class _TrackMaker:
         start = sampled.requested[samples]
         end = np.minimum(np.append(start[1:], self.end), sampled.sampled[samples] + sampled.period_ns)
         boxes: list[tuple[int, int, str]] = []
-        open_boxes: list[tuple[int, int, str]] = []  # from the outermost line to the innermost one
+        open_boxes: list[tuple[int, int, str]] = []  # the outermost line first
         for begin, finish, stack in zip(start.tolist(), end.tolist(), sampled.stack[samples].tolist(), strict=True):
             lines = [_describe_frame(frame) for frame in reversed(sampled.stacks[stack])]
             pairs = enumerate(zip(open_boxes, lines, strict=False))
             differing = (depth for depth, (box, line) in pairs if box[2] != line or box[1] < begin)
-            same = next(differing, min(len(open_boxes), len(lines)))
-            boxes += open_boxes[same:]
-            open_boxes = [(first, finish, line) for first, _, line in open_boxes[:same]]
-            open_boxes += [(begin, finish, line) for line in lines[same:]]
+            common_depth = next(differing, min(len(open_boxes), len(lines)))
+            boxes += open_boxes[common_depth:]
+            open_boxes = [(first, finish, line) for first, _, line in open_boxes[:common_depth]]
+            open_boxes += [(begin, finish, line) for line in lines[common_depth:]]
         boxes += open_boxes
-        boxes.sort(key=lambda box: (box[0], -box[1]))  # stable: a line stays after the line that called it
+        boxes.sort(key=lambda box: (box[0], -box[1]))  # callers stay before callees
         begins, ends = (np.array([box[side] for box in boxes], np.int64) for side in (0, 1))
         names = self.names.codes([box[2] for box in boxes], np.arange(len(boxes)))
         yield self._make_track("CPU: sampled lines", "lines", begins, ends, names)
 
     def _make_streams(self, threads: Ints, *, on_cpu: bool) -> Iterator[Stream]:
-        """Yields the work of each stream of each device."""
+        """Yields a track of the work of each stream of each device."""
         operations, attribution = self.attributed.trace.operations, self.attributed.attribution
         path_codes, paths = make_range_paths(self.attributed.trace, attribution)
         if self.steps.marks:
@@ -330,11 +345,11 @@ class _TrackMaker:
             )
 
     def _name_gpu(self, device: int) -> str:
-        """Returns the name of a device, with its number if there are several."""
+        """Returns the name of a device, with its number if the process uses several devices."""
         return f"GPU {device}" if len(self.devices) > 1 else "GPU"
 
     def _make_idle_track(self, device: int) -> IdleTrack:
-        """Returns the stretches in which a device idles, each with its cause, and where the program was."""
+        """Makes the track of a device's idle time: the cause of each stretch, and the program's range and stack."""
         idle, ranges = self.work.find_idle(self.windows, device), self.attributed.trace.ranges
         around = np.append(ranges.name, len(ranges.names))[self.work.innermost_ranges_at((idle.start + idle.end) // 2)]
         names, causes = self.names.codes((*ranges.names, ""), around), self.groups.codes(CAUSES, idle.cause)
@@ -345,7 +360,7 @@ class _TrackMaker:
         return IdleTrack(**vars(track), stack=stack)
 
     def _name_operations(self, index: Ints) -> Ints:
-        """Returns codes of names: the name of a kernel; what another operation is, and how many bytes it moves."""
+        """Returns the code of each operation's name. The name of a copy or fill consists of its kind and size."""
         table = self.attributed.trace.operations
         kind, size, copy = table.kind[index], table.size[index], table.copy[index]
         names, code = list(table.names), table.name[index].astype(np.int64)
@@ -359,7 +374,7 @@ class _TrackMaker:
         return self.names.codes([*names, *descriptions], code)
 
     def _find_modules(self, index: Ints) -> Ints:
-        """Returns codes of the paths of the modules; the empty path stands for operations of no module."""
+        """Returns the code of the path of each operation's module. Without a module, the path is empty."""
         if self._module_calls is None:
             return np.zeros(len(index), np.int64)
         calls, finder = self._module_calls
@@ -368,12 +383,15 @@ class _TrackMaker:
 
     @cached_property
     def _module_calls(self) -> tuple[ModuleCalls, CallFinder] | None:
-        """Returns the calls of modules, and what finds the call of an operation; None if there are no modules."""
+        """Returns the calls of modules and their ``CallFinder``, or None if no range names a module."""
         calls = find_module_calls(self.attributed)
         return (calls, CallFinder(self.attributed, calls)) if calls else None
 
     def _memory_in_use(self) -> tuple[Ints, Ints]:
-        """Returns the device memory in use, at the start and from each change on."""
+        """Returns the times at which the device memory in use changes, ns since the origin, and the bytes in use.
+
+        The first time is the origin.
+        """
         uses, nothing = self.attributed.trace.memory, np.empty(0, np.int64)
         if uses is None:
             return nothing, nothing
@@ -386,17 +404,17 @@ class _TrackMaker:
 
 
 def _describe_frame(frame: StackFrame) -> str:
-    """Returns file, line and function of a frame."""
+    """Returns a text with the file, line and function of a frame."""
     return f"{frame.file}:{frame.line} in {frame.function}"
 
 
 def _find_depths(start: Ints, end: Ints) -> Ints:
-    """Returns the first free row for each interval, below the intervals around it.
+    """Returns the first free row for each interval, below the intervals that contain it.
 
-    The intervals are in the order of their starts, longer ones first.
+    The intervals must be sorted by start. Of two intervals with the same start, the longer interval comes first.
     """
     depths = np.zeros(len(start), np.int64)
-    if (start[1:] >= end[:-1]).all():  # as on most streams
+    if (start[1:] >= end[:-1]).all():  # no intervals overlap, as on most streams
         return depths
     row_ends: list[int] = []
     for i, (begin, finish) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
@@ -408,10 +426,10 @@ def _find_depths(start: Ints, end: Ints) -> Ints:
 
 
 def memory_levels(uses: MemoryUses, process: int) -> tuple[MemoryUses, Ints]:
-    """Returns the memory events of a process in order, and the bytes in use before the first and after each event.
+    """Returns the memory events of a process, sorted by time, and the bytes in use before and after each event.
 
-    The bytes have the shape (events + 1,). They are taken from the allocator's pool if it reports them, else added up
-    from the events.
+    The bytes have the shape (events + 1,). If the allocator reports the bytes in use of its pool, these are taken.
+    Otherwise, the sizes of the events are added up.
     """
     events = uses.select(uses.process == process)
     events = events.select(np.argsort(events.start, kind="stable"))
