@@ -180,7 +180,7 @@ def a_pass(layers: int) -> list[str]:
     return [EMBED, *LAYER * layers, *HEAD]
 
 
-def sequence_with_pauses(kernels: list[str], pauses: dict[int, int]) -> Export:
+def with_pauses(kernels: list[str], pauses: dict[int, int]) -> Export:
     return sequence(Export(), kernels, pause=pauses)
 
 
@@ -199,12 +199,12 @@ LOGS = {number * LONG + 3 * (number > 3): 100 for number in range(8)}
         (sequence(Export(), [GEMM, SOFTMAX, EMBED, GEMM, ADAM] * 4), [100, 600, 1100, 1600], 5),
         # The capture begins in the middle of a step; 5 µs lie between the head and the embedding.
         (
-            sequence_with_pauses([*a_pass(10)[30:], *a_pass(10) * 4], {LONG - 30 + LONG * number: 5_000 for number in range(4)}),
+            with_pauses([*a_pass(10)[30:], *a_pass(10) * 4], {LONG - 30 + LONG * number: 5_000 for number in range(4)}),
             [100 * (LONG - 30) + 5_100 + number * (100 * LONG + 5_000) for number in range(4)], LONG,
         ),
         # Three kernels more in the fourth of eight; the program pauses for 100 ns before each.
         (
-            sequence_with_pauses([*a_pass(10) * 4, ADD, SOFTMAX, ADD, *a_pass(10) * 4], LOGS),
+            with_pauses([*a_pass(10) * 4, ADD, SOFTMAX, ADD, *a_pass(10) * 4], LOGS),
             [200 + number * (100 * LONG + 100) + 300 * (number > 3) for number in range(8)], LONG,
         ),
     ],
@@ -419,7 +419,7 @@ def test_groups_of_steps(
 
 
 def generation(*calls: tuple[int, int], names: tuple[str, ...] = (), prompt_us: int = 400) -> Program:
-    """Returns calls of a model, each given by its tokens and the µs of a token. The first pass of a call is the prompt's.
+    """Returns calls of a model, each given by its tokens and the µs of a token. Its first pass is the prompt's.
 
     ``names`` are those of the ranges: ``step`` around a call, ``forward`` and ``decode`` around a pass.
     """
