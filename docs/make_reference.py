@@ -1,6 +1,6 @@
-"""Writes what the reference and the page on JSON take from the code, and the JSON Schema.
+"""Writes the parts of the reference and of the page on JSON that come from the code, and the JSON Schema.
 
-What stands above the mark in a page is written by hand and stays.
+The text above the mark in a page is written by hand and stays as it is.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION
 DOCS = Path(__file__).parent
 MARK = "<!-- From here on written by docs/make_reference.py: make examples -->\n"
 SCHEMA = "https://json-schema.org/draft/2020-12/schema"
-#: Wide enough that no help text is cut.
+#: A width, in characters, at which no help text is cut.
 WIDTH = 1000
-#: The least of a number of which the most says nothing.
+#: The range of a number whose upper bound only means that it is a 32-bit integer.
 LEAST = re.compile(r"(\d+)<=x<=2147483647")
 #: A line of a docstring that describes attributes: their names, and what they are.
 ATTRIBUTES = re.compile(r"((?:\w+, )*\w+): (.*)")
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def pages() -> dict[Path, str]:
-    """The whole text of each file that is made, by its path."""
+    """Returns the whole text of each file, by its path."""
     made = {DOCS / "reference.md": reference(), DOCS / "json.md": json_types()}
     whole = {path: path.read_text(encoding="utf-8").partition(MARK)[0] + MARK + text for path, text in made.items()}
     schemas = {DOCS / "schema.json": schema(), DOCS / "answers.schema.json": schema_of_answers()}
@@ -52,7 +52,7 @@ def pages() -> dict[Path, str]:
 
 
 def reference() -> str:
-    """Commands with their options, output formats, columns and kernel classes."""
+    """Returns the commands with their options, the output formats, the columns and the kernel classes."""
     lines = [
         "",
         "## Commands",
@@ -64,7 +64,7 @@ def reference() -> str:
     formats += [("export --format", name, f"the capture's name with `{one.suffix}`") for name, one in FORMATS.items()]
     lines += table(("option", "format", "file"), [(f"`{option}`", f"`{name}`", file) for option, name, file in formats])
     lines += ["## Columns of the table of GPU operations", ""]
-    lines += ["The columns that are in `load(…).kernels`, too, are marked.", ""]
+    lines += ["The third column shows which of them `load(…).kernels` also has.", ""]
     columns = [
         (f"`{name}`", one.unit, "yes" if one.of_kernels else "", cell(one.doc))
         for name, one in OPERATION_COLUMNS.items()
@@ -76,7 +76,7 @@ def reference() -> str:
 
 
 def commands(group: click.Group, parent: click.Context, heading: str) -> Iterator[str]:
-    """A section for each command of a group."""
+    """Yields the lines of a section for each command of a group."""
     for name in group.list_commands(parent):
         command = group.get_command(parent, name)
         assert command is not None
@@ -93,13 +93,13 @@ def commands(group: click.Group, parent: click.Context, heading: str) -> Iterato
 
 
 def examples(command: click.Command) -> Iterator[str]:
-    """The example of a command's help."""
+    """Yields the example of a command's help."""
     if command.epilog:
         yield command.epilog.removeprefix("Example: ")
 
 
 def json_types() -> str:
-    """What a comparison holds, and every type of a report's JSON."""
+    """Returns the description of a comparison, and of every type in a report's JSON."""
     said = inspect.cleandoc(json_comparison.__doc__ or "")
     said = said[said.index("A comparison holds") :]
     lines = ["", said.replace("``", "`"), "", "## The types of a report", ""]
@@ -112,10 +112,10 @@ def json_types() -> str:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of a report."""
+    """Returns the JSON Schema of a report."""
     (capture, run), types = msgspec.json.schema_components((Summary, ParallelRun), schema_hook=_text)
     of_run = types[run["$ref"].rpartition("/")[2]]["properties"]
-    of_run["run_notes"]["items"] = {"type": "string"}  # the report's sentences, in place of the notes
+    of_run["run_notes"]["items"] = {"type": "string"}  # JSON has the report's sentences instead of the notes
     del types["JoinNote"]
     whole = {
         "schema_version": {"const": SCHEMA_VERSION},
@@ -144,7 +144,7 @@ def _text(kind: type) -> dict[str, str]:
 
 
 def described(docstring: str) -> tuple[str, dict[str, str]]:
-    """The first paragraphs of a type's docstring, and the meaning of each attribute that it describes."""
+    """Returns the first paragraphs of a type's docstring, and the meaning of each attribute that it describes."""
     states = ", ".join(f"`{one}`" for one in STATUSES)
     docstring = re.sub(r"\bNone\b|``None``", "null", docstring).replace("``STATUSES``", states)
     text, _, attributes = inspect.cleandoc(docstring).partition("Raises:")[0].partition("Attributes:\n")

@@ -185,9 +185,10 @@ class Run(Options[None]):
         optimizer: the name of the optimizer.
         status: one of ``STATUSES``; ``message`` says why it is not ``ok``.
         profiler: ``nsys``, ``torch``, or ``none`` for a run that leaves no trace.
-        python, torch, cuda, driver, nsys: versions.
+        python, torch, cuda, driver, nsys: the version of each.
         git_dirty: whether tracked files differ from the commit of the working folder.
-        command, profile_command: the command lines of the target without and with the profiler.
+        command: the command line of the target without the profiler.
+        profile_command: the command line of the target with the profiler.
         run: the ``nsys-analyze run`` command that started both.
         capture: the file name of the trace that the manifest belongs to.
         stacks: the file names of the stacks that were sampled during the recording.

@@ -46,8 +46,8 @@ class Finding:
     Attributes:
         id: its key in JSON.
         title: the finding in a few words.
-        saves_ms_low, saves_ms_high: the interval of what a step would be shorter by, ms, if this alone were changed and
-            no profiler ran. Its ends rest on the assumptions that ``derivation`` names.
+        saves_ms_low, saves_ms_high: the bounds of the saving per step, ms, if only this is changed and no profiler
+            runs. ``derivation`` names their assumptions.
         step_ms: the length of a step without the profiler.
         left_after_all_ms: the length of a step after this finding and those before it in the list. Savings overlap:
             they are replayed together, never added.

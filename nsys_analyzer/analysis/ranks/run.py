@@ -73,7 +73,8 @@ class RankFigures:
         cpu_ms: the CPU time that the program needs for a step, without calls that wait for the GPU.
         waiting_ms: the part of the communication in which the last rank has not yet started the collective.
         transfer_ms: the other part of the communication, in which the collective transfers data.
-        exposed_waiting_ms, exposed_transfer_ms: the same two parts of the exposed communication.
+        exposed_waiting_ms: the part of the exposed communication in which the last rank has not yet started.
+        exposed_transfer_ms: the part of the exposed communication in which the collective transfers data.
         own_ms: the step without exposed waiting, as if no other rank were late.
         late_ms: how much longer its own time is than that of the fastest rank, step by step. It includes by how much
             the collectives that waited beside the fastest rank's work slowed that work down.
@@ -127,7 +128,8 @@ class CollectiveFigures:
         ranks: the number of ranks that take part; None if captures of ranks are missing and NCCL does not record it.
         count: the number of such collectives per step and rank.
         duration_ms: the duration of one collective on one rank.
-        waiting_ms, transfer_ms: the total per step, as a mean over the ranks; None if captures of ranks are missing.
+        waiting_ms: the total waiting per step, as a mean over the ranks; None if captures of ranks are missing.
+        transfer_ms: the total transfer time per step, as a mean over the ranks; None if captures of ranks are missing.
         bus_bytes_per_s: the bytes that pass each link per second of transfer time, as nccl-tests defines bus bandwidth;
             None if the size or the time is not known.
     """
@@ -151,8 +153,8 @@ class LostTime:
         phase: the phase of the work, or of the work that ends an idle gap; empty for transfers.
         part: what the time is spent on.
         ms: the mean loss per step; negative if the rank needs less time than the other one.
-        kernel_class, module: what causes most of a loss in compute; empty if no class or module does.
-        cause, range: what causes most of a loss in idle time.
+        kernel_class, module: the class and the module that cause most of a loss in compute; empty if none does.
+        cause, range: the cause and the range with most of a loss in idle time.
         lines: the lines of the rank's program behind idle time of that cause, if its call stacks were sampled.
         module_line: the file and line of the module's class; empty if it is not known.
     """

@@ -178,8 +178,9 @@ class PhaseSummary(msgspec.Struct, frozen=True):
 
     Attributes:
         range: the names of the phase's ranges in the trace.
-        instances, warmup_instances, incomplete_instances: the numbers of instances that were measured, left out as
-            warm-up, and left out as partial.
+        instances: the number of measured instances.
+        warmup_instances: the number of instances that were left out as warm-up.
+        incomplete_instances: the number of instances that were left out because they are incomplete.
         wall_ms: the duration of the range on the CPU's clock.
         gpu_span_ms: the time from the first start to the last end of the phase's GPU operations.
         gpu_busy_ms: the union of the intervals of these operations.
@@ -188,7 +189,8 @@ class PhaseSummary(msgspec.Struct, frozen=True):
         synchronized: whether the GPU work ends before the ranges do, so that the wall time includes the work.
         holds_backward: whether a backward pass starts inside the first instance, as in a training step.
         inferred: whether the phase was found by a framework's ranges or operators, not by a range of the program.
-        kernels_least, kernels_most: the fewest and the most kernels of an instance; 0 if the phase is not inferred.
+        kernels_least: the fewest kernels of an instance; 0 if the phase is not inferred.
+        kernels_most: the most kernels of an instance; 0 if the phase is not inferred.
         wall_values_ms, busy_values_ms: the times of each instance, or of an evenly spread sample if there are many.
         busy_share: the GPU's busy share of the range; None if the wall time does not include the phase's work.
     """

@@ -44,7 +44,7 @@ _ELEMENT_BYTES = {"float": 4, "double": 8}
 
 @dataclass(frozen=True)
 class SoftmaxTraffic:
-    """The minimum of bytes that softmax moves, counted from its kernels, and their rate; None if a figure is unknown.
+    """The fewest bytes that softmax can move, counted from its kernels, and their rate; None if a figure is unknown.
 
     Attributes:
         bytes: bytes in the scope of the attention's times, such as one forward pass.
