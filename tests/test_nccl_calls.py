@@ -15,6 +15,7 @@ from nsys_analyzer.analysis.steps.member import COLLECTIVE_KINDS, Collectives
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.export.frame import operation_frame
 from nsys_analyzer.trace.ranks import NcclCalls
+from tests.support.cases import Capture, make_case_test
 from tests.support.export import GEMM, Export, global_tid, shared_copy
 from tests.support.kineto import Kineto
 from tests.support.ranks import (
@@ -62,18 +63,30 @@ def alone(noted: Noted = "json") -> Rank:
     return own_captures(1, noted)[0].step(0, 1000)
 
 
+def collectives(capture: Capture) -> Collectives:
+    return next(member.collectives for member in capture.summary.members if member.device == 0)
+
+
+test_nccl_calls = make_case_test(
+    "nccl_calls",
+    {
+        "calls": lambda capture: capture.trace.nccl_calls,
+        "functions": lambda capture: [
+            capture.trace.nccl_calls.names[code] for code in capture.trace.nccl_calls.name.tolist()
+        ],
+        "collectives": collectives,
+        "kinds": lambda capture: [COLLECTIVE_KINDS[code] for code in collectives(capture).kind],
+    },
+    {
+        "WORLD": KEPT, "ALL_REDUCE": KERNELS["all-reduce"], "SEND_RECEIVE": KERNELS["send/receive"],
+        "THREAD": global_tid(100, 100), "HOSTILE_1": "ncclAllReduce\0\x1b[31m",
+        "HOSTILE_2": "ncclAllReduce" + "`|<script>" * 9, "HOSTILE_3": "ncclSendé\u202e",
+    },
+    {"rank": alone, "rank_without_steps": lambda noted: Rank(0, with_schemas(Export()), noted=noted)},
+)  # fmt: skip
+
+
 # --- payloads
-
-
-@both_kinds
-def test_a_payload_says_communicator_size_and_peer(noted: Noted, tmp_path: Path) -> None:
-    rank = Rank(0, with_schemas(Export()), noted=noted)
-    rank.call("ncclAllReduce", 10, 4096, communicator=5).call("ncclSend", 20, 512, communicator=6, peer=3)
-    calls = calls_of(rank.export, tmp_path)
-    assert calls.start.tolist() == [10, 20]
-    assert noted_of(rank.export, tmp_path) == ([5, 6], [4096, 512], [-1, 3])
-    assert [calls.names[code] for code in calls.name] == ["ncclAllReduce", "ncclSend"]
-    assert calls.thread.tolist() == [global_tid(100, 100)] * 2
 
 
 @both_kinds
@@ -84,13 +97,6 @@ def test_a_communicator_is_of_as_many_ranks_as_it_was_made_for(noted: Noted, tmp
     path = rank.export.write(tmp_path / "t.sqlite")
     for read in (path, shared_copy(path, tmp_path / "copy.sqlite")):
         assert Trace.load(read).nccl_calls.ranks.tolist() == [4, 0, 2]
-
-
-@both_kinds
-@pytest.mark.parametrize("communicator", [1, 2**63 - 1, 2**63 + 1, 2**64 - 1])
-def test_a_communicator_keeps_63_bits_of_its_id(noted: Noted, communicator: int, tmp_path: Path) -> None:
-    rank = Rank(0, with_schemas(Export()), noted=noted).call("ncclAllReduce", 10, 8, communicator=communicator)
-    assert calls_of(rank.export, tmp_path).communicator.tolist() == [communicator % 2**63]
 
 
 def test_a_payload_may_be_a_string_of_its_own(tmp_path: Path) -> None:
@@ -134,44 +140,7 @@ def test_an_export_without_payloads_or_schemas(missing: str, tmp_path: Path) -> 
     assert (noted.communicator.tolist(), noted.bytes.tolist()) == ([-21], [-1])  # known by its stream, 20
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [
-        *((name, []) for name in ("ncclGroupStart", "ncclGroupEnd", "ncclCommSplit", "ncclCommInitRank", "ncclRedOpX")),
-        # a hostile name is a name
-        *((name, [64]) for name in ("ncclAllReduce\0\x1b[31m", "ncclAllReduce" + "`|<script>" * 9, "ncclSendé\u202e")),
-    ],
-)
-def test_functions_that_send_something_are_calls(name: str, sizes: list[int], tmp_path: Path) -> None:
-    assert calls_of(alone().call(name, 10, 64).export, tmp_path).bytes.tolist() == sizes
-
-
 # --- from calls to kernels
-
-
-@both_kinds
-def test_each_kernel_has_its_call(noted: Noted, tmp_path: Path) -> None:
-    rank = alone(noted)
-    rank.collective("all-reduce", 100, 200, 10, size=64)
-    rank.collective("all-gather", 200, 300, 20, size=32, communicator=9)
-    collectives = collectives_of(rank, tmp_path)
-    assert collectives.communicator.tolist() == [KEPT, 9]
-    assert collectives.bytes.tolist() == [64, 32]
-    assert collectives.kind.tolist() == [0, 1]
-
-
-def test_grouped_calls_are_one_kernel(tmp_path: Path) -> None:
-    """Three all-reduces of 64 bytes in one kernel are 192; a send of 512 and a receive of 256 pass 512 one way."""
-    rank = alone().call("ncclGroupStart", 9)
-    for at in (10, 11, 12):
-        rank.call("ncclAllReduce", at, 64)
-    rank.call("ncclGroupEnd", 13).kernel(100, 200, 14, KERNELS["all-reduce"], 20)
-    rank.call("ncclGroupStart", 20).call("ncclSend", 21, 512, peer=1).call("ncclRecv", 22, 256, peer=1)
-    rank.call("ncclGroupEnd", 23).kernel(200, 300, 24, KERNELS["send/receive"], 20)
-    collectives = collectives_of(rank, tmp_path)
-    assert collectives.bytes.tolist() == [192, 512]
-    assert collectives.communicator.tolist() == [KEPT, KEPT]
-    assert collectives.peer.tolist() == [-1, 1]
 
 
 def test_a_call_for_each_device_of_a_process(tmp_path: Path) -> None:
@@ -185,30 +154,6 @@ def test_a_call_for_each_device_of_a_process(tmp_path: Path) -> None:
         rank.kernel(100, 200, 13 + rank.device, KERNELS["broadcast"], 20)
     first.export.write(tmp_path / "t.sqlite")
     assert [collectives_of(first, tmp_path, device).bytes.tolist() for device in (0, 1)] == [[64], [128]]
-
-
-def test_calls_that_do_not_go_into_the_kernels_evenly_are_nobodys(tmp_path: Path) -> None:
-    rank = alone()
-    for at in (10, 11, 12):
-        rank.call("ncclAllReduce", at, 64)
-    for launch in (13, 14):
-        rank.kernel(launch * 10, launch * 10 + 5, launch, KERNELS["all-reduce"], 20)
-    collectives = collectives_of(rank, tmp_path)
-    assert collectives.bytes.tolist() == [-1, -1]
-
-
-def test_a_graph_repeats_kernels_without_calls(tmp_path: Path) -> None:
-    """Two calls while the graph is captured, then three replays of two kernels: the first one has their sizes."""
-    rank = alone().call("ncclAllReduce", 10, 64).call("ncclAllReduce", 11, 32)
-    for replay in range(3):
-        launch = 100 + replay * 100
-        correlation = 900 + replay
-        rank.export.call("cudaGraphLaunch_v10000", launch, 100, 100, correlation)
-        for node, start in enumerate((launch + 10, launch + 30)):
-            rank.export.kernel(
-                KERNELS["all-reduce"], None, start, start + 10, 100, 100, correlation=correlation, stream=20, node=node
-            )
-    assert collectives_of(rank, tmp_path).bytes.tolist() == [64, 32, -1, -1, -1, -1]
 
 
 def test_the_calls_of_another_thread_are_not_its_kernels(tmp_path: Path) -> None:
@@ -225,19 +170,6 @@ def test_the_kernel_tells_the_kind_where_no_call_does(tmp_path: Path) -> None:
     rank.kernel(400, 410).kernel(500, 510, name="void nvshmemi_init_array_kernel(int)", stream=20)
     kinds = [COLLECTIVE_KINDS[code] for code in collectives_of(rank, tmp_path).kind]
     assert kinds == [*KERNELS, "other"]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>(vllm::RankData*, vllm::RankSignals, vllm::Signal*)",
-        "void sglang::cross_device_reduce_2stage<half, 8>(sglang::RankData*, sglang::RankSignals, sglang::Signal*)",
-        "void aiter::cross_device_reduce_1stage_naive<__hip_bfloat16, 8>(aiter::RankData*, aiter::RankSignals)",
-    ],
-)
-def test_a_custom_reduction_over_devices_is_an_all_reduce(name: str, tmp_path: Path) -> None:
-    rank = alone("none").kernel(100, 110, name=name)
-    assert [COLLECTIVE_KINDS[code] for code in collectives_of(rank, tmp_path).kind] == ["all-reduce"]
 
 
 GENERIC = "ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)"

@@ -153,17 +153,19 @@ _FIGURES: dict[str, Figure] = {
 
 
 def make_case_test(
-    file: str, figures: Mapping[str, Figure] | None = None, texts: Mapping[str, str] | None = None
-) -> Callable[..., None]:
+    file: str, figures: Mapping[str, Figure] | None = None, values: Mapping[str, Any] | None = None,
+    builders: Mapping[str, Callable[..., Any]] | None = None,
+) -> Callable[..., None]:  # fmt: skip
     """Returns the test of each case in ``tests/cases/FILE.txt``.
 
-    ``figures`` says what the names of figures mean, and ``texts`` which texts stand for others.
+    ``figures`` says what the names of figures mean, ``values`` what words stand for, and ``builders`` which rows begin
+    a trace by another builder.
     """
     cases = _read_cases(CASES / f"{file}.txt")
 
     @pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
     def test_case(case: Case, tmp_path: Path) -> None:
-        _Check(case, tmp_path, {**_FIGURES, **(figures or {})}, texts or {}).run()
+        _Check(case, tmp_path, {**_FIGURES, **(figures or {})}, values or {}, builders or {}).run()
 
     return test_case
 
@@ -222,7 +224,8 @@ class _Check:
     case: Case
     folder: Path
     figures: Mapping[str, Figure]
-    texts: Mapping[str, str]
+    values: Mapping[str, Any]
+    builders: Mapping[str, Callable[..., Any]]
     trace: Any = field(default_factory=exports.Export)
     correlation: int | None = None
     changes: list[str] = field(default_factory=list)
@@ -242,8 +245,9 @@ class _Check:
         if text.startswith("="):
             self.compare(line.number, text)
             return
-        self.capture = None
         verb, *words = shlex.split(text, comments=True)
+        if verb not in self.case.definitions:
+            self.capture = None
         if verb in ("at", "repeat"):
             values = [_value(word, self.known) for word in words]
             times = values if verb == "at" else [number * values[2] for number in range(values[0])]
@@ -262,6 +266,8 @@ class _Check:
             self.trace = kineto.Kineto(**self.parse(words)[1])
         elif verb == "program":
             self.trace = programs.Program()
+        elif verb in self.builders:
+            self.trace = self.builders[verb](*self.parse(words)[0])
         elif verb == "start":
             self.trace, self.changes, self.names, self.pid = exports.Export(), [], None, None
             self.configuration = None
@@ -304,7 +310,7 @@ class _Check:
     def known(self) -> dict[str, Any]:
         """What the words of a row stand for."""
         names = _TORCH_NAMES if isinstance(self.trace, kineto.Kineto) else _NAMES
-        return {**names, **self.texts, "launched": self.correlation}
+        return {**names, **self.values, "launched": self.correlation}
 
     def parse(self, words: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
         """Returns the arguments in words, and those that have a name."""
@@ -353,9 +359,7 @@ def _value(word: str, names: Mapping[str, Any]) -> Any:
 
 def _figure(capture: Capture, name: str, figures: Mapping[str, Figure]) -> Any:
     """Returns a figure of a capture by its name, which may go on with attributes."""
-    head, *rest = name.split(".")
-    if name in figures:
-        return figures[name](capture)
+    head, *rest = [name] if name in figures else name.split(".")
     value = figures.get(head, lambda capture: capture.summary.phase(head) or getattr(capture.summary, head))(capture)
     for part in rest:
         if isinstance(value, Mapping):

@@ -139,6 +139,21 @@ class Rank:
         payload += b"" if peer is None else struct.pack("<ii", peer, 0)
         return self._note(function, at, values if size is not None else {}, schema, payload)
 
+    def graph_launch(self, at: int) -> int:
+        """Adds the replay of a graph, and returns its correlation ID."""
+        return self.export.call("cudaGraphLaunch_v10000", at, self.pid, self.pid)
+
+    def graph_kernel(self, name: str, start: int, end: int, correlation: int, node: int) -> Rank:
+        """Adds a kernel of a graph's replay."""
+        self.export.kernel(
+            name, None, start, end, self.pid, self.pid, correlation=correlation, stream=_STREAM, node=node
+        )
+        return self
+
+    def write(self, path: Path) -> Path:
+        """Writes the capture of this rank."""
+        return self.export.write(path)
+
     def _note(self, function: str, at: int, values: dict[str, int], schema: int, payload: bytes) -> Rank:
         noted: dict[str, str | bytes] = {}
         if values and self.noted == "json":
