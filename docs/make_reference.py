@@ -130,14 +130,14 @@ def schema() -> dict[str, Any]:
 
 
 def schema_of_answers() -> dict[str, Any]:
-    """The JSON Schema of what ``ask``, ``check`` and ``explain --budget`` write, and of what cannot be answered."""
+    """Returns the JSON Schema of the answers of ``ask``, ``check`` and ``explain --budget``, and of missing answers."""
     kinds, types = msgspec.json.schema_components((Answers, Claims, CannotAnswer))
     cannot = {"type": "object", "properties": {"cannot_answer": kinds[2]}, "required": ["cannot_answer"]}
     return {"$schema": SCHEMA, "anyOf": [*kinds[:2], cannot], "$defs": types}
 
 
 def _text(kind: type) -> dict[str, str]:
-    """The schema of text with spans, which JSON holds as a string."""
+    """Returns the schema of text with spans, which JSON holds as a string."""
     if kind.__name__ not in ("Text", "StrOrText", "FactOrText"):
         raise NotImplementedError(kind)
     return {"type": "string"}
@@ -162,7 +162,7 @@ def described(docstring: str) -> tuple[str, dict[str, str]]:
 
 
 def type_of(kind: Mapping[str, Any]) -> str:
-    """A key's type in words: a link to a type of this page, a list of something, or null, too."""
+    """Returns the type of a key in words: a link to a type of this page, or a list, with or without null."""
     if "$ref" in kind:
         name = kind["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
@@ -179,7 +179,7 @@ def type_of(kind: Mapping[str, Any]) -> str:
 
 
 def table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """A table of markdown, nothing without rows."""
+    """Returns a table of markdown; empty without rows."""
     if not rows:
         return []
     lines = (titles, tuple("---" for _ in titles), *rows)
@@ -187,7 +187,7 @@ def table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]
 
 
 def cell(text: str, *, keep_paragraphs: bool = False) -> str:
-    """A text of a docstring or a help as markdown: what could be a mark of it is shown as it is."""
+    """Returns a text of a docstring or a help as markdown, in which characters that could be marks are escaped."""
     text = (
         LEAST.sub(r"x>=\1", text)
         .replace("\b", "")
