@@ -132,7 +132,7 @@ def test_what_to_change_first_beside_nsys_stats(real_capture: Callable[[str], Pa
     steps, first = capture.diagnosis, capture.diagnosis.findings[0]
     assert first.id == "launch_bound"
     said = (
-        f"{first.title}: without that, a step of {steps.step_ms_low:.0f}–{steps.step_ms_high:.0f} ms would be "
+        f"{first.title}: without these waits, a step of {steps.step_ms_low:.0f}–{steps.step_ms_high:.0f} ms would be "
         f"{first.saves_ms_low:.0f}–{first.saves_ms_high:.0f} ms shorter"
     )
     assert said in (ROOT / "docs" / "nsys_stats.md").read_text(encoding="utf-8")
