@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
@@ -17,18 +16,11 @@ from torch.profiler import ProfilerActivity, profile
 from nsys_analyzer import Trace
 from nsys_analyzer.trace.columns import Operators
 from tests.conftest import DATA
+from tests.support.cases import make_case_test
 from tests.support.export import Export
-from tests.support.kineto import AUTOGRAD, Kineto
 
 RealCapture = Callable[[str], Path]
-SIZES = "[[768], [8192, 768], [768, 3072], [], []]"
 NODE = re.compile(r"\w+Backward\d*|torch::autograd::Copy\w+")
-
-
-def loaded(trace: Export | Kineto, tmp_path: Path) -> Operators:
-    if isinstance(trace, Export):
-        return Trace.load(trace.write(tmp_path / "t.sqlite")).operators
-    return Trace.load(trace.write(tmp_path / "t.json")).operators
 
 
 def makers(operators: Operators) -> list[tuple[int, int]]:
@@ -50,50 +42,27 @@ def pairs(operators: Operators) -> Counter[tuple[str, str]]:
     return Counter((name[node], name[maker]) for node, maker in makers(operators))
 
 
-# --- NVTX ranges ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("by_id", [False, True])
-def test_a_range_tells_the_number(tmp_path: Path, by_id: bool) -> None:
-    export = Export().range("forward", 0, 100)
-    export.range(f"aten::addmm, seq = 9157, op_id = 9, sizes = {SIZES}, input_op_ids = [(1,0)]", 10, 20, by_id=by_id)
-    export.range("aten::t, seq = 9157, op_id = 8", 30, 40, by_id=by_id).range("aten::empty", 50, 60, by_id=by_id)
-    export.range(f"MmBackward0, seq = 12, sizes = {SIZES}", 70, 80, by_id=by_id)
-    operators = loaded(export, tmp_path)
-    assert [operators.names[code] for code in operators.name] == [
-        "aten::addmm",
-        "aten::t",
-        "aten::empty",
-        "MmBackward0",
-    ]
-    assert operators.sequence.tolist() == [9157, 9157, -1, 12]
-    assert operators.forward_thread.tolist() == [0, 0, 0, 0]  # ranges do not say it
-
-
-@pytest.mark.parametrize(
-    ("text", "sequence"),
-    [
-        ("aten::mm, seq = 7, op_id = 1, sizes = [[8192, 768], [768,", 7),  # cut by the profiler
-        ("aten::mm, op_id = 1, sizes = []", -1),
-        ("aten::cat, sizes = [[[2, 3], [4, 3]], []], input_op_ids = [(7,0)]", -1),
-        ("aten::mm, seq = 99999999999999999999, op_id = 1", -1),  # no column holds it
-        ("aten::mm, seq = -3", -1),
-        ("aten::mm, sizes = somewhere", -1),
-    ],
+test_operators = make_case_test(
+    "operators",
+    {
+        "operators": lambda capture: [capture.trace.operators.names[code] for code in capture.trace.operators.name],
+        "numbers": lambda capture: capture.trace.operators.sequence,
+        "forward threads": lambda capture: capture.trace.operators.forward_thread,
+        "makers of nodes": lambda capture: [maker for _, maker in makers(capture.trace.operators)],
+    },
 )
-def test_an_annotation_of_another_form(tmp_path: Path, text: str, sequence: int) -> None:
-    operators = loaded(Export().range(text, 10, 20), tmp_path)
-    assert operators.names[operators.name[0]] == text.partition(",")[0]
-    assert operators.sequence.tolist() == [sequence]
 
 
-def test_operators_that_are_left_out_take_their_numbers_with_them(tmp_path: Path) -> None:
-    """The first has no end, the second ends before it starts; what is left are the numbers 3 and 4."""
-    export = Export().range("aten::a, seq = 1, op_id = 1", 5, None).range("aten::b, seq = 2, op_id = 2", 20, 10)
-    export.range("aten::c, seq = 3, op_id = 3", 30, 40).range("aten::d, seq = 4, op_id = 4", 50, 60)
-    operators = loaded(export, tmp_path)
-    assert operators.sequence.tolist() == [3, 4]
+def test_a_selection_of_operators_keeps_their_numbers(tmp_path: Path) -> None:
+    export = Export().range("aten::c, seq = 3, op_id = 3", 30, 40).range("aten::d, seq = 4, op_id = 4", 50, 60)
+    operators = Trace.load(export.write(tmp_path / "t.sqlite")).operators
     assert operators.select(operators.start > 40).sequence.tolist() == [4]
+
+
+def test_a_capture_without_operators(tmp_path: Path) -> None:
+    operators = Trace.load(Export().range("forward", 0, 10).write(tmp_path / "t.sqlite")).operators
+    assert len(operators) == 0
+    assert operators.sequence.dtype == np.int64
 
 
 def test_the_numbers_of_a_real_capture(real_capture: RealCapture) -> None:
@@ -122,29 +91,6 @@ def same(node: str, operator: str) -> bool:
     """Whether a node is called after an operator: ``ReshapeAliasBackward0`` after ``aten::_reshape_alias``."""
     words = operator.removeprefix("aten::").replace("_", "").removesuffix("forward")
     return re.sub(r"Backward\d*$", "", node).lower() == words
-
-
-# --- PyTorch's profiler ----------------------------------------------------------------------------------------------
-
-
-def test_an_event_tells_the_number_and_the_thread(tmp_path: Path) -> None:
-    trace = Kineto().operator("aten::linear", 0, 20, sequence=26, forward_thread=0)
-    trace.operator("aten::t", 2, 3, sequence=26, forward_thread=0)
-    trace.operator("aten::as_strided", 3, 1, sequence=None)
-    trace.operator("AddmmBackward0", 30, 20, tid=AUTOGRAD, sequence=27, forward_thread=1)
-    operators = loaded(trace, tmp_path)
-    assert operators.sequence.tolist() == [26, 26, -1, 27]
-    assert operators.forward_thread.tolist() == [0, 0, 0, 1]
-
-
-def test_several_nodes_of_one_operator_are_its_own(tmp_path: Path) -> None:
-    """An assignment to a slice: ``copy_`` 29 makes the nodes 29 and 30, and 31; the next operator carries 32."""
-    trace = Kineto()
-    for at, (name, number) in enumerate([("aten::select", 28), ("aten::copy_", 29), ("aten::select", 32)]):
-        trace.operator(name, 10 * at, 5, sequence=number)
-    trace.operator("torch::autograd::CopySlices", 50, 9, tid=AUTOGRAD, sequence=30, forward_thread=1)
-    trace.operator("torch::autograd::CopyBackwards", 60, 9, tid=AUTOGRAD, sequence=29, forward_thread=1)
-    assert [maker for _, maker in makers(loaded(trace, tmp_path))] == [1, 1]
 
 
 def test_the_nodes_of_a_real_trace(tmp_path: Path) -> None:
@@ -182,9 +128,3 @@ def test_a_node_is_traced_to_the_call_of_its_module(tmp_path: Path) -> None:
             innermost = np.flatnonzero(around)[np.argmax(ranges.start[around])]
             found.append(ranges.names[ranges.name[innermost]])
     assert found == ["nn.Module: Linear_1", "nn.Module: Linear_0"]
-
-
-def test_a_capture_without_operators(tmp_path: Path) -> None:
-    operators = loaded(Export().range("forward", 0, 10), tmp_path)
-    assert len(operators) == 0
-    assert operators.sequence.dtype == np.int64

@@ -292,7 +292,7 @@ class _Check:
         signature = inspect.signature(method)
         given, more = self.parse(words)
         values = dict(signature.bind(*given, **more).arguments)
-        more = values.pop("args", {})
+        more = {**values.pop("args", {}), **values.pop("row", {})}
         values = {**{name: value for name, value in options.items() if name in signature.parameters}, **values}
         if "pid" in values and "tid" in signature.parameters and isinstance(self.trace, exports.Export):
             values.setdefault("tid", values["pid"])
@@ -343,7 +343,7 @@ class _Check:
 
 
 def _is_option(word: str) -> bool:
-    return re.match(r"[a-z_]+=", word) is not None
+    return re.match(r"[A-Za-z_]+=", word) is not None
 
 
 def _value(word: str, names: Mapping[str, Any]) -> Any:
