@@ -29,10 +29,10 @@ from nsys_analyzer.api import summarize
 from nsys_analyzer.cli import bench as cli_bench
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import NsysAnalyzerError
-from nsys_analyzer.experiments import results
+from nsys_analyzer.experiments import benches
 from nsys_analyzer.questions import ask
 from nsys_analyzer.questions import figure as figure_module
-from nsys_analyzer.questions.figure_parts import PHASE
+from nsys_analyzer.questions.figure import PHASE
 from nsys_analyzer.questions.named_figures import FIGURES
 from nsys_analyzer.report import finding_texts, palette, sections
 from nsys_analyzer.report.model import Block, Field, Paragraph, make_table
@@ -78,7 +78,7 @@ def test_an_experiment_is_a_module_an_entry_and_a_target(
     tmp_path: Path, run_main: Main, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The primes below 10: 2, 3, 5 and 7; below 20 also 11, 13, 17 and 19."""
-    monkeypatch.setattr(results, "BENCHES", (*results.BENCHES, new_experiment.BENCH))
+    monkeypatch.setattr(benches, "BENCHES", (*benches.BENCHES, new_experiment.BENCH))
     monkeypatch.setattr(cli_bench, "_commands", cli_bench._commands.__wrapped__)  # they are made once
     ended = run_main("bench", "primes", "--limit", "10,20", "--device", "cpu", "--output-dir", tmp_path / "primes")
     assert ended.code == 0, ended.err

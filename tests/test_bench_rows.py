@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.experiments.benches import BENCHES, read_finished
 from nsys_analyzer.experiments.model import Bench
-from nsys_analyzer.experiments.results import BENCHES, read_finished
 from nsys_analyzer.inputs.rows import NAME
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.renderers.markdown import render

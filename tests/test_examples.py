@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer import summarize
+from nsys_analyzer.experiments.benches import BENCHES
 from nsys_analyzer.experiments.model import Bench
-from nsys_analyzer.experiments.results import BENCHES
 from nsys_analyzer.inputs.rows import NAME, read_rows_file
 from tests.conftest import ROOT
 from tests.renew_examples import (

@@ -22,18 +22,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer import api, summarize
-from nsys_analyzer.analysis.findings.finding import Candidate, Diagnosis, Finding, FindingFigures, FindingTexts, Rule
-from nsys_analyzer.analysis.findings.kernels import (
-    find_cache_copies,
-    find_fp32_matmul,
-    find_layout_copies,
-    find_small_grids,
-    find_unfused_attention,
-    find_unfused_elementwise,
-    find_unfused_optimizer,
-)
-from nsys_analyzer.analysis.findings.missing import (
+from nsys_analyzer.analysis.findings.finding import (
+    Candidate,
     ColdStart,
+    Diagnosis,
+    Finding,
+    FindingFigures,
+    FindingTexts,
     HiddenInGraphs,
     LostKernels,
     MissingReason,
@@ -43,6 +38,16 @@ from nsys_analyzer.analysis.findings.missing import (
     OutOfMemory,
     RecordsGraphs,
     ReplayDiffers,
+    Rule,
+)
+from nsys_analyzer.analysis.findings.kernels import (
+    find_cache_copies,
+    find_fp32_matmul,
+    find_layout_copies,
+    find_small_grids,
+    find_unfused_attention,
+    find_unfused_elementwise,
+    find_unfused_optimizer,
 )
 from nsys_analyzer.analysis.findings.waits import (
     find_allocator,

@@ -7,8 +7,7 @@ import pytest
 from msgspec import structs
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
-from nsys_analyzer.analysis.findings.missing import ReplayDiffers
+from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding, ReplayDiffers
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.groups import StepGroup
 from nsys_analyzer.analysis.steps.process import CAUSES

@@ -18,8 +18,8 @@ from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration, find_model
 from nsys_analyzer.configuration import Run
+from nsys_analyzer.experiments.benches import BENCHES, read_rows
 from nsys_analyzer.experiments.model import Bench, Results
-from nsys_analyzer.experiments.results import BENCHES, read_rows
 from nsys_analyzer.experiments.section import make_section
 from nsys_analyzer.inputs.rows import NAME, from_json_values, to_json_values
 from nsys_analyzer.report.evidence import Evidence

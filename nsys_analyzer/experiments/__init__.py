@@ -1,1 +1,1 @@
-"""The experiments of ``nsys-analyze bench``, one module each; ``results`` lists them."""
+"""The experiments of ``nsys-analyze bench``, one module each; ``benches`` lists and runs them."""

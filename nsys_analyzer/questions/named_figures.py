@@ -18,31 +18,36 @@ from nsys_analyzer.analysis.summary.modules import Module, Modules
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Limits, PhaseSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.attention import AttentionSummary
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.questions.figure import COPIES, MEMORY_EVENTS, OPERATIONS, RANGES, TIMINGS, figure
-from nsys_analyzer.questions.figure import FIGURES as FIGURES
-from nsys_analyzer.questions.figure_parts import (
+from nsys_analyzer.questions.figure import (
     ATTENTION,
+    COPIES,
     DOUBTFUL_TIME,
     FINDINGS,
     GPU,
     LIMITS,
     MEMORY,
+    MEMORY_EVENTS,
     MODULES,
     NOT_TIMED,
     ON_CPU,
     OPAQUE_GRAPHS,
+    OPERATIONS,
     PHASE,
     PROFILED_STEPS,
+    RANGES,
     RANK,
     RANK_LATENESS,
     STEP,
     TIMED,
+    TIMINGS,
     TYPICAL_STEP,
     UNNAMED_KERNELS,
     UNPROFILED_PHASE,
     UNPROFILED_STEP,
     UNPROFILED_TOKENS,
+    figure,
 )
+from nsys_analyzer.questions.figure import FIGURES as FIGURES
 
 Row = TypeVar("Row", KernelRow, Module)
 

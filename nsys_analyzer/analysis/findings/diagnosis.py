@@ -12,21 +12,19 @@ import numpy as np
 from nsys_analyzer.analysis.findings import kernels, waits
 from nsys_analyzer.analysis.findings.finding import (
     Candidate,
+    ColdStart,
     Diagnosis,
+    EarlierWork,
     Finding,
     FindingFigures,
     FindingWithFigures,
-    Place,
-    Rule,
-    StepsToExplain,
-)
-from nsys_analyzer.analysis.findings.missing import (
-    ColdStart,
-    EarlierWork,
     MissingReason,
     OutOfMemory,
+    Place,
     RecordsGraphs,
     ReplayDiffers,
+    Rule,
+    StepsToExplain,
 )
 from nsys_analyzer.analysis.steps.process import Cause
 from nsys_analyzer.analysis.steps.replay import Replay

@@ -7,9 +7,20 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from nsys_analyzer.analysis.findings import missing
 from nsys_analyzer.analysis.findings.diagnosis import diagnose
-from nsys_analyzer.analysis.findings.finding import Diagnosis
+from nsys_analyzer.analysis.findings.finding import (
+    Diagnosis,
+    HiddenInGraphs,
+    IdleSteps,
+    LostKernels,
+    MissingReason,
+    NoApiCalls,
+    NoCapture,
+    NoKernels,
+    OutOfMemory,
+    RanOnCpu,
+    TooFewCalls,
+)
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, UNKNOWN
 from nsys_analyzer.analysis.kernels.labels import make_short_labels
 from nsys_analyzer.analysis.steps.serving import Serving
@@ -77,7 +88,7 @@ def diagnose_capture(capture: CaptureSummary) -> Diagnosis | None:
     step, study = capture.step, capture.study
     if step is None or study is None or capture.on_cpu:
         return None
-    ran_out = missing.OutOfMemory(capture.message or "") if capture.status == "oom" else None
+    ran_out = OutOfMemory(capture.message or "") if capture.status == "oom" else None
     return diagnose(
         step,
         study,
@@ -89,30 +100,30 @@ def diagnose_capture(capture: CaptureSummary) -> Diagnosis | None:
     )
 
 
-def find_missing_reason(capture: CaptureSummary) -> missing.MissingReason | None:
+def find_missing_reason(capture: CaptureSummary) -> MissingReason | None:
     """Returns the reason why some findings of a capture are missing, or all of them; None if all were looked for."""
     step, metadata = capture.step, capture.metadata
     if capture.on_cpu:
-        return missing.RanOnCpu()
+        return RanOnCpu()
     if metadata is None:
-        return missing.NoCapture(capture.message)
+        return NoCapture(capture.message)
     by_torch = metadata.profiler == "torch"
     if capture.has_no_kernel:
         lost_launches = capture.coverage.lost_launches if capture.coverage else 0
-        return missing.LostKernels(lost_launches) if lost_launches else missing.NoKernels(by_torch)
+        return LostKernels(lost_launches) if lost_launches else NoKernels(by_torch)
     if step is None or all(device.total_ms <= device.idle_ms for device in step.devices):
-        return missing.IdleSteps()
+        return IdleSteps()
     if step.launch_latency_us is None:
-        return missing.NoApiCalls(by_torch)
+        return NoApiCalls(by_torch)
     if capture.diagnosis is None:
-        return missing.TooFewCalls()
+        return TooFewCalls()
     if capture.diagnosis.doubt:
         return capture.diagnosis.doubt
     hidden_ms = sum(row.ms for row in step.classes if row.kernel_class == UNKNOWN)
     is_opaque = capture.whole is not None and capture.whole.opaque
     if not is_opaque or hidden_ms < _NOTABLE_HIDDEN_SHARE * step.compute_ms:
         return None
-    return missing.HiddenInGraphs(hidden_ms / step.compute_ms)
+    return HiddenInGraphs(hidden_ms / step.compute_ms)
 
 
 def _without_impossible_rates(attention: AttentionSummary | None, limits: Limits | None) -> AttentionSummary | None:

@@ -10,8 +10,7 @@ import msgspec
 
 from nsys_analyzer.analysis.attribution.processes import make_pid_label
 from nsys_analyzer.analysis.facts import FactOrText
-from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
-from nsys_analyzer.analysis.findings.missing import MissingReason
+from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding, MissingReason
 from nsys_analyzer.analysis.kernels.class_rules import MODEL_CLASSES
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.member import Member

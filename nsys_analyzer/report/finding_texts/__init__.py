@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec import structs
 
-from nsys_analyzer.analysis.findings.finding import Finding, FindingFigures, FindingTexts, FindingWithFigures
-from nsys_analyzer.analysis.findings.missing import (
+from nsys_analyzer.analysis.findings.finding import (
     ColdStart,
     EarlierWork,
+    Finding,
+    FindingFigures,
+    FindingTexts,
+    FindingWithFigures,
     HiddenInGraphs,
     IdleSteps,
     LostKernels,

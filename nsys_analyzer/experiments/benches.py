@@ -1,10 +1,13 @@
-"""Plans an experiment from its options and what this machine has, and runs it."""
+"""Lists the experiments, plans and runs an experiment, and reads its rows from its folder.
+
+The module ``model`` says how to add an experiment.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,13 +15,35 @@ from nsys_analyzer.capture.jobs import already_there, locked, remaining_cases, r
 from nsys_analyzer.capture.plan import choose_device
 from nsys_analyzer.capture.profilers import INSTALL_TORCH
 from nsys_analyzer.errors import CaptureError, ConfigurationError
-from nsys_analyzer.experiments.model import AnyRow, Bench
-from nsys_analyzer.experiments.results import read_finished, read_rows
-from nsys_analyzer.inputs.rows import NAME, Task, append_command, start_rows_file, to_json_values
-from nsys_analyzer.report.model import Report
+from nsys_analyzer.experiments import attention, decode, flash, memory, precision, timing, variants
+from nsys_analyzer.experiments import compile as compiled
+from nsys_analyzer.experiments.model import AnyRow, Bench, Results
+from nsys_analyzer.experiments.section import make_section
+from nsys_analyzer.inputs.rows import (
+    NAME,
+    Task,
+    append_command,
+    read_rows_file,
+    start_rows_file,
+    to_json_values,
+    with_types,
+)
+from nsys_analyzer.report.model import Details, FinishedBench, Listing, Paragraph, Report, Section
 from nsys_analyzer.report.writing import FOLDER_IN_USE_HINT, check_replaceable, write_report
 from nsys_analyzer.system.machine import read_provenance, torch_version
 from nsys_analyzer.system.process import Progress
+from nsys_analyzer.text import phrase
+
+BENCHES: tuple[Bench, ...] = (
+    timing.BENCH,
+    precision.BENCH,
+    memory.BENCH,
+    attention.BENCH,
+    variants.BENCH,
+    flash.BENCH,
+    compiled.BENCH,
+    decode.BENCH,
+)
 
 _FINAL_STATUSES = ("ok", "oom", "unsupported")
 #: Shows the progress of an experiment, from the number of its cases and the number of its finished cases.
@@ -116,3 +141,48 @@ def _prepare_rows(plan: BenchPlan, folder: Path, resume: bool | None, command: s
             return rows
     start_rows_file(folder, {"bench": plan.bench.name, "run": command, **read_provenance(Path.cwd())})
     return ()
+
+
+def read_finished(folder: Path) -> FinishedBench:
+    """Returns the experiment whose results a folder holds, with its section.
+
+    Raises:
+        ConfigurationError: the file of rows is damaged or of another version, or its experiment is unknown.
+    """
+    bench, header, rows = read_rows(folder / NAME)
+    commands = tuple(header["runs"])
+    no_rows = Paragraph(phrase("Nothing was measured yet. Continue with the same command and `--resume`."))
+    section = Section(f"bench-{bench.name}", f"Bench: {bench.name}", (no_rows,))
+    try:
+        section = make_section(bench, Results(rows)) if rows else section
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _unreadable(folder / NAME, bench, error) from error
+    if commands:
+        how = Details("How these rows were made", (Listing(commands, "commands"),))
+        section = replace(section, blocks=(*section.blocks, how))
+    return FinishedBench(bench.name, section, rows, commands)
+
+
+def read_rows(path: Path) -> tuple[Bench, dict[str, Any], tuple[AnyRow, ...]]:
+    """Returns the experiment, the header of its file, and the last row of each case.
+
+    Raises:
+        ConfigurationError: as for :func:`read_finished`.
+    """
+    header, rows = read_rows_file(path)
+    by_name = {bench.name: bench for bench in BENCHES}
+    if header["bench"] not in by_name:
+        raise ConfigurationError(f"Unknown bench {header['bench']!r}", f"Known benches: {', '.join(by_name)}")
+    bench = by_name[header["bench"]]
+    try:
+        typed_rows = [with_types(row, bench.target) for row in rows if row.module == bench.target.module]
+    except (ConfigurationError, TypeError, ValueError) as error:
+        raise _unreadable(path, bench, error) from error
+    return bench, header, tuple({row.key: row for row in typed_rows}.values())
+
+
+def _unreadable(path: Path, bench: Bench, error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"{path} has rows that this version cannot read ({type(error).__name__}: {error})",
+        f"Measure again with nsys-analyze bench {bench.name} --output-dir ANOTHER",
+    )
