@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.experiments.benches import BENCHES
 from nsys_analyzer.experiments.compile import compile_s, repaid_after, speed_up
 from nsys_analyzer.experiments.flash import flops_per_s
 from nsys_analyzer.experiments.model import AnyRow, Results
-from nsys_analyzer.experiments.results import BENCHES
 from nsys_analyzer.experiments.section import make_section
 from nsys_analyzer.inputs.rows import Times, to_json_values
 from nsys_analyzer.report.model import Lines, Report, Spread
