@@ -1,4 +1,4 @@
-"""Tabulates the GPU work of a phase per measured instance: busy time, kernels, classes, copies and peak memory."""
+"""Tabulates the GPU work of a phase per measured instance: kernels, classes, copies and peak memory."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from nsys_analyzer.analysis.intervals import measure_unions
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, MATMUL, UNKNOWN
 from nsys_analyzer.analysis.kernels.classes import Kernels, find_precision
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.tracks import memory_levels
 from nsys_analyzer.trace.arrays import Ints, SmallInts, blocks
-from nsys_analyzer.trace.columns import GRAPH, OPERATION_KINDS, Operations
+from nsys_analyzer.trace.columns import OPERATION_KINDS, Operations
 from nsys_analyzer.trace.phase_names import STEP
 from nsys_analyzer.trace.schema import NS_PER_MS, NS_PER_US, US_PER_MS
 
@@ -64,51 +63,6 @@ class MemoryRow:
     kind: str
     operations_per_instance: float
     ms_per_instance: float
-
-
-@dataclass(frozen=True)
-class GpuClocks:
-    """The GPU time of each instance in ns, and its numbers of kernels and opaque graphs; shape (instances,).
-
-    Attributes:
-        span: the time from the first start to the last end of an operation.
-        busy: the time during which at least one operation runs.
-        kernel_time: the total kernel time.
-        last_end: the last end of an operation.
-        kernels, opaque: the numbers of kernels and of opaque graphs.
-    """
-
-    span: Ints
-    busy: Ints
-    kernel_time: Ints
-    last_end: Ints
-    kernels: Ints
-    opaque: Ints
-
-
-def measure_gpu_clocks(operations: Operations, instance: SmallInts, instances: int) -> GpuClocks:
-    """Returns the GPU time of each instance.
-
-    Args:
-        operations: the operations of a process.
-        instance: the number of the instance of each operation, -1 for none; shape (operations,).
-        instances: the number of instances.
-    """
-    # Operations without an instance form a group that is dropped at the end, which is faster than leaving them out.
-    group, groups = instance + 1, instances + 1
-    busy, first, last = measure_unions(group, operations.start, operations.end, groups)
-    kernels = operations.kernels
-    of_instance = instance[kernels]
-    no_code = np.broadcast_to(np.int32(0), len(of_instance))
-    count, duration_ns = sum_by_group_and_code(operations.select(kernels), of_instance, no_code, (instances, 1))
-    return GpuClocks(
-        span=(last - first)[1:],
-        busy=busy[1:],
-        kernel_time=duration_ns[:, 0],
-        last_end=last[1:],
-        kernels=count[:, 0],
-        opaque=np.bincount(group[operations.of_kind(GRAPH)], minlength=groups)[1:],
-    )
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -13,7 +13,7 @@ from msgspec import structs
 from nsys_analyzer.analysis.attribution.attribution import ATTRIBUTION_METHODS, UNATTRIBUTED
 from nsys_analyzer.analysis.attribution.processes import Process, find_processes
 from nsys_analyzer.analysis.facts import Fact
-from nsys_analyzer.analysis.intervals import NONE, has_moments
+from nsys_analyzer.analysis.intervals import NONE, has_moments, measure_unions
 from nsys_analyzer.analysis.kernels.class_rules import FUSED, MATMUL
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.statistics import Stats, sample_ms
@@ -26,14 +26,12 @@ from nsys_analyzer.analysis.steps.step import UNPHASED
 from nsys_analyzer.analysis.steps.summarize import summarize_steps
 from nsys_analyzer.analysis.steps.tracks import record_tracks
 from nsys_analyzer.analysis.summary.kernel_tables import (
-    GpuClocks,
     GroupSums,
     find_peak_memory,
     find_precision_shares,
     make_class_rows,
     make_kernel_rows,
     make_memory_rows,
-    measure_gpu_clocks,
     sum_by_group,
     sum_by_group_and_code,
 )
@@ -44,7 +42,7 @@ from nsys_analyzer.analysis.transformer.attention import summarize_attention
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct, mask_by_name
-from nsys_analyzer.trace.columns import process_of
+from nsys_analyzer.trace.columns import GRAPH, Operations, process_of
 from nsys_analyzer.trace.metadata import Gpu
 from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP, PhaseNames, is_framework_name
 from nsys_analyzer.trace.schema import NS_PER_MS
@@ -386,3 +384,48 @@ def check_attribution(summary: CaptureSummary) -> None:
     failed = [name for name, holds in checks.items() if not holds]
     if failed:
         raise NsysAnalyzerError(f"{summary.title}: it is not true that {failed[0]}", "Please report this capture")
+
+
+@dataclass(frozen=True)
+class GpuClocks:
+    """The GPU time of each instance in ns, and its numbers of kernels and opaque graphs; shape (instances,).
+
+    Attributes:
+        span: the time from the first start to the last end of an operation.
+        busy: the time during which at least one operation runs.
+        kernel_time: the total kernel time.
+        last_end: the last end of an operation.
+        kernels, opaque: the numbers of kernels and of opaque graphs.
+    """
+
+    span: Ints
+    busy: Ints
+    kernel_time: Ints
+    last_end: Ints
+    kernels: Ints
+    opaque: Ints
+
+
+def measure_gpu_clocks(operations: Operations, instance: SmallInts, instances: int) -> GpuClocks:
+    """Returns the GPU time of each instance.
+
+    Args:
+        operations: the operations of a process.
+        instance: the number of the instance of each operation, -1 for none; shape (operations,).
+        instances: the number of instances.
+    """
+    # Operations without an instance form a group that is dropped at the end, which is faster than leaving them out.
+    group, groups = instance + 1, instances + 1
+    busy, first, last = measure_unions(group, operations.start, operations.end, groups)
+    kernels = operations.kernels
+    of_instance = instance[kernels]
+    no_code = np.broadcast_to(np.int32(0), len(of_instance))
+    count, duration_ns = sum_by_group_and_code(operations.select(kernels), of_instance, no_code, (instances, 1))
+    return GpuClocks(
+        span=(last - first)[1:],
+        busy=busy[1:],
+        kernel_time=duration_ns[:, 0],
+        last_end=last[1:],
+        kernels=count[:, 0],
+        opaque=np.bincount(group[operations.of_kind(GRAPH)], minlength=groups)[1:],
+    )
