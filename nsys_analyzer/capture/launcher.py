@@ -29,12 +29,11 @@ _GRACE_S = 10
 _PROCESS_IDS = "process_ids.json"
 
 
-def launch_command(
-    program: Sequence[str], count: int, logs: Path | None = None, python: str = sys.executable
-) -> list[str]:
+def launch_command(program: Sequence[str], count: int, logs: Path | None = None) -> list[str]:
     """Returns the command line that starts a program as ``count`` ranks, with a log for each in the folder ``logs``."""
     log_words = ["--logs", str(logs)] if logs else []
-    return [python, "-m", "nsys_analyzer.capture.launcher", "--nproc", str(count), *log_words, "--", *program]
+    launcher = [sys.executable, "-m", "nsys_analyzer.capture.launcher"]
+    return [*launcher, "--nproc", str(count), *log_words, "--", *program]
 
 
 def rank_log(folder: Path, rank: int) -> Path:

@@ -162,13 +162,13 @@ def values_of_option(rows: Iterable[AnyRow], option: str) -> str:
     return ", ".join(map(format_value, values))
 
 
-def span(values: Iterable[float], unit: Unit = "factor") -> str:
-    """Returns the smallest and the largest value for a sentence, such as ``1.2× to 3.4×``.
+def span(factors: Iterable[float]) -> str:
+    """Returns the smallest and the largest factor for a sentence, such as ``1.2× to 3.4×``.
 
-    Two values with the same text are written once.
+    Two factors with the same text are written once.
     """
-    ordered = sorted(values)
-    return " to ".join(dict.fromkeys(format_number(value, unit) for value in (ordered[0], ordered[-1])))
+    ordered = sorted(factors)
+    return " to ".join(dict.fromkeys(format_number(factor, "factor") for factor in (ordered[0], ordered[-1])))
 
 
 def extremes(values: Iterable[tuple[float, str]], write: Callable[[float], str]) -> str:

@@ -185,9 +185,9 @@ def _end(process: subprocess.Popen[bytes], grace_s: float = _GRACE_S) -> None:
             process.kill()
 
 
-def last_lines(log: Path, lines: int = 3) -> str:
-    """Returns the last lines of a log that are not empty, joined into one line."""
-    return " | ".join(_lines(log, 0)[-lines:])
+def last_lines(log: Path) -> str:
+    """Returns the last three lines of a log that are not empty, joined into one line."""
+    return " | ".join(_lines(log, 0)[-3:])
 
 
 def find_failure_line(log: Path, start: int = 0) -> str:

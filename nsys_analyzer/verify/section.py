@@ -110,11 +110,6 @@ def _saving(entry: Entry) -> Interval | float:
     return Interval(-entry.high_ms, -entry.low_ms)
 
 
-def _commit(entry: Entry) -> str | None:
-    """Returns the short commit, with a + if files differed from it."""
-    return f"{entry.git_commit[:9]}{'+' * bool(entry.git_dirty)}" if entry.git_commit else None
-
-
 _FIELDS: tuple[Field[Entry], ...] = (
     Field("time, UTC", "text", lambda entry: entry.time[5:16].replace("T", " ")),
     Field("verdict", "text", lambda entry: _SHORT_VERDICTS.get(entry.verdict, entry.verdict)),
@@ -124,7 +119,12 @@ _FIELDS: tuple[Field[Entry], ...] = (
     Field("predicted", "ms", lambda entry: Interval(p.low_ms, p.high_ms) if (p := entry.prediction) else None),
     Field("held", "text", lambda entry: _HELD_CELLS[entry.held]),
     Field("hardware", "text", lambda entry: entry.gpu or entry.host_cpu),
-    Field("commit", "text", _commit),
+    # The short commit, with a + if files differed from it.
+    Field(
+        "commit",
+        "text",
+        lambda entry: f"{entry.git_commit[:9]}{'+' * bool(entry.git_dirty)}" if entry.git_commit else None,
+    ),
 )
 
 

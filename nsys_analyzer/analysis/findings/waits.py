@@ -334,19 +334,18 @@ def find_host_stall(steps: StepsToExplain) -> Iterator[Candidate]:
     yield Candidate("host_stall", figures, changes, Place("idle", "host"))
 
 
-def _ranges_with_most_time(codes: Ints, ns: Floats, ranges: Sequence[str], most: int = 3) -> tuple[str, ...]:
-    """Returns the names of the few ranges in which half of some time passes, the longest first; else none.
+def _ranges_with_most_time(codes: Ints, ns: Floats, ranges: Sequence[str]) -> tuple[str, ...]:
+    """Returns the names of up to three ranges in which half of some time passes, the longest first; else none.
 
     Args:
         codes: the range of each stretch of time, -1 for none, which is returned as "".
         ns: the length of each stretch.
         ranges: the names of the ranges.
-        most: the largest number of ranges to return.
     """
     total_ns = {code: float(ns[codes == code].sum()) for code in np.unique(codes).tolist()}
     by_time = sorted(total_ns, key=lambda code: -total_ns[code])
     least_ns = _SMALLEST_NAMED_SHARE * sum(total_ns.values())
-    longest = [code for code in by_time if total_ns[code] >= least_ns][:most]
+    longest = [code for code in by_time if total_ns[code] >= least_ns][:3]
     if not longest or sum(total_ns[code] for code in longest) < MOST_SHARE * sum(total_ns.values()):
         return ()
     return tuple(ranges[code] if code >= 0 else "" for code in longest)

@@ -12,7 +12,6 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.ranks.join import JoinedRanks, find_pieces, join_members, name_run
@@ -20,8 +19,6 @@ from nsys_analyzer.analysis.ranks.matching import END_TOGETHER
 from nsys_analyzer.analysis.steps.replay import CALL_COLUMNS, COLLECTIVE_COLUMNS, PIECE_COLUMNS, Replay
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-
-_Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -230,10 +230,10 @@ class Replay:
         """Returns the ranks that other ranks wait for."""
         return [rank for position, rank in enumerate(self.ranks) if position not in self.unawaited_ranks]
 
-    def _repeat(self, times: int = MIN_STEPS) -> Replay:
-        """Returns a replay in which these steps are repeated."""
+    def _repeat(self) -> Replay:
+        """Returns a replay in which these steps are repeated ``MIN_STEPS`` times."""
         repeated: dict[str, Any] = {
-            name: np.tile(getattr(self, name), times) for name in (*CALL_COLUMNS, *PIECE_COLUMNS, "waits_for_ranks")
+            name: np.tile(getattr(self, name), MIN_STEPS) for name in (*CALL_COLUMNS, *PIECE_COLUMNS, "waits_for_ranks")
         }
         calls, pieces = len(self.cpu_ns), len(self.work_ns)
         counts = {
@@ -242,12 +242,12 @@ class Replay:
             "joined": pieces,
             "collective": _COLLECTIVE_NUMBERS_PER_REPETITION,
         }
-        repetitions = np.arange(times)[:, None]
+        repetitions = np.arange(MIN_STEPS)[:, None]
         for name, count in counts.items():
             positions = getattr(self, name)
             repeated[name] = np.where(positions == NONE, NONE, positions + repetitions * count).ravel()
         first_call = (self.first_call[:-1] + repetitions * calls).ravel()
-        return replace(self, **repeated, first_call=np.append(first_call, times * calls))
+        return replace(self, **repeated, first_call=np.append(first_call, MIN_STEPS * calls))
 
     def _earlier_work_ends(self, piece_ends: Floats) -> Floats:
         """Returns when the GPU has done all work that was launched before each step, and all work of the last step."""

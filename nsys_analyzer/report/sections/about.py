@@ -21,9 +21,11 @@ def about(evidence: Evidence) -> Section:
     warnings = tuple(
         phrase("**{}** {}", f"{', '.join(titles)}:", warning) for warning, titles in collect_warnings(evidence).items()
     )
+    coverages = [(capture.title, capture.coverage) for capture in evidence.captures if capture.coverage]
+    attribution = (make_table(_COUNTS, coverages), Paragraph(_HOW_TO_READ_COUNTS)) if coverages else ()
     parts: tuple[tuple[str, tuple[Block, ...]], ...] = (
         ("Conditions", tuple(_conditions(evidence))),
-        (f"{kernel_word(*evidence.captures).capitalize()} attribution check", tuple(_attribution(evidence))),
+        (f"{kernel_word(*evidence.captures).capitalize()} attribution check", attribution),
         (format_warning_count(evidence), (Listing(warnings),) if warnings else ()),
         ("Full kernel names", tuple(_names(evidence))),
         ("How this report was made", tuple(_how_made(evidence))),
@@ -137,14 +139,6 @@ _HOW_TO_READ_COUNTS = phrase(
     "inside a range. *Warm-up*: launched in warm-up, and left out of all figures. *Dropped*: launches whose kernel "
     "is not in the capture."
 )
-
-
-def _attribution(evidence: Evidence) -> Iterator[Block]:
-    """Yields a table of how kernels were attributed. Attributed and unattributed kernels add up to all kernels."""
-    rows = [(capture.title, capture.coverage) for capture in evidence.captures if capture.coverage]
-    if rows:
-        yield make_table(_COUNTS, rows)
-        yield Paragraph(_HOW_TO_READ_COUNTS)
 
 
 # --- warnings

@@ -58,7 +58,10 @@ def answer_limits(capture: CaptureSummary) -> Iterator[Block]:
     if rates.rows:
         yield rates
         if limits.source:
-            yield Paragraph(_peaks(limits), capture.title)
+            roofs = ", ".join(f"{name} {format_number(peak, 'flop/s')}" for name, peak in limits.roofs)
+            memory = format_number(limits.peak_bytes_per_s or 0, "bytes/s")
+            sentence = f"Peaks of {limits.gpu}: {roofs}, memory {memory} ({limits.source})."
+            yield Paragraph(sentence, capture.title)
 
 
 def find_step_mfu(capture: CaptureSummary) -> float | None:
@@ -106,10 +109,3 @@ def _share_of_bandwidth(rate: ClassRate, limits: Limits) -> float | None:
     if rate.bytes_per_s is None or not limits.peak_bytes_per_s or uses_bus:
         return None
     return rate.bytes_per_s / limits.peak_bytes_per_s
-
-
-def _peaks(limits: Limits) -> str:
-    """Returns a sentence with the peaks of the GPU and their source."""
-    roofs = ", ".join(f"{name} {format_number(peak, 'flop/s')}" for name, peak in limits.roofs)
-    memory = format_number(limits.peak_bytes_per_s or 0, "bytes/s")
-    return f"Peaks of {limits.gpu}: {roofs}, memory {memory} ({limits.source})."
