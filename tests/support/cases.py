@@ -67,7 +67,7 @@ _NAMES: dict[str, Any] = {
     "CALL": "torch.nn.modules.Module.__call__", "ENGINE": "autograd::engine::evaluate_function: MmBackward0",
     "ADAM": "void at::native::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor>()",
     "NCCL": programs.NCCL, "SYNC": programs.SYNC, "COPY": programs.COPY, "MALLOC": programs.MALLOC,
-    "FREE": programs.FREE, "GRAPH": programs.GRAPH,
+    "FREE": programs.FREE, "GRAPH": programs.GRAPH, "RECORD": programs.RECORD, "WAIT": programs.WAIT,
     "NEXT_BATCH": "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
 }  # fmt: skip
 _TORCH_NAMES = {**_NAMES, "AUTOGRAD": kineto.AUTOGRAD}

@@ -16,6 +16,7 @@ US = 1_000
 LAUNCH, SYNC = "cudaLaunchKernel_v7000", "cudaStreamSynchronize_v3020"
 MALLOC, FREE = "cudaMalloc_v3020", "cudaFree_v3020"
 COPY, GRAPH = "cudaMemcpyAsync_v3020", "cudaGraphLaunch_v10000"
+RECORD, WAIT = "cudaEventRecordWithFlags_v11010", "cudaStreamWaitEvent_v3020"
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
