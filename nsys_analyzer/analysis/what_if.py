@@ -1,4 +1,4 @@
-"""The answer to a what-if question: how long a step would be if some of its parts took more or less time."""
+"""Answers what-if questions: predicts the length of a step if some of its parts took more or less time."""
 
 from __future__ import annotations
 
@@ -23,30 +23,31 @@ from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.columns import GRAPH
 from nsys_analyzer.trace.schema import NS_PER_MS
 
-#: The side that a part of the critical path is on; "queue" is the time between a launch and the start of its work.
+#: Where a part of the critical path is; "queue" stands for the time between a launch and the start of its work.
 Where = Literal["GPU", "CPU", "queue"]
 #: The parts of the critical path that are not the GPU's work.
 LAUNCHING, LOADING, PAUSES, LATENCY = "calls and launches", "loading of batches", "pauses", "latency and gaps"
 _SIDES: dict[str, Where] = {LAUNCHING: "CPU", LOADING: "CPU", PAUSES: "CPU", LATENCY: "queue"}
-#: The longest part of a collective that a faster network does not shorten, ns; at most the shortest collective.
+#: The maximum latency of a collective, which a faster network does not shorten, ns.
 _MAX_LATENCY_NS = 100_000.0
-#: The largest factor that may be given: with a larger one, no digits of a time would be left.
+#: The largest factor that a question may contain. A larger factor would exceed the precision of times.
 _LARGEST_FACTOR = 1e6
 #: A part of the critical path is listed only if it takes at least this share of a step.
 _SMALLEST_LISTED_SHARE = 0.005
 
-#: A change as it saves least and as it saves most.
+#: A change under the assumption with which it saves least, and under the assumption with which it saves most.
 _ChangePair = tuple[Change, Change]
 
 
 @dataclass(frozen=True)
 class PathPart:
-    """A part of the critical path of a step, ms, before and after the changes.
+    """A part of the critical path of a step, before and after the changes.
 
     Attributes:
-        part: a kernel class, or what the CPU does.
-        where: the side that it is on.
-        rank: the label of its rank; empty for the queue, and if a capture is replayed alone.
+        part: a kernel class, or the name of a part on the CPU or in the queue.
+        where: where the part is.
+        before_ms, after_ms: the length of the part before and after the changes, ms.
+        rank: the label of the part's rank; empty for the queue, and if a capture is replayed alone.
     """
 
     part: str
@@ -58,15 +59,15 @@ class PathPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Saving:
-    """The predicted length of steps after some changes, none of which was made.
+    """The predicted effect of changes on the length of a step.
 
     Attributes:
         group: the name of the group of steps, if there are several groups; else empty.
         steps: the number of steps.
-        step_ms: the length of a step without the profiler, before the changes.
-        saves_ms: how much shorter it would be in the replays.
-        saves_ms_low, saves_ms_high: the interval of ``saves_ms``; below zero if the step would be longer.
-        new_step_ms: the length of a step after the changes.
+        step_ms: the length of a step without the profiler, before the changes, ms.
+        saves_ms: the predicted saving per step, ms; negative if the step would become longer.
+        saves_ms_low, saves_ms_high: the interval of the saving, ms.
+        new_step_ms: the predicted length of a step after the changes, ms.
     """
 
     group: str = ""
@@ -78,7 +79,7 @@ class Saving:
     new_step_ms: float = field(init=False)
 
     def __post_init__(self) -> None:
-        """Computes the new length."""
+        """Computes ``new_step_ms``."""
         vars(self).update(new_step_ms=self.step_ms - self.saves_ms)
 
 
@@ -89,10 +90,10 @@ class WhatIf(Saving):
     Attributes:
         capture: the name of the capture or of the run.
         changes: the name of each change.
-        less_ms: how much less work a GPU and its CPU would have in a step, together; the mean over the ranks.
-        path: the critical path, its longest parts first.
+        less_ms: the decrease of the GPU's work plus the CPU's own time per step, ms; the mean over the ranks.
+        path: the parts of the critical path, the longest part first.
         ranks: the labels of the ranks that were replayed together.
-        groups: each group of steps, if there are several, and at last the mean over all steps.
+        groups: the saving in each group of steps, then the mean over all steps; empty if there is only one group.
     """
 
     capture: str
@@ -103,14 +104,14 @@ class WhatIf(Saving):
     groups: tuple[Saving, ...] = ()
 
     def on_path_ms(self, where: str) -> tuple[float, float]:
-        """Returns the length of the critical path on a side or a rank, before and after the changes."""
+        """Returns the length of the critical path at one place or on one rank, ms, before and after the changes."""
         parts = [part for part in self.path if where in (part.where, part.rank)]
         return sum(part.before_ms for part in parts), sum(part.after_ms for part in parts)
 
 
 @dataclass(frozen=True)
 class Question:
-    """The changes of a what-if question; the attributes are the arguments of ``what_if``."""
+    """The changes of a what-if question. The attributes are the arguments of ``what_if``."""
 
     classes: Mapping[str, float] = field(default_factory=dict)
     ranges: Mapping[str, float] = field(default_factory=dict)
@@ -121,7 +122,7 @@ class Question:
 
     @property
     def changes_cpu_time(self) -> bool:
-        """Returns whether the CPU's own time changes, which differs more from run to run than the GPU's work."""
+        """Returns whether the changes affect the CPU's own time, which varies more between runs than the GPU's work."""
         return bool(self.ranges or self.pinned or self.on_time) or self.launches is not None
 
 
@@ -129,22 +130,22 @@ def what_if(
     *captures: CaptureSummary, classes: Mapping[str, float] | None = None, ranges: Mapping[str, float] | None = None,
     launches: float | None = None, pinned: bool = False, on_time: Collection[int] = (), network: float | None = None,
 ) -> WhatIf:  # fmt: skip
-    """Returns how long a step of a capture or of a run would be if some of its parts took more or less time.
+    """Predicts the length of a step of a capture or of a run if some of its parts took more or less time.
 
-    A factor multiplies a time: 0.5 halves it, and 0 removes it.
+    A factor multiplies a time: 0.5 halves the time, and 0 removes it.
 
     Args:
-        captures: one capture, as ``summarize`` returns it, or those of all ranks of a run.
-        classes: the factor of each kernel class, such as ``{"matmul": 0.5}``.
-        ranges: the factor of each range, for the time that the program spends in it and for the work launched there.
-        launches: the factor of the CPU's time to launch work, which a CUDA graph may save.
-        pinned: whether large copies to the GPU come from pinned memory, and do not block.
+        captures: the summary of one capture, as ``summarize`` returns it, or the summaries of all ranks of a run.
+        classes: the factor for the time of each kernel class, such as ``{"matmul": 0.5}``.
+        ranges: the factor for each range. It applies to the program's time in the range and to the work launched there.
+        launches: the factor for the CPU's time to launch work. A CUDA graph may save this time.
+        pinned: whether large copies to the GPU come from pinned memory, so that they do not block.
         on_time: the ranks that the other ranks no longer wait for.
-        network: how many times as fast collectives transfer, once their last rank has started them.
+        network: the factor by which the transfers of collectives become faster.
 
     Raises:
         CannotAnswerError: the steps cannot be replayed.
-        ConfigurationError: the steps hold nothing that the question is about.
+        ConfigurationError: the question is invalid, or the steps do not contain a class, range or copy in the question.
     """
     answers = list(answer_all(captures, Question(classes or {}, ranges or {}, launches, pinned, on_time, network)))
     if len(answers) != 1:
@@ -157,7 +158,7 @@ def answer_all(captures: Sequence[CaptureSummary], question: Question) -> Iterat
 
     Raises:
         CannotAnswerError: the steps cannot be replayed.
-        ConfigurationError: the steps hold nothing that the question is about.
+        ConfigurationError: the question is invalid, or the steps do not contain a class, range or copy in the question.
     """
     launches = 1.0 if question.launches is None else question.launches
     factors = (*question.classes.values(), *question.ranges.values(), launches)
@@ -183,14 +184,14 @@ def answer_all(captures: Sequence[CaptureSummary], question: Question) -> Iterat
 
 
 def _answer(subject: ReplayedCaptures, study: Study, question: Question) -> WhatIf:
-    """Returns the answer for the steps of a capture, or of all ranks of a run."""
-    _check_that_steps_hold(subject, (study, *(group.study for group in study.other_groups)), question)
+    """Answers a question for the steps of a capture, or of all ranks of a run."""
+    _check_that_steps_contain(subject, (study, *(group.study for group in study.other_groups)), question)
     diagnoses = [capture.diagnosis for capture in subject.captures if capture.diagnosis]
     steps = [capture.step for capture in subject.captures if capture.step]
     is_timed = all(diagnosis.is_timed for diagnosis in diagnoses)
     timed_ms = max(diagnosis.step_ms for diagnosis in diagnoses) if is_timed else None
     is_alone = len(steps) == 1
-    # In a run, collectives wait for other ranks, so their time does not bound the step from below.
+    # In a run, collectives wait for other ranks, so the time of collectives is not a lower bound of the step.
     busy_ms = max(
         step.total_ms - step.idle_ms if is_alone else step.compute_ms + step.exposed_copy_ms for step in steps
     )
@@ -222,14 +223,16 @@ def _answer(subject: ReplayedCaptures, study: Study, question: Question) -> What
 
 @dataclass(frozen=True)
 class _ChangedReplays:
-    """The steps before and after changes, on each baseline, as the changes save least and as they save most.
+    """Replays of the steps before and after the changes.
+
+    There are two replays for each baseline: with the changes as they save least, and as they save most.
 
     Attributes:
-        pairs: the replays before and after the changes.
-        scale: the length of a step ÷ that of a replayed one.
-        step_ms: the length of a step without the profiler, before the changes.
-        saves_ms: the middle of what the changes save.
-        saves_ms_low, saves_ms_high: the interval of what they save.
+        pairs: (the replay before the changes, the replay after the changes).
+        scale: the ratio of the length of a step to the length of a replayed step.
+        step_ms: the length of a step without the profiler, before the changes, ms.
+        saves_ms: the middle of the savings in the replays, ms.
+        saves_ms_low, saves_ms_high: the interval of the saving, ms.
     """
 
     pairs: tuple[tuple[Replay, Replay], ...]
@@ -240,7 +243,7 @@ class _ChangedReplays:
     saves_ms_high: float
 
     def saving(self, group: str, steps: int) -> Saving:
-        """Returns what the changes save of the steps of a group."""
+        """Returns the saving for a group with this name and number of steps."""
         return Saving(
             group=group,
             steps=steps,
@@ -259,16 +262,16 @@ def _replay_changes(
 
     Args:
         study: the steps.
-        question: the question that the changes are made for.
+        question: the question that the changes belong to.
         changes: the changes, by name.
-        length_ms: the length of a step under the profiler.
-        busy_ms: the GPU's work in a step.
-        timed_ms: the length of a step without the profiler, if it was timed.
+        length_ms: the length of a step under the profiler, ms.
+        busy_ms: the time in a step in which the GPU works, ms.
+        timed_ms: the measured length of a step without the profiler, ms; None if it was not measured.
     """
     baselines, scale = estimate_baselines(study, length_ms, timed_ms)
     pairs = [(replay, replay) for replay in baselines for _ in range(2)]
     for change in changes.values():
-        pairs = [(before, change[place % 2](after)) for place, (before, after) in enumerate(pairs)]
+        pairs = [(before, change[index % 2](after)) for index, (before, after) in enumerate(pairs)]
     ms = [(before.step_ns / NS_PER_MS * scale, after.step_ns / NS_PER_MS * scale) for before, after in pairs]
     bounds = [timed_ms or estimate_unprofiled_ms(before, busy_ms, length_ms) for before, _ in (min(ms), max(ms))]
     step_ms = sum(bounds) / 2
@@ -279,7 +282,7 @@ def _replay_changes(
 
 
 def _replay_groups(study: Study, question: Question, usual: Saving) -> Iterator[Saving]:
-    """Yields what the changes save in each group of steps, and in the mean of all; nothing if there is one group."""
+    """Yields the saving in each group of steps, then the mean over all steps; nothing if there is only one group."""
     savings = [usual]
     for group in study.other_groups:
         changes = dict(_make_changes(group.study, question, ()))
@@ -302,11 +305,11 @@ def _replay_groups(study: Study, question: Question, usual: Saving) -> Iterator[
         )
 
 
-def _check_that_steps_hold(subject: ReplayedCaptures, studies: Sequence[Study], question: Question) -> None:
-    """Checks that some steps hold what the question is about.
+def _check_that_steps_contain(subject: ReplayedCaptures, studies: Sequence[Study], question: Question) -> None:
+    """Checks that some steps contain the classes, ranges, copies and ranks of the question.
 
     Raises:
-        ConfigurationError: none of them does.
+        ConfigurationError: no step contains one of them.
     """
     codes = [(study.classes, np.unique(study.pieces.kernel).tolist()) for study in studies]
     present_classes = {names[code] for names, kernels in codes for code in kernels if code >= 0} - {""}
@@ -328,7 +331,7 @@ def _check_that_steps_hold(subject: ReplayedCaptures, studies: Sequence[Study], 
 
 
 def _make_changes(study: Study, question: Question, ranks: Sequence[int | None]) -> Iterator[tuple[str, _ChangePair]]:
-    """Yields the name of each change, and the change."""
+    """Yields the name of each change of a question, and the change itself."""
     for name, factor in question.classes.items():
         change = saved_work(study.of_class(name) * (1 - factor))
         yield f"{name} × {factor:g}", (change, change)
@@ -349,7 +352,10 @@ def _make_changes(study: Study, question: Question, ranks: Sequence[int | None])
 
 
 def _scale_range(study: Study, name: str, factor: float) -> Change:
-    """Returns a change that multiplies the calls, pauses and GPU work of a range; 0 also removes its waits."""
+    """Returns a change that multiplies the time of calls, pauses and GPU work in a range.
+
+    The factor 0 also removes the waits for the GPU in the range.
+    """
     calls, pauses = study.inside_range(name)
     pause_factors, work_factors = np.where(pauses, factor, 1.0), np.where(calls[study.replay.launch], factor, 1.0)
 
@@ -364,10 +370,10 @@ def _scale_range(study: Study, name: str, factor: float) -> Change:
 
 
 def _put_on_time(study: Study, late_ranks: frozenset[int]) -> _ChangePair:
-    """Returns changes after which no rank waits for the late ones.
+    """Returns two changes after which no rank waits for the late ranks.
 
-    The first keeps the kernels of the others as they are. The second makes them no longer than on the late ranks: a
-    collective that waits occupies a part of the GPU, so kernels beside it take longer.
+    The first change does not affect kernels. The second change also shortens kernels of the other ranks to their mean
+    duration on the late ranks, because kernels take longer while a waiting collective occupies a part of the GPU.
     """
     _, rank = study.replay.rank_of
     names = np.array([*study.kernels, ""])
@@ -376,18 +382,18 @@ def _put_on_time(study: Study, late_ranks: frozenset[int]) -> _ChangePair:
     is_late = np.isin(rank, list(late_ranks))
 
     def mean_ns(kernels: Bools, code: Ints) -> Floats:
-        """Returns the mean time of the kernels with the same code, for each operation, shape (operations,)."""
+        """Returns, for each operation, the mean duration of ``kernels`` with its code, ns, shape (operations,)."""
         count = np.bincount(code[kernels], None, code.max() + 1)
         total_ns = np.bincount(code[kernels], study.replay.work_ns[kernels], code.max() + 1)
         means: Floats = (total_ns / np.maximum(count, 1))[code]
         return means
 
-    of_others = is_kernel & ~is_late
-    own_ns = mean_ns(of_others, name_code + rank * len(names))
+    on_other_ranks = is_kernel & ~is_late
+    own_ns = mean_ns(on_other_ranks, name_code + rank * len(names))
     on_late_ns = mean_ns(is_kernel & is_late, name_code)
-    is_shorter = (on_late_ns > 0) & (on_late_ns < own_ns)
-    remaining = np.divide(on_late_ns, own_ns, out=np.ones(len(own_ns)), where=is_shorter)
-    shorten = saved_work(np.where(of_others, 1 - remaining, 0.0))
+    is_shorter_on_late = (on_late_ns > 0) & (on_late_ns < own_ns)
+    remaining = np.divide(on_late_ns, own_ns, out=np.ones(len(own_ns)), where=is_shorter_on_late)
+    shorten = saved_work(np.where(on_other_ranks, 1 - remaining, 0.0))
     return (
         lambda replay: replace(replay, unawaited_ranks=late_ranks),
         lambda replay: shorten(replace(replay, unawaited_ranks=late_ranks)),
@@ -395,9 +401,11 @@ def _put_on_time(study: Study, late_ranks: frozenset[int]) -> _ChangePair:
 
 
 def _speed_up_network(study: Study, factor: float) -> _ChangePair:
-    """Returns changes of the time that collectives transfer: all but a latency of each, and all of it.
+    """Returns two changes that make the transfers of collectives faster.
 
-    For a rank alone it is unknown which part of a collective is waiting: none of it transfers, or all of it.
+    The first change keeps a latency of each collective, and the second does not. If a rank is replayed alone, it is
+    unknown which part of a collective is waiting: the first change then saves nothing, and the second change shortens
+    the whole collective.
     """
     work, collective = study.replay.work_ns, study.replay.collective
     if not len(collective):
@@ -409,13 +417,13 @@ def _speed_up_network(study: Study, factor: float) -> _ChangePair:
 
 
 def _work_ms(replay: Replay) -> float:
-    """Returns the GPU's work and the CPU's own time in a step, ms."""
+    """Returns the sum of the GPU's work and the CPU's own time per step, ms."""
     own_ns = replay.min_wait_ns[replay.awaited >= 0]
     return float(replay.work_ns.sum() + replay.cpu_ns.sum() + own_ns.sum()) / replay.steps / NS_PER_MS
 
 
 def _path_parts_ms(study: Study, replay: Replay, labels: Sequence[str]) -> dict[tuple[str, str], float]:
-    """Returns the length of each part of the critical path of a replayed step, ms, by part and rank."""
+    """Returns the length of each part of the critical path per replayed step, ms, by part and rank."""
     call_shares, operation_shares = replay.critical_path()
     work_ns, pause_ns = operation_shares * replay.work_ns, call_shares * replay.pause_ns
     names = (*study.classes, FILLS, UNKNOWN)
@@ -432,7 +440,7 @@ def _path_parts_ms(study: Study, replay: Replay, labels: Sequence[str]) -> dict[
         parts_ns[LOADING, label] = loading_ns
         parts_ns[PAUSES, label] = float(pause_ns[calls].sum()) - loading_ns
         parts_ns[LAUNCHING, label] = float((call_shares * replay.cpu_ns)[calls].sum() - pause_ns[calls].sum())
-    # The path of several steps leads back to the start of the second one.
+    # The critical path of several steps leads back to the start of the second step only.
     steps = replay.steps - 1 if replay.steps > 2 else replay.steps
     parts_ns[LATENCY, ""] = max(replay.step_ns * steps - sum(parts_ns.values()), 0.0)
     return {key: ns / steps / NS_PER_MS for key, ns in parts_ns.items()}

@@ -1,4 +1,4 @@
-"""The diagnosis of a capture: its findings, ranked by the time that they would save, or why they are in doubt."""
+"""Diagnoses a capture: ranks its findings by the time that they would save, or says why findings are in doubt."""
 
 from __future__ import annotations
 
@@ -34,45 +34,51 @@ from nsys_analyzer.system.plugins import FINDINGS, load_plugins, skip_if_it_fail
 from nsys_analyzer.trace.columns import COPY, SYNCHRONIZE
 from nsys_analyzer.trace.schema import NS_PER_MS
 
-#: All rules; of two findings that save as much, the rule that stands first here comes first.
+#: All rules. If two findings save equal time, the finding of the earlier rule comes first.
 RULES: tuple[Rule, ...] = (*waits.RULES, *kernels.RULES)
 #: A finding is reported only if it saves at least this share of a step.
 SMALLEST_SAVING = 0.03
 #: The smallest ratio of CPU time without a profiler to CPU time under it, after the cost of recording is subtracted.
 _UNPROFILED_PACE = 0.84
-#: The time to launch a CUDA graph without a profiler, and the time that recording a node adds to the pause before the
-#: launch, ns. If nodes are recorded one by one, a launch takes 0.9 to 1.3 µs for each: 0.85 ms for 639 nodes. On the
-#: GPU, a graph of 692 nodes took 9.16 ms, and 9.45 ms with its nodes recorded. The step of examples/serving takes
-#: 2.93 ms instead of 1.96.
-_GRAPH_LAUNCH_NS, _GRAPH_NODE_NS = 50_000.0, 420.0
-#: The share by which a saving of the GPU's work differs between two runs of one program.
+#: The time to launch a CUDA graph without a profiler, ns. If the profiler records the nodes, the launch takes 0.9 to
+#: 1.3 µs per node: 0.85 ms for 639 nodes. The step of examples/serving takes 2.93 ms with this recording, and 1.96 ms
+#: without it.
+_GRAPH_LAUNCH_NS = 50_000.0
+#: The time that recording a node of a CUDA graph adds to the gap before the node, ns. On the GPU, a graph of 692 nodes
+#: took 9.16 ms without the recording of nodes, and 9.45 ms with it.
+_GRAPH_NODE_NS = 420.0
+#: The assumed relative difference of a saving of GPU work between two runs of one program.
 _GPU_TIME_TOLERANCE = 0.03
-#: The share by which a saving of the CPU's own time differs, and the same if the step was timed without the profiler.
-#: On three rented hosts, 26 savings were measured in another run than the captured one. Two of three differed by less
-#: than the first share. Of 14 savings, 12 differed by less than the second.
-_CPU_TIME_TOLERANCE, _TIMED_CPU_TIME_TOLERANCE = 0.29, 0.2
-#: If the replay differs from the recorded steps by more than this share, its savings are not trusted.
+#: The assumed relative difference of a saving of CPU time between two runs of one program. On three rented hosts, 26
+#: savings were measured in another run than the captured run. Two thirds of them differed by less than this.
+_CPU_TIME_TOLERANCE = 0.29
+#: The same if the length of a step was measured without the profiler. Of 14 savings, 12 differed by less than this.
+_TIMED_CPU_TIME_TOLERANCE = 0.2
+#: Savings are not trusted if the length of the replayed steps differs from that of the recorded steps by more than this
+#: share.
 _MAX_REPLAY_ERROR = 0.1
-#: From this share of a profiled step on, the profiler hides what the program does.
+#: A report warns about the profiler's cost if it exceeds this share of a profiled step.
 _HIDING_OVERHEAD = 0.3
-#: A change that saves less than this share of a step on one baseline is not replayed on the others.
+#: If a change saves less than this share of a step on one baseline, it is not replayed on the other baselines.
 _NEGLIGIBLE_SAVING = 0.005
-#: Two lengths of steps that differ by at most this share count as equal.
+#: Two lengths of steps count as equal if they differ by at most this share.
 _LENGTH_TOLERANCE = 0.03
-#: Bisection rounds when fitting the profiler's cost to the step's unprofiled time, and the largest cost that is tried.
-_BISECTION_ROUNDS, _MAX_PROFILER_COST = 16, 4.0
-#: A step is unusual if recording CUDA graphs, or starting up CUDA, takes at least this share of it.
+#: The number of bisection rounds when the profiler's cost is fitted to the measured length of a step.
+_BISECTION_ROUNDS = 16
+#: The largest cost of the profiler that is tried, as a multiple of its upper bound.
+_MAX_PROFILER_COST = 4.0
+#: The only pass is not typical if recording CUDA graphs, or initializing CUDA, takes at least this share of it.
 _ONE_TIME_SHARE = 0.25
-#: A call that waits for nothing takes this long only if it starts up CUDA or loads kernels, ns.
+#: A call that does not wait initializes CUDA or loads kernels if it takes at least this long, ns.
 _START_UP_CALL_NS = 3_000_000
-#: By the cause of a wait: the causes of the idle time after it, until the next launches. After calls of the allocator,
-#: freed memory is allocated again.
+#: For each cause of a wait: the causes of the idle time after the wait, until the next launches. After calls of the
+#: allocator, the program allocates memory again.
 _CAUSES_AFTER = {"sync": {"launch"}, "copy": {"launch"}, "allocator": {"launch", "host"}}
 #: The columns of a replay that are times.
 _TIME_COLUMNS = (
     "cpu_ns", "min_wait_ns", "return_ns", "latency_ns", "spacing_ns", "work_ns", "pause_ns", "join_gap_ns",
 )  # fmt: skip
-#: The GPU counts as mostly idle if it computes for less than this share of a step.
+#: The finding ``gpu_idle`` is reported only if the GPU computes for less than this share of a step.
 _BUSY_SHARE = 0.7
 
 
@@ -86,16 +92,17 @@ def diagnose(
     waits_for_ranks: bool = False,
     warned_lines: Mapping[str, int] | None = None,
 ) -> Diagnosis:
-    """Returns the findings in the steps of a capture.
+    """Finds the causes that make the steps of a capture long, and the time that each of them costs.
 
     Args:
         step: the figures of the steps.
-        study: a few of them in full detail.
-        unprofiled_ms: the length of a step without the profiler, if it was timed.
+        study: a few steps in full detail.
+        unprofiled_ms: the measured length of a step without the profiler, ms; None if it was not measured.
         is_torch: whether the program uses PyTorch.
-        out_of_memory: where the program ran out of memory, if it did.
-        waits_for_ranks: whether its collectives wait for other ranks, which the findings of the whole run explain.
-        warned_lines: the lines of which PyTorch warned that they wait for the GPU, and how often in a step.
+        out_of_memory: the reason for missing findings if the program ran out of memory; else None.
+        waits_for_ranks: whether collectives wait for other ranks. The findings of the whole run explain such waits.
+        warned_lines: the lines that wait for the GPU according to a warning of PyTorch, and their number of waits in a
+            step.
     """
     profiled_ms = step.length_ms
     busy_ms = step.total_ms - step.idle_ms
@@ -124,20 +131,20 @@ def diagnose(
             with skip_if_it_fails(point):
                 of_plugin = [*rule(steps)]
                 for candidate in of_plugin:
-                    _find_saving(steps, candidate, (), 0.0)  # a plugin whose changes fail is left out here
+                    _find_saving(steps, candidate, (), 0.0)  # raises if a change fails, so that the plugin is skipped
                 candidates += of_plugin
         findings = list(_rank(steps, candidates))
     explained = {"unrecorded", "profiler", *(finding.place.name for finding in findings if finding.place)}
     if waits_for_ranks:
         explained.add("communication")
     idle = _find_idle_gpu(step, profiled_ms if doubt else (low + high) / 2, explained)
-    # An unknown cause of idle time explains nothing where a replay cannot be trusted.
+    # If the replay cannot be trusted, idle time with an unknown cause is not reported.
     is_vague = doubt is not None and idle is not None and idle.place == Place("idle", "unknown")
     if idle and not happens_once and not is_vague:
-        place = sum(finding.saves_ms >= idle.saves_ms for finding in findings)
-        left_ms = findings[place - 1].left_after_all_ms if place else idle.step_ms
+        position = sum(finding.saves_ms >= idle.saves_ms for finding in findings)
+        left_ms = findings[position - 1].left_after_all_ms if position else idle.step_ms
         lines = study.lines.get(idle.place.name, ()) if idle.place else ()
-        findings.insert(place, replace(idle, left_after_all_ms=left_ms, lines=lines))
+        findings.insert(position, replace(idle, left_after_all_ms=left_ms, lines=lines))
     hides = profiled_ms - longest_ms > _HIDING_OVERHEAD * profiled_ms
     overhead_ms = (profiled_ms - longest_ms, profiled_ms - shortest_ms) if hides else None
     return Diagnosis(
@@ -146,7 +153,7 @@ def diagnose(
 
 
 def _find_cold_start(step: StepSummary, study: Study) -> ColdStart | None:
-    """Returns the calls that start up the program, if they take much of the only pass; else None."""
+    """Returns the calls that initialize CUDA or load kernels, if they take much of the only pass; else None."""
     call_ns = study.replay.cpu_ns - study.replay.pause_ns
     total_ms = float(study.replay.cpu_ns.sum()) / NS_PER_MS
     starts_up = (call_ns >= _START_UP_CALL_NS) & (study.replay.awaited < 0)
@@ -163,14 +170,17 @@ def _find_cold_start(step: StepSummary, study: Study) -> ColdStart | None:
 
 
 def estimate_baselines(study: Study, length_ms: float, timed_ms: float | None) -> tuple[tuple[Replay, ...], float]:
-    """Returns possible replays of the steps without the profiler, and the length of a step ÷ that of a replayed one.
+    """Returns baselines, which are replays of the steps without the profiler, and a scale.
+
+    The scale is the ratio of the length of a step to the length of a replayed step.
 
     Args:
         study: the steps that are replayed.
-        length_ms: the length of a step under the profiler.
-        timed_ms: the length of a step without the profiler, if it was timed.
+        length_ms: the length of a step under the profiler, ms.
+        timed_ms: the measured length of a step without the profiler, ms; None if it was not measured.
     """
-    # The baselines differ in the profiler's cost: the least, the most, and the most with a CPU that runs faster.
+    # The baselines differ in the profiler's cost: its lower bound, its upper bound, and its upper bound with a faster
+    # CPU.
     most_cost = study.replay.with_events_costing(1.0)
     baselines = (
         study.replay.with_events_costing(study.min_cost_share),
@@ -181,9 +191,10 @@ def estimate_baselines(study: Study, length_ms: float, timed_ms: float | None) -
     )
     if timed_ms:
         step_ns = timed_ms * NS_PER_MS
-        # If the GPU fills the step, its length does not depend on the cost of launching, and does not determine it.
+        # If the GPU works all the time, the length of a step does not depend on the profiler's cost. So baselines with
+        # the measured length are kept, and the cost is fitted only if there are none.
         near = [replay for replay in baselines if abs(replay.step_ns / step_ns - 1) <= _LENGTH_TOLERANCE]
-        # All times of a replay are scaled to that length, as on a machine that is faster or slower.
+        # All times of a replay are scaled to the measured length, as if the machine were faster or slower.
         fitted = [
             (replay, step_ns / replay.step_ns if replay.step_ns else 1.0)
             for replay in near or _fit_to_length(study, most_cost, step_ns)
@@ -191,19 +202,20 @@ def estimate_baselines(study: Study, length_ms: float, timed_ms: float | None) -
         return tuple(
             replace(replay, **{name: getattr(replay, name) * pace for name in _TIME_COLUMNS}) for replay, pace in fitted
         ), 1.0
-    # The replay covers a few steps only, so its times are scaled to the length of a step.
+    # The replay contains only a few steps, so its times are scaled to the length of a step.
     return baselines, length_ms / (study.replay.step_ns / NS_PER_MS) if study.replay.step_ns else 1.0
 
 
 def estimate_unprofiled_ms(replayed_ms: float, busy_ms: float, profiled_ms: float) -> float:
-    """Returns the length of a step without the profiler: at most the profiled one, at least the GPU's work."""
+    """Returns the replayed length of a step, limited to the range from the GPU's work to the profiled length, ms."""
     return min(max(replayed_ms, busy_ms), profiled_ms)
 
 
 def _fit_to_length(study: Study, most_cost: Replay, step_ns: float) -> list[Replay]:
-    """Returns the steps with the profiler's cost that leads to their unprofiled length.
+    """Returns the steps without a cost of the profiler that is fitted so that a step has the length ``step_ns``.
 
-    If that is more than recording costs at most, the CPU may have been faster instead: then both are returned.
+    If this cost exceeds its upper bound, the CPU may have been faster instead. The list then also contains the steps
+    with a fitted speed of the CPU.
     """
     cost = _bisect(0.0, _MAX_PROFILER_COST, lambda cost: study.replay.with_events_costing(cost).step_ns > step_ns)
     fitted = [study.replay.with_events_costing(cost)]
@@ -214,7 +226,7 @@ def _fit_to_length(study: Study, most_cost: Replay, step_ns: float) -> list[Repl
 
 
 def _bisect(low: float, high: float, is_low: Callable[[float], bool]) -> float:
-    """Finds by bisection the point of an interval from which on ``is_low`` is false."""
+    """Finds by bisection the point between ``low`` and ``high`` at which ``is_low`` changes from True to False."""
     for _ in range(_BISECTION_ROUNDS):
         middle = (low + high) / 2
         low, high = (middle, high) if is_low(middle) else (low, middle)
@@ -223,7 +235,7 @@ def _bisect(low: float, high: float, is_low: Callable[[float], bool]) -> float:
 
 @dataclass(frozen=True)
 class _SavingInterval:
-    """The least, the middle and the most that a candidate saves of a step, ms."""
+    """The smallest, the middle and the largest saving of a candidate per step, ms."""
 
     low: float = 0.0
     middle: float = 0.0
@@ -231,24 +243,24 @@ class _SavingInterval:
 
 
 def _rank(steps: StepsToExplain, candidates: Sequence[Candidate]) -> Iterator[FindingWithFigures]:
-    """Yields the findings that save enough, the largest saving first, each with the step after it and those before it.
+    """Yields the findings that save enough time, the largest saving first.
 
-    The general cause of idle time saves what is left after the specific causes, and at most the idle time that they
-    leave.
+    Each finding contains the length of a step after this finding and all earlier findings were fixed. The saving of the
+    general cause of idle time is computed after the specific causes were removed.
     """
     specific = [candidate for candidate in candidates if candidate.is_specific_cause]
     ranked: list[tuple[Candidate, _SavingInterval]] = []
     explained_ms = 0.0
     for candidate in sorted(candidates, key=lambda candidate: candidate.is_general_cause):
-        before = (specific, explained_ms) if candidate.is_general_cause else ((), 0.0)
-        saving = _find_saving(steps, candidate, *before)
+        earlier_candidates = (specific, explained_ms) if candidate.is_general_cause else ((), 0.0)
+        saving = _find_saving(steps, candidate, *earlier_candidates)
         if saving.middle >= SMALLEST_SAVING * steps.step_ms:
             ranked.append((candidate, saving))
             explained_ms += saving.high if candidate.is_specific_cause else 0.0
     ranked.sort(key=lambda pair: -pair[1].middle)
     remaining = list(steps.baselines)
     for candidate, saving in ranked:
-        # The first change saves least. After other changes it may even cost time: then it is not made.
+        # The first change of a candidate saves least. It is not made if it lengthens a step after the other changes.
         remaining = [
             min(candidate.changes[0](replay), replay, key=lambda changed: changed.step_ns) for replay in remaining
         ]
@@ -270,30 +282,31 @@ def _rank(steps: StepsToExplain, candidates: Sequence[Candidate]) -> Iterator[Fi
 
 
 def _find_saving(
-    steps: StepsToExplain, candidate: Candidate, before: Sequence[Candidate], before_ms: float
+    steps: StepsToExplain, candidate: Candidate, earlier_candidates: Sequence[Candidate], earlier_ms: float
 ) -> _SavingInterval:
-    """Returns what a candidate's changes save of a step on all baselines, limited to the time of its cause.
+    """Returns the saving of a candidate's changes per step on all baselines, limited to the time of its cause.
 
     Args:
         steps: the steps that are replayed.
         candidate: the candidate.
-        before: the candidates whose most saving changes are made first.
-        before_ms: the most that these save.
+        earlier_candidates: the candidates whose last changes, which save most, are made first.
+        earlier_ms: the largest saving of these candidates, ms.
     """
     saved_ms: list[float] = []
     for baseline in steps.baselines:
-        for earlier in before:
+        for earlier in earlier_candidates:
             baseline = min(earlier.changes[-1](baseline), baseline, key=lambda replay: replay.step_ns)
         saved_ns = [baseline.step_ns - change(baseline).step_ns for change in candidate.changes]
         saved_ms += [max(ns, 0.0) / NS_PER_MS * steps.scale for ns in saved_ns]
         if max(saved_ms) < _NEGLIGIBLE_SAVING * steps.step_ms:
-            return _SavingInterval()  # the baselines differ by less
+            return _SavingInterval()  # the saving on the other baselines is about as small
     low, high = estimate_interval(saved_ms, of_cpu=candidate.saves_cpu_time, is_timed=steps.is_timed)
-    # A candidate saves at most the time of its cause, and at most the step without the work that stays.
+    # A candidate saves at most the time of its cause, and at most the step without the remaining work.
     study, step, replay = steps.study, steps.summary, steps.study.replay
     changed = candidate.changes[-1](replay)
     work_ms = study.work_ms(changed.work_ns < replay.work_ns if candidate.operations is None else candidate.operations)
-    # Waits that end sooner save the program's own time. Usually it waits for the work that the candidate is about.
+    # If waits are removed, the program saves the waiting time. It usually waits for the work that the candidate is
+    # about, so only the larger of both times counts.
     waits_ms = steps.paused_ms(steps.waited_ns[(replay.awaited >= 0) & (changed.awaited < 0)])
     name = candidate.place.name if candidate.place and candidate.saves_cpu_time else ""
     has_fewer_launches = candidate.operations is not None and (changed.cpu_ns < replay.cpu_ns).any()
@@ -301,21 +314,21 @@ def _find_saving(
     idle_ms = sum(row.ms for row in step.idle_by_cause if row.cause in causes) if step.idle_by_cause else step.idle_ms
     busy_ms = step.total_ms - step.idle_ms
     remaining_work_ms = min(busy_ms, steps.step_ms) * max(1 - work_ms / busy_ms, 0.0) if busy_ms else 0.0
-    # A step that was timed without the profiler may be longer than the profiled one, and so may each of its parts.
+    # If the measured step without the profiler is longer than the profiled step, its parts may be longer, too.
     pace = max(steps.step_ms / step.length_ms, 1.0) if step.length_ms else 1.0
-    rest_ms = max(steps.longest_step_ms, steps.step_ms) - remaining_work_ms - before_ms
+    rest_ms = max(steps.longest_step_ms, steps.step_ms) - remaining_work_ms - earlier_ms
     most = max(min((max(work_ms, waits_ms) + idle_ms) * pace, rest_ms, steps.step_ms), 0.0)
-    # If the cause takes less than the replay saves at least, the interval keeps the ratio of its ends.
+    # If the limit is below the lower end of the interval, the interval is scaled to the limit.
     return _SavingInterval(low if low <= most else most * low / high, min((low + high) / 2, most), min(high, most))
 
 
 def estimate_interval(saved_ms: Sequence[float], *, of_cpu: bool, is_timed: bool) -> tuple[float, float]:
-    """Estimates the least and the most that changes save in another run, from replays of this run, ms.
+    """Estimates the interval of the saving in another run of the program, ms.
 
     Args:
-        saved_ms: what they save under each assumption; below zero if a step becomes longer.
-        of_cpu: whether they change the CPU's own time, which differs more from run to run.
-        is_timed: whether the step was timed without the profiler.
+        saved_ms: the saving in each replay of this run, ms; negative if a step becomes longer.
+        of_cpu: whether the changes affect the CPU's own time, which varies more between runs than the GPU's work.
+        is_timed: whether the length of a step was measured without the profiler.
     """
     low, high = min(saved_ms), max(saved_ms)
     low, high = low - _GPU_TIME_TOLERANCE * abs(low), high + _GPU_TIME_TOLERANCE * abs(high)
@@ -331,13 +344,14 @@ class GpuIdleFigures(FindingFigures):
     """The largest part of a step in which the GPU does not compute.
 
     Attributes:
-        cause: the cause of the idle time, or what the GPU does instead.
-        is_exposed: whether the GPU copies or communicates meanwhile; else it is idle.
-        ms: the length of this part.
+        cause: the cause of the idle time; "copy" or "communication" if the GPU copies or communicates.
+        is_exposed: whether the GPU copies or communicates in this part; otherwise, it is idle.
+        ms: the length of this part, ms.
         compute_share: the share of the step in which the GPU computes.
-        range_name: the range with the longest idle time of this cause; empty if that is in no range.
-        api: the API call with the longest, if that is in no range.
-        is_mostly_there: whether most of the idle time is in this range or call.
+        range_name: the range with most of the idle time of this cause; empty if it is outside of ranges.
+        api: the API call with most of the idle time of this cause, if it is outside of ranges; else empty.
+        is_mostly_there: whether most of the idle time of this cause is in this range or call.
+        is_pass: whether the whole capture counts as one step.
     """
 
     cause: Cause
@@ -351,19 +365,21 @@ class GpuIdleFigures(FindingFigures):
 
 
 def _find_idle_gpu(step: StepSummary, step_ms: float, explained: set[str]) -> FindingWithFigures | None:
-    """Returns the largest part of a step in which the GPU does not compute; None if it is small, or explained already.
+    """Returns a finding for the largest part of a step in which the GPU does not compute.
+
+    Returns None if the GPU computes for most of the step, or if another finding explains this part.
 
     Args:
         step: the figures of the steps.
-        step_ms: the length of a step without the profiler.
-        explained: the idle causes and kernel classes that other findings are about.
+        step_ms: the length of a step without the profiler, ms.
+        explained: the causes of idle time and the kernel classes that other findings explain.
     """
     if not step_ms or step.compute_ms >= _BUSY_SHARE * step_ms:
         return None
     causes_ms: dict[Cause, float] = {}
     for row in step.idle_by_cause:
         causes_ms[row.cause] = causes_ms.get(row.cause, 0.0) + row.ms
-    # Without the profiler the GPU idles for less; copies and collectives take as long.
+    # Without the profiler, the idle time is shorter, and the time of copies and collectives is the same.
     idle_ms = max(step_ms - (step.total_ms - step.idle_ms), 0.0)
     scale = idle_ms / step.idle_ms if step.idle_ms else 0.0
     parts: list[tuple[float, Cause, bool]] = [(ms * scale, cause, False) for cause, ms in causes_ms.items()]
@@ -376,8 +392,8 @@ def _find_idle_gpu(step: StepSummary, step_ms: float, explained: set[str]) -> Fi
     for row in step.idle_by_cause:
         place = (row.range, "") if row.range else ("", row.api or "")
         ms_by_place[place] += row.ms * (row.cause == cause)
-    (range_name, api), place_ms = max(ms_by_place.items(), key=lambda pair: pair[1], default=(("", ""), 0.0))
-    is_mostly_there = place_ms >= waits.MOST_SHARE * causes_ms.get(cause, 0.0)
+    (range_name, api), longest_ms = max(ms_by_place.items(), key=lambda pair: pair[1], default=(("", ""), 0.0))
+    is_mostly_there = longest_ms >= waits.MOST_SHARE * causes_ms.get(cause, 0.0)
     ms = min(ms, step_ms)
     figures = GpuIdleFigures(
         cause, is_exposed, ms, step.compute_ms / step_ms, range_name, api, is_mostly_there, step.is_pass

@@ -1,4 +1,4 @@
-"""The types of findings: the steps that rules look at, the candidates that they yield, and what is reported."""
+"""The types of findings: the steps that rules examine, the candidates that rules yield, and the reported findings."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.schema import NS_PER_MS
 
 _BACKWARD_KERNEL = re.compile("(?i)backward|_bwd")
-#: This many callers of a finding's API calls are named, those with most calls.
+#: The maximum number of callers of API calls that a finding names.
 _MAX_CALLERS = 3
-#: A share for each operation of the GPU, shape (operations,).
+#: A share of the work of each operation, 0 to 1, shape (operations,).
 Shares = npt.NDArray[np.floating[Any]]
-#: A change of the replayed steps.
+#: A function that changes a replay of steps.
 Change = Callable[[Replay], Replay]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a timeline shows a finding: idle time of a cause, or kernels of a class, of a phase, or of a name."""
+    """What a timeline highlights for a finding: the idle time of a cause, or the kernels of a class, phase or name."""
 
     kind: Literal["idle", "class", "phase", "kernel"]
     name: str
@@ -41,26 +41,26 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that slows a step down.
+    """A cause that makes steps longer, and the time that a step would save without it.
 
     Attributes:
-        id: its key in JSON.
+        id: the key of the finding in JSON.
         title: the finding in a few words.
-        saves_ms_low, saves_ms_high: the bounds of the saving per step, ms, if only this is changed and no profiler
-            runs. ``derivation`` names their assumptions.
-        step_ms: the length of a step without the profiler.
-        left_after_all_ms: the length of a step after this finding and those before it in the list. Savings overlap:
-            they are replayed together, never added.
-        evidence: what was seen, one sentence each.
+        saves_ms_low, saves_ms_high: the bounds of the saving per step without the profiler, ms, if only this cause is
+            removed. ``derivation`` names the assumptions for both bounds.
+        step_ms: the length of a step without the profiler, ms.
+        left_after_all_ms: the length of a step after this finding and all findings before it in the list were fixed,
+            ms. Savings overlap, so they are replayed together and never added.
+        evidence: the observations in the capture, one sentence each.
         derivation: how the saving was derived.
         remedy: lines of PyTorch code to try.
         disproof: an experiment that would show that the finding is wrong.
-        place: where a timeline shows it; None if it has no place there.
-        lines: the lines of the program that it is about, if stacks were sampled.
-        saves_ms: the middle of the interval before it was limited to the time of its cause, but not more than its
-            upper end.
-        left_ms: the length of a step after this finding alone.
-        share_of_step: ``saves_ms`` as a share of a step.
+        place: what a timeline highlights for the finding; None if it highlights nothing.
+        lines: the lines of the program that cause the finding, if stacks were sampled.
+        saves_ms: the estimated saving per step, ms. It is the middle of the interval before the interval was limited
+            to the time of the cause, but at most ``saves_ms_high``.
+        left_ms: the length of a step after only this finding was fixed, ms.
+        share_of_step: ``saves_ms`` as a share of ``step_ms``.
     """
 
     id: str
@@ -80,7 +80,7 @@ class Finding:
     share_of_step: float = field(init=False)
 
     def __post_init__(self) -> None:
-        """Computes the figures that follow from the interval."""
+        """Computes ``saves_ms``, ``left_ms`` and ``share_of_step`` from the interval."""
         middle_ms = (self.saves_ms_low + self.saves_ms_high) / 2 if math.isnan(self.saves_ms) else self.saves_ms
         saves_ms = min(max(middle_ms, self.saves_ms_low), self.saves_ms_high)
         share = saves_ms / self.step_ms if self.step_ms else 0.0
@@ -89,12 +89,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class FindingFigures:
-    """The figures behind a finding, which the report puts into words: the base of one type for each rule."""
+    """The base class of a finding's figures, from which a report makes sentences. Each rule has its own subclass."""
 
 
 @dataclass(frozen=True)
 class FindingTexts(FindingFigures):
-    """The sentences of a finding, as attributes of ``Finding``; the finding of a plugin brings its own."""
+    """The sentences of a finding of a plugin. The attributes are those of ``Finding``."""
 
     title: str
     evidence: tuple[StrOrText, ...]
@@ -105,13 +105,13 @@ class FindingTexts(FindingFigures):
 
 @dataclass(frozen=True, kw_only=True)
 class FindingWithFigures(Finding):
-    """A finding as the analysis makes it: with its figures, and with empty sentences, which the report writes.
+    """A finding as the analysis returns it: with figures, and with empty sentences, which a report writes.
 
     Attributes:
-        figures: the figures that the sentences name.
-        is_torch: whether the program uses PyTorch, whose functions a remedy may name.
-        is_pass: whether the capture is one pass of the program, so that sentences name no step.
-        is_serving: whether an engine serves requests, whose options a remedy may name.
+        figures: the figures that the sentences contain.
+        is_torch: whether the program uses PyTorch, so that a remedy may name functions of PyTorch.
+        is_pass: whether the whole capture counts as one step, so that sentences say "pass" instead of "step".
+        is_serving: whether an engine serves requests, so that a remedy may name options of the engine.
     """
 
     title: str = ""
@@ -127,16 +127,18 @@ class FindingWithFigures(Finding):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The causes that make the steps of a capture long, the largest saving first.
+    """The findings of a capture, and the lengths of a step that they are based on.
 
     Attributes:
-        step_ms_low, step_ms_high: the interval of a step's length without the profiler; equal if that was timed.
-        profiled_ms: the length of a step under the profiler.
-        busy_ms: the GPU's work in a step, which no change of the program's own time makes shorter.
-        replay_error: the length of the replayed steps ÷ that of the recorded ones − 1.
-        is_timed: whether the step was timed without the profiler.
-        profiler_overhead_ms: the least and the most that the profiler adds to a step, if it adds so much that it hides
-            what the program does; else None.
+        step_ms_low, step_ms_high: the interval of the length of a step without the profiler, ms; both are the measured
+            length if it was measured.
+        profiled_ms: the length of a step under the profiler, ms.
+        busy_ms: the time in a step in which the GPU works, ms. Changes of the program's own time do not shorten it.
+        replay_error: the length of the replayed steps divided by the length of the recorded steps, minus 1.
+        is_timed: whether the length of a step was measured without the profiler.
+        profiler_overhead_ms: the lower and the upper bound of the profiler's cost in a step, ms, if this cost is so
+            large that the program's own speed is unknown; else None.
+        findings: the findings, the largest saving first.
         doubt: the reason why no saving can be derived; None if findings can be trusted.
     """
 
@@ -152,12 +154,12 @@ class Diagnosis:
 
     @property
     def step_ms(self) -> float:
-        """Returns the estimated length of a step without the profiler: the middle of its interval."""
+        """Returns the estimated length of a step without the profiler, ms: the middle of the interval."""
         return (self.step_ms_low + self.step_ms_high) / 2
 
 
 class Caller(NamedTuple):
-    """A function of PyTorch that API calls are made for, and the number of these calls in a step."""
+    """A function of PyTorch that makes API calls, and the mean number of these calls per step."""
 
     name: str
     calls: float
@@ -165,18 +167,19 @@ class Caller(NamedTuple):
 
 @dataclass(frozen=True)
 class StepsToExplain:
-    """The steps of a capture, in which each rule looks for its finding.
+    """The steps of a capture, in which each rule looks for a finding.
 
     Attributes:
         summary: the figures of the steps under the profiler.
-        study: a few of them in full detail.
-        baselines: replays of these without the profiler, by the least and by the most that it may have cost.
-        scale: the length of a step ÷ that of the replayed steps.
-        step_ms: the estimated length of a step without the profiler: the middle of its interval.
-        is_torch: whether the program uses PyTorch, whose functions a remedy may name.
-        is_timed: whether the step was timed without the profiler.
-        longest_step_ms: the upper end of the interval of ``step_ms``, if that is an estimate.
-        warned_lines: the lines of which PyTorch warned that they wait for the GPU, and how often in a step.
+        study: a few steps in full detail.
+        baselines: replays of the studied steps without the profiler, which differ in the assumed cost of the profiler.
+        scale: the ratio of the length of a step to the length of a replayed step.
+        step_ms: the estimated length of a step without the profiler, ms: the middle of its interval.
+        is_torch: whether the program uses PyTorch, so that a remedy may name functions of PyTorch.
+        is_timed: whether the length of a step was measured without the profiler.
+        longest_step_ms: the upper end of the interval of ``step_ms``, ms.
+        warned_lines: the lines that wait for the GPU according to a warning of PyTorch, and their number of waits in a
+            step.
     """
 
     summary: StepSummary
@@ -191,44 +194,50 @@ class StepsToExplain:
 
     @property
     def trains(self) -> bool:
-        """Returns whether phases or names of kernels show a backward pass or an optimizer."""
+        """Returns whether phases or kernels show a backward pass or an optimizer, and no engine serves requests."""
         study = self.study
         in_training = study.in_phase("backward", "optimizer") | study.of_class("optimizer")
         return bool((in_training | study.kernel_matches(_BACKWARD_KERNEL)).any()) and not self.summary.kind
 
     @cached_property
     def waited_ns(self) -> Floats:
-        """Returns the waiting time of each call in the recorded steps, ns, shape (calls,)."""
-        replay = self.study.replay  # all candidates share this replay
+        """Returns the time that each call waits in the replay of the recorded steps, ns, shape (calls,)."""
+        replay = self.study.replay
         waited: Floats = np.diff(run_together([replay])[0][0]) - replay.cpu_ns
         return waited
 
     @property
     def idle_share(self) -> float:
-        """Returns the share of a step without the profiler in which the GPU has nothing to do."""
+        """Returns the share of a step in which the GPU is idle, without the profiler."""
         return max(1 - self.study.busy_ms / self.step_ms, 0.0) if self.step_ms else 0.0
 
     def recurring(self, operations: Bools) -> Bools:
-        """Returns these operations, or none if only the last of several steps has any: they come after the loop."""
+        """Returns the mask of operations, or an empty mask if only the last of several steps contains some of them.
+
+        Operations that only the last step contains run after the loop.
+        """
         last = int(self.study.replay.first_call[-2])
         recurs = self.study.steps == 1 or bool((self.study.replay.launch[operations] < last).any())
         return operations & recurs
 
     def paused_ms(self, pause_ns: Floats | Ints) -> float:
-        """Returns the sum of pauses in a profiled step, ms, scaled to the step's length."""
+        """Returns the sum of the given pauses per profiled step, ms.
+
+        The studied steps differ a little from the mean step, so the sum is scaled to the length of a step.
+        """
         total_ms = float(pause_ns.sum()) / self.study.steps / NS_PER_MS
         measured_ms = self.study.measured_ns / NS_PER_MS
         return total_ms * self.summary.length_ms / measured_ms if measured_ms else total_ms
 
     def off_cpu_share(self, pauses: Bools) -> float | None:
-        """Returns the share of the pauses after some calls in which the thread is on no CPU; None if not recorded."""
+        """Returns the share of the pauses after the given calls in which the thread has no CPU; None if unknown."""
         recorded = pauses & (self.study.calls.off_cpu_ns >= 0)
         if not recorded.any():
             return None
         return float(self.study.calls.off_cpu_ns[recorded].sum() / self.study.replay.pause_ns[recorded].sum())
 
     def callers_of(self, calls: Bools) -> tuple[Caller, ...]:
-        """Returns the functions of PyTorch that make most of some calls; none if no backtrace shows any."""
+        """Returns the functions of PyTorch that make most of the given calls, as backtraces show them."""
         counts = Counter(self.study.callers[code] for code in self.study.calls.caller[calls].tolist())
         counts.pop("", None)
         return tuple(Caller(name, count / self.study.steps) for name, count in counts.most_common(_MAX_CALLERS))
@@ -236,15 +245,16 @@ class StepsToExplain:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A possible finding, before its saving is known.
+    """A possible finding, before its saving is computed.
 
     Attributes:
-        id: its key in JSON.
-        figures: the figures that the report puts into words, or the texts of a plugin.
-        changes: the step without it, under the assumptions that save least and most; one change for one assumption.
-        place: where a timeline shows it; None if it has no place there.
-        operations: the GPU's work that it is about, shape (operations,), whose launches have lines; None: the work of
-            its place.
+        id: the key of the finding in JSON.
+        figures: the figures from which a report makes sentences, or the sentences of a plugin.
+        changes: the changes that remove the cause: first under the assumption with which it saves least, last under
+            the assumption with which it saves most. With a single assumption, there is one change.
+        place: what a timeline highlights for the finding; None if it highlights nothing.
+        operations: shape (operations,), True for the GPU work that the finding is about; None for the work of
+            ``place``.
     """
 
     id: str
@@ -254,7 +264,7 @@ class Candidate:
     operations: Bools | None = None
 
     def find_lines(self, study: Study) -> tuple[Line, ...]:
-        """Returns the lines of the program that it is about."""
+        """Returns the lines of the program that launch the finding's work or cause its idle time."""
         kind, name = (self.place.kind, self.place.name) if self.place else ("", "")
         if self.operations is not None:
             return study.lines_of(self.operations)
@@ -264,17 +274,17 @@ class Candidate:
 
     @property
     def saves_cpu_time(self) -> bool:
-        """Returns whether the CPU's own time is saved, which differs more from run to run than the GPU's work."""
+        """Returns whether the changes save the CPU's own time, which varies more between runs than the GPU's work."""
         return self.place is not None and self.place.kind == "idle"
 
     @property
     def is_general_cause(self) -> bool:
-        """Returns whether it is the general cause of idle time, waiting for launches, which explains what is left."""
+        """Returns whether the cause is waiting for launches: the general cause of idle time without another cause."""
         return self.place == Place("idle", "launch")
 
     @property
     def is_specific_cause(self) -> bool:
-        """Returns whether it is a specific cause of idle time, such as the loading of batches."""
+        """Returns whether the cause is a specific cause of idle time, such as the loading of batches."""
         return self.saves_cpu_time and not self.is_general_cause
 
 
@@ -282,37 +292,37 @@ Rule = Callable[[StepsToExplain], Iterator[Candidate]]
 
 
 def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Returns the distinct names in order, without empty ones."""
+    """Returns the distinct names in order, without empty names."""
     return tuple(dict.fromkeys(filter(None, names)))
 
 
 def saved_work(share: Shares) -> Change:
-    """Returns a change that removes a share of the work of each operation."""
+    """Returns a change that removes the given share of each operation's work."""
     remaining = (1 - share).astype(np.float64)
     return lambda replay: replay.with_work(remaining)
 
 
 def saved_launches(steps: StepsToExplain, share: Shares) -> Change:
-    """Returns a change that removes a share of the work of each operation, and the same share of its launch.
+    """Returns a change that removes the given share of each operation's work and of its launch.
 
-    A call that launches several operations, such as a CUDA graph, keeps its time. No launch saves more than launching
-    usually takes: what the program does before the next call stays.
+    A call that launches several operations, such as that of a CUDA graph, is not shortened. No call saves more than the
+    usual time of a launch, because the program's own work before the next call remains.
     """
     replay = steps.study.replay
     launched = np.bincount(replay.launch, minlength=len(steps.study.calls.kind))
     is_alone = launched[replay.launch] == 1
-    after = np.ones(len(steps.study.calls.kind))
-    after[replay.launch[is_alone]] = 1 - share[is_alone]
-    remaining, usual_ns = (1 - share).astype(np.float64), replay.launching_ns
-    return lambda replay: replay.with_launching(after, usual_ns).with_work(remaining)
+    launch_factor = np.ones(len(steps.study.calls.kind))
+    launch_factor[replay.launch[is_alone]] = 1 - share[is_alone]
+    work_factor, usual_ns = (1 - share).astype(np.float64), replay.launching_ns
+    return lambda replay: replay.with_launching(launch_factor, usual_ns).with_work(work_factor)
 
 
-# --- the reasons why findings are missing, a type for each; ``report/finding_texts`` puts them into words ---
+# --- the types of the reasons for missing findings; ``report/finding_texts`` contains their sentences ---
 
 
 @dataclass(frozen=True)
 class MissingReason:
-    """The reason why some findings of a capture are missing, or all of them: the base of a type for each reason."""
+    """The base class of a reason why some or all findings of a capture are missing."""
 
 
 # The steps were replayed, but no saving can be derived.
@@ -320,24 +330,28 @@ class MissingReason:
 
 @dataclass(frozen=True)
 class EarlierWork(MissingReason):
-    """The steps contain GPU work that was launched before them."""
+    """The steps contain GPU work that was launched before the steps."""
 
 
 @dataclass(frozen=True)
 class ReplayDiffers(MissingReason):
-    """The replayed steps are longer or shorter than the recorded ones; ``error`` is the ratio of their lengths − 1."""
+    """The length of the replayed steps differs from the length of the recorded steps.
+
+    Attributes:
+        error: the length of the replayed steps divided by the length of the recorded steps, minus 1.
+    """
 
     error: float
 
 
 @dataclass(frozen=True)
 class ColdStart(MissingReason):
-    """The only pass starts up the program.
+    """The only pass of the program contains the initialization of CUDA.
 
     Attributes:
-        start_up_ms: the time of the calls that start it up.
-        total_ms: the time of all calls.
-        calls: the calls that start it up and the time of each, ms, the longest first.
+        start_up_ms: the time of the calls that initialize CUDA or load kernels, ms.
+        total_ms: the time of all calls and pauses, ms.
+        calls: the name and the time, ms, of each call that initializes CUDA or loads kernels, the longest first.
     """
 
     start_up_ms: float
@@ -347,41 +361,41 @@ class ColdStart(MissingReason):
 
 @dataclass(frozen=True)
 class RecordsGraphs(MissingReason):
-    """The program captures CUDA graphs, and captured operations do not run during the capture."""
+    """The program captures CUDA graphs during the steps. Operations that are captured do not run at the same time."""
 
 
 @dataclass(frozen=True)
 class OutOfMemory(MissingReason):
-    """The program ran out of memory; ``message`` says where, and is empty if that is unknown."""
+    """The program ran out of memory. ``message`` says where it did, and is empty if this is unknown."""
 
     message: FactOrText
 
 
-# The steps cannot be replayed, or not all of the capture is known.
+# The steps cannot be replayed, or a part of the capture is unknown.
 
 
 @dataclass(frozen=True)
 class RanOnCpu(MissingReason):
-    """The program ran on the CPU, where no findings are looked for."""
+    """The program ran on the CPU. Findings are only looked for in programs that use a GPU."""
 
 
 @dataclass(frozen=True)
 class NoCapture(MissingReason):
-    """There is no capture of the run; ``message`` says why, if that is known."""
+    """There is no capture of the run. ``message`` says why, and is None if the reason is unknown."""
 
     message: FactOrText | None
 
 
 @dataclass(frozen=True)
 class LostKernels(MissingReason):
-    """This many launches of kernels were recorded, but none of the kernels."""
+    """Launches of kernels were recorded, but no kernels. ``launches`` is the number of these launches."""
 
     launches: int
 
 
 @dataclass(frozen=True)
 class NoKernels(MissingReason):
-    """No kernel was recorded; ``by_torch`` tells whether PyTorch's profiler made the capture."""
+    """No kernel was recorded. ``by_torch`` is True if PyTorch's profiler made the capture."""
 
     by_torch: bool
 
@@ -393,18 +407,18 @@ class IdleSteps(MissingReason):
 
 @dataclass(frozen=True)
 class NoApiCalls(MissingReason):
-    """The trace has no API calls; ``by_torch`` tells whether PyTorch's profiler made the capture."""
+    """The trace has no API calls. ``by_torch`` is True if PyTorch's profiler made the capture."""
 
     by_torch: bool
 
 
 @dataclass(frozen=True)
 class TooFewCalls(MissingReason):
-    """The capture holds too few API calls of whole steps."""
+    """The capture contains too few API calls of complete steps."""
 
 
 @dataclass(frozen=True)
 class HiddenInGraphs(MissingReason):
-    """Kernels inside CUDA graphs were not recorded; ``share`` is their share of the GPU's compute time."""
+    """Kernels inside CUDA graphs were not recorded. ``share`` is the share of the graphs in the GPU's compute time."""
 
     share: float

@@ -1,7 +1,7 @@
-"""Rules on kernels that could take less time: with tensor cores, larger grids, or fewer passes over the data.
+"""Rules for kernels that could take less time: with tensor cores, larger grids, or fewer passes over the data.
 
-Each rule is a type of figures and the function that finds them. ``report/finding_texts/kernels.py`` puts them into
-words.
+Each rule consists of a type of figures and a function that finds them. ``report/finding_texts/kernels.py`` makes
+sentences from the figures.
 """
 
 from __future__ import annotations
@@ -34,59 +34,62 @@ from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import KERNEL, ON_DEVICE
 from nsys_analyzer.trace.phase_names import ATTENTION_PARTS
 
-#: The first launch of a kernel, which loads it, takes at least this many times as long as a launch usually takes.
+#: A call saves at most this many usual launches. A longer call is the first launch of a kernel, which loads the kernel.
 _LOADING_FACTOR = 10
-#: The share of the gain from TF32, by the peaks, that is reached in practice: the least and the most.
+#: The smallest and the largest share of TF32's theoretical gain, by the peaks, that is reached in practice.
 TF32_GAIN_SHARE = (0.3, 0.8)
-#: TF32 is worth a finding only if its peak is this many times that of fp32.
+#: The minimum ratio of the TF32 peak to the fp32 peak for which a finding is reported.
 _LEAST_TF32_SPEEDUP = 1.5
-#: Products with a vector read each number once: tensor cores do not make them faster.
+#: Matches kernels that multiply by a vector. They read each element once, so tensor cores do not make them faster.
 _VECTOR_PRODUCT = re.compile(r"(?i)gemv|dot_kernel")
-#: A shorter matmul is too small to be faster on tensor cores, ns.
+#: The minimum duration of a matmul that tensor cores are assumed to make faster, ns.
 _SHORTEST_MATMUL_NS = 15_000
-#: A shorter kernel ends before more blocks would help, ns.
+#: The minimum duration of a kernel that a larger grid is assumed to make faster, ns.
 _SHORTEST_SMALL_GRID_NS = 20_000
-#: The share of the idle multiprocessors' time that a full grid would save: the least and the most.
+#: The smallest and the largest share of the idle multiprocessors' time that a full grid is assumed to save.
 SMALL_GRID_SAVINGS = (0.5, 0.9)
-#: The time of fused attention ÷ that of the matmuls of unfused attention, backward included: the most and the least.
+#: The time of fused attention divided by the time of the matmuls of unfused attention, in forward and backward passes:
+#: the largest and the smallest ratio that is assumed.
 FUSED_ATTENTION_RATIOS = (1.0, 0.4)
-#: Attention has a softmax in at least this many layers of a step.
+#: The minimum number of softmaxes between matmuls per step that count as attention.
 _FEWEST_ATTENTION_LAYERS = 2
-#: At most this many kernels stand between the two matmuls around a softmax.
+#: The maximum number of kernels from the first to the last matmul around a softmax.
 _MAX_KERNELS_BETWEEN_MATMULS = 20
-#: The number of blocks identifies attention's kernels in a backward pass only if other forward kernels with as many
-#: blocks take at most this share of the time of attention's.
+#: A grid size identifies attention's kernels in a backward pass only if the forward kernels outside of attention with
+#: this grid size take at most this share of the time of attention's forward kernels with this grid size.
 _MAX_OUTSIDE_SHARE = 0.5
-#: Patterns in the names of kernels: a loss over the vocabulary, a backward pass, and the maximum before a softmax.
+#: Match the names of kernels of a loss over the vocabulary, of a backward pass, and of the maximum before a softmax.
 _LOSS_SOFTMAX, _BACKWARD, _MAXIMUM = re.compile("(?i)log"), re.compile("(?i)backward|bwd"), re.compile("(?i)max")
 _CLASSES_ON_SCORES = ("elementwise", "reduction", "softmax", "copy/layout", "random")
-#: The router of a mixture of experts also has a softmax between matmuls. After it, the largest values are selected.
+#: Matches kernels of the router of a mixture of experts, which has a softmax between matmuls, too. The router then
+#: selects the largest values.
 _ROUTING_KERNEL = re.compile(r"(?i)top_?k|gating")
-#: Kernels that torch.compile or XLA made.
+#: Matches kernels that torch.compile or XLA generated.
 _COMPILED_KERNEL = re.compile("^triton_|_fusion")
 _PLAIN_CLASSES = ("elementwise", "copy/layout")
 _ONE_PASS_CLASSES = (*_PLAIN_CLASSES, "reduction", "normalization", "softmax")
-#: The share of an optimizer's work that fusing saves: the least and the most. A fused AdamW moves 7 tensors of a
-#: parameter's size, a naive one 20; tensors that fit the cache cost less.
+#: The smallest and the largest share of an optimizer's work that fusing is assumed to save. For each parameter, a fused
+#: AdamW reads or writes 7 tensors, and an unfused AdamW 20. Tensors that fit into the cache cost less.
 FUSED_OPTIMIZER_SAVINGS = (0.4, 0.7)
-#: A kernel of a fused optimizer: of PyTorch, of Apex and similar libraries, or of a compiler.
+#: Matches kernels of a fused optimizer of PyTorch, of Apex and similar libraries, or of a compiler.
 _FUSED_OPTIMIZER_KERNEL = re.compile(r"[Ff]used\w*(?:MathFunctor|[Aa]dam|[Ss]gd)|AdamFunctor|^triton_")
 #: A fused optimizer launches fewer kernels than this.
 FUSED_OPTIMIZER_KERNELS = 40
-#: This many copies in a row are a chain.
+#: The minimum number of consecutive copies that are a chain.
 SHORTEST_CHAIN = 3
-#: The share of a chain's work that a better layout saves: the least and the most.
+#: The smallest and the largest share of a chain's work that a better layout is assumed to save.
 CHAIN_SAVINGS = (0.65, 1.0)
-#: The share of the copies of a cache that writing new keys and values in place saves: the least and the most.
+#: The smallest and the largest share of a cache's copies that writing keys and values in place is assumed to save.
 CACHE_COPY_SAVINGS = (0.7, 1.0)
 _CONCATENATING_KERNEL = re.compile("CatArrayBatchedCopy")
-#: A longer row copies tensors side by side, as an average of weights does, and is not a chain.
+#: The maximum number of consecutive copies that are a chain. More copies copy different tensors, as an average of
+#: weights does.
 _LONGEST_CHAIN = 16
-#: The thread blocks of two copies of one tensor differ at most by this factor, because of the sizes of their types.
+#: The maximum ratio of the grid sizes of two copies of one tensor. They differ because of the sizes of element types.
 _MAX_BLOCK_RATIO = 4
-#: Kernels that copy one tensor, possibly into another layout or type.
+#: Matches kernels that copy one tensor, possibly into another layout or type.
 _COPY_KERNEL = re.compile(r"(?i)copy|transpose|permute|nchwto|nhwcto")
-#: Kernels of the same class that gather or join several tensors.
+#: Matches kernels of the class copy/layout that gather or join several tensors.
 _GATHER_KERNEL = re.compile(r"(?i)cat_?array|index|gather|scatter")
 
 
@@ -95,10 +98,12 @@ class Fp32MatmulFigures(FindingFigures):
     """The matmuls in fp32, per step, and the peaks of the GPU.
 
     Attributes:
-        share: their share of the step without the profiler.
+        kernels: the number of fp32 matmuls per step.
+        ms: the time of fp32 matmuls per step, ms.
+        share: this time as a share of the step without the profiler.
         gpu: the name of the GPU.
-        fp32_flops, tf32_flops, bf16_flops: its peaks, FLOP/s.
-        speedups: the least and the most by which TF32 makes the matmuls faster, as the replay assumes.
+        fp32_flops, tf32_flops, bf16_flops: the peaks of the GPU, FLOP/s.
+        speedups: the smallest and the largest factor by which TF32 is assumed to make the matmuls faster.
     """
 
     kernels: float
@@ -137,8 +142,10 @@ class SmallGridsFigures(FindingFigures):
     """The long kernels with few blocks, per step.
 
     Attributes:
-        multiprocessors: the number of the GPU's multiprocessors.
-        mean_blocks: the mean number of blocks, weighted by time.
+        kernels: the number of these kernels per step.
+        ms: the time of these kernels per step, ms.
+        multiprocessors: the number of multiprocessors of the GPU.
+        mean_blocks: the mean number of blocks of these kernels, weighted by time.
         longest_kernel: the name of the kernel with most of the time.
     """
 
@@ -150,25 +157,32 @@ class SmallGridsFigures(FindingFigures):
 
 
 def find_small_grids(steps: StepsToExplain) -> Iterator[Candidate]:
-    """Finds long kernels of fewer blocks than the GPU has multiprocessors, collectives left out."""
+    """Finds long kernels with fewer blocks than the GPU has multiprocessors, except for collectives."""
     study = steps.study
-    units = study.gpu.sm_count if study.gpu else 0
-    small = (study.pieces.kind == KERNEL) & (study.pieces.size > 0) & (study.pieces.size < units)
+    multiprocessors = study.gpu.sm_count if study.gpu else 0
+    small = (study.pieces.kind == KERNEL) & (study.pieces.size > 0) & (study.pieces.size < multiprocessors)
     small &= (study.pieces.duration_ns >= _SHORTEST_SMALL_GRID_NS) & ~study.of_class("communication")
-    if not units or not small.any():
+    if not multiprocessors or not small.any():
         return
-    idle_share = np.where(small, 1 - study.pieces.size / units, 0.0)
+    idle_share = np.where(small, 1 - study.pieces.size / multiprocessors, 0.0)
     work_ns = study.replay.work_ns[small]
     longest = study.kernels[int(np.bincount(study.pieces.kernel[small], work_ns).argmax())]
     mean_blocks = float(np.average(study.pieces.size[small], weights=work_ns))
-    figures = SmallGridsFigures(study.operations_per_step(small), study.work_ms(small), units, mean_blocks, longest)
+    figures = SmallGridsFigures(
+        study.operations_per_step(small), study.work_ms(small), multiprocessors, mean_blocks, longest
+    )
     changes = tuple(saved_work(share * idle_share) for share in SMALL_GRID_SAVINGS)
     yield Candidate("small_grids", figures, changes, Place("kernel", longest), small)
 
 
 @dataclass(frozen=True)
 class UnfusedAttentionFigures(FindingFigures):
-    """The kernels of unfused attention, per step: those that work on the scores, and the matmuls around them."""
+    """The kernels of unfused attention, per step.
+
+    Attributes:
+        score_kernels, score_ms: the number and the time, ms, of the kernels that work on the scores.
+        matmuls, matmul_ms: the number and the time, ms, of the matmuls before and after these kernels.
+    """
 
     score_kernels: float
     score_ms: float
@@ -177,7 +191,7 @@ class UnfusedAttentionFigures(FindingFigures):
 
 
 def find_unfused_attention(steps: StepsToExplain) -> Iterator[Candidate]:
-    """Finds attention with kernels over the scores, by its ranges or by its softmax."""
+    """Finds unfused attention, by the program's ranges around it or by its softmax."""
     study = steps.study
     matmuls, on_scores = _find_attention(study)
     if not matmuls.any() or not on_scores.any() or study.of_class("fused attention").any():
@@ -194,16 +208,16 @@ def find_unfused_attention(steps: StepsToExplain) -> Iterator[Candidate]:
 
 
 def _find_attention(study: Study) -> tuple[Bools, Bools]:
-    """Returns which operations are attention's matmuls, and which work on its scores, forward and backward.
+    """Returns a mask of attention's matmuls and a mask of the kernels on its scores, in forward and backward passes.
 
-    In a forward pass, the softmax stands after one matmul and before another; in a backward pass, after two and before
-    two. If ranges of the program name the parts of attention, these decide for the forward pass.
+    In a forward pass, the softmax follows one matmul and precedes another matmul. In a backward pass, it follows two
+    matmuls and precedes two. If ranges of the program name the parts of attention, they decide for the forward pass.
     """
     is_matmul, may_be_on_scores = study.of_class("matmul"), study.of_class(*_CLASSES_ON_SCORES)
     matmuls = study.in_attention_part("scores", "values") & is_matmul
     part = study.in_attention_part(*ATTENTION_PARTS)
     on_scores = part & may_be_on_scores if matmuls.any() else np.zeros_like(part)
-    # A softmax that is written by hand computes the maximum first.
+    # A softmax of several kernels computes the maximum first.
     by_hand = part & study.of_class("reduction") & study.kernel_matches(_MAXIMUM)
     softmax = (
         study.of_class("softmax") & ~study.kernel_matches(_LOSS_SOFTMAX) & (part if part.any() else True)
@@ -230,7 +244,7 @@ def _find_attention(study: Study) -> tuple[Bools, Bools]:
             elif step[first] == step[last] and not (matmuls_per_side == 2 and size in router_sizes):
                 layers_by_kernels[(size, *study.pieces.kernel[[index, *around]].tolist())].append(around)
         for layers in layers_by_kernels.values():
-            # Attention is in every layer. A single softmax, as over a vocabulary, is not attention's.
+            # Attention occurs in every layer. A single softmax, as over a vocabulary, is not part of attention.
             if not part.any() and len(layers) < _FEWEST_ATTENTION_LAYERS * study.steps:
                 continue
             for around in layers:
@@ -243,11 +257,11 @@ def _find_attention(study: Study) -> tuple[Bools, Bools]:
 
 
 def _find_backward_by_grids(study: Study, part: Bools, on_scores: Bools) -> tuple[Bools, Bools]:
-    """Returns the same for a backward pass in which no kernel is named as a softmax.
+    """Returns both masks of ``_find_attention`` for a backward pass in which no kernel is named softmax.
 
-    Kernels with as many thread blocks as those of the forward pass work on the same scores, and the matmuls next to
-    them are attention's. If kernels of the forward pass outside of attention have as many blocks, too, the number of
-    blocks says little about the backward pass, and nothing about its matmuls.
+    A kernel of the backward pass works on the scores if it has the same grid size as a kernel on the scores in the
+    forward pass. The matmuls next to such kernels belong to attention. If forward kernels outside of attention have the
+    same grid size, too, it identifies only kernels on the scores, and only if these other kernels take little time.
     """
     may_be_on_scores, is_matmul = study.of_class(*_CLASSES_ON_SCORES), study.of_class("matmul")
     outside = study.in_phase("forward", "loss") & ~part & ~on_scores & may_be_on_scores
@@ -262,20 +276,24 @@ def _find_backward_by_grids(study: Study, part: Bools, on_scores: Bools) -> tupl
     matmuls = np.zeros(len(study.pieces.size), np.bool_)
     matmul_index = np.flatnonzero(study.in_phase("backward") & ~part & is_matmul)
     if len(on_scores_index) and len(matmul_index):
-        place = np.searchsorted(on_scores_index, matmul_index)
-        before = matmul_index - on_scores_index[np.maximum(place - 1, 0)]
-        after = on_scores_index[np.minimum(place, len(on_scores_index) - 1)] - matmul_index
-        matmuls[matmul_index[((before > 0) & (before <= 3)) | ((after > 0) & (after <= 3))]] = True
+        position = np.searchsorted(on_scores_index, matmul_index)
+        distance_before = matmul_index - on_scores_index[np.maximum(position - 1, 0)]
+        distance_after = on_scores_index[np.minimum(position, len(on_scores_index) - 1)] - matmul_index
+        is_after_scores = (distance_before > 0) & (distance_before <= 3)
+        is_before_scores = (distance_after > 0) & (distance_after <= 3)
+        matmuls[matmul_index[is_after_scores | is_before_scores]] = True
     return matmuls, backward & np.isin(study.pieces.size, mostly_inside)
 
 
 @dataclass(frozen=True)
 class UnfusedElementwiseFigures(FindingFigures):
-    """The elementwise kernels and the like that no compiler made, per step.
+    """The separate elementwise kernels, casts, norms and reductions that a compiler could fuse, per step.
 
     Attributes:
-        share: their share of the step without the profiler.
-        chain_length: the mean number of them directly after each other, weighted by time.
+        kernels: the number of these kernels per step.
+        ms: the time of these kernels per step, ms.
+        share: this time as a share of the step without the profiler.
+        chain_length: the mean number of such kernels that follow each other directly, weighted by time.
     """
 
     kernels: float
@@ -285,10 +303,11 @@ class UnfusedElementwiseFigures(FindingFigures):
 
 
 def find_unfused_elementwise(steps: StepsToExplain) -> Iterator[Candidate]:
-    """Finds elementwise kernels, casts and the like that no compiler made, outside the optimizer.
+    """Finds elementwise kernels, casts, norms and reductions outside the optimizer that no compiler generated.
 
-    A compiler makes one kernel of a chain of k that follow each other: between 1/k and 2/k of their time is left.
-    Kernels that are one pass already (a norm, a softmax, a sum) are part of a chain, and keep their time.
+    A compiler fuses a chain of k kernels that follow each other into one kernel: between 1/k and 2/k of their time
+    remains. A norm, a softmax or a sum is already a single pass over the data. It is part of a chain, and keeps its
+    time.
     """
     study = steps.study
     separate = (
@@ -298,8 +317,8 @@ def find_unfused_elementwise(steps: StepsToExplain) -> Iterator[Candidate]:
     separate &= ~_find_attention(study)[1] & ~_find_copy_chains(study)
     if study.operations_per_step(separate) < 2:
         return
-    # Each compiled region costs CPU time of its own. If launching limits the step, that cost may be as large as what
-    # fewer launches save: of two such models, compiling made one 43 % faster, the other 2 %.
+    # Each compiled region costs additional CPU time. If launching limits the step, this cost may be as large as the
+    # saving of fewer launches: compiling made one such model 43 % faster, and another one 2 %.
     save = saved_work if steps.idle_share >= LEAST_IDLE_SHARE else partial(saved_launches, steps)
     index, chain_length = np.flatnonzero(separate), np.ones(len(separate))
     chain_length[index] = _row_lengths(np.append(True, np.diff(index) > 1))
@@ -314,7 +333,13 @@ def find_unfused_elementwise(steps: StepsToExplain) -> Iterator[Candidate]:
 
 @dataclass(frozen=True)
 class LayoutCopiesFigures(FindingFigures):
-    """The copies that stand in chains, per step; ``share`` is their share of the step without the profiler."""
+    """The copies in chains, per step.
+
+    Attributes:
+        copies: the number of these copies per step.
+        ms: the time of these copies per step, ms.
+        share: this time as a share of the step without the profiler.
+    """
 
     copies: float
     ms: float
@@ -322,7 +347,7 @@ class LayoutCopiesFigures(FindingFigures):
 
 
 def find_layout_copies(steps: StepsToExplain) -> Iterator[Candidate]:
-    """Finds chains of copies on the device: casts and layout changes directly after each other, to and fro."""
+    """Finds chains of copies on the device: casts and layout changes of one tensor that follow each other directly."""
     study = steps.study
     chained = _find_copy_chains(study)
     if not chained.any():
@@ -334,10 +359,10 @@ def find_layout_copies(steps: StepsToExplain) -> Iterator[Candidate]:
 
 
 def _find_copy_chains(study: Study) -> Bools:
-    """Returns which operations are copies on the device that stand in a chain, outside the optimizer.
+    """Returns True for each copy on the device that is part of a chain, outside the optimizer; shape (pieces,).
 
-    A chain copies one tensor: of two neighbors, neither has many times the thread blocks of the other. (Under autocast,
-    the casts of a weight, its bias and an input stand side by side, and are no chain.)
+    All copies of a chain copy one tensor, so the grid sizes of neighbors are similar. Under autocast, the casts of a
+    weight, a bias and an input follow each other, but have different grid sizes and are not a chain.
     """
     of_one_tensor = study.kernel_matches(_COPY_KERNEL) & ~study.kernel_matches(_GATHER_KERNEL)
     copies = (study.of_class("copy/layout") & of_one_tensor) | (study.pieces.copy == ON_DEVICE)
@@ -354,7 +379,7 @@ def _find_copy_chains(study: Study) -> Bools:
 
 
 def _row_lengths(starts: Bools) -> Ints:
-    """Returns the length of the row that each operation stands in; ``starts`` marks those that begin a row."""
+    """Returns the length of the row that contains each operation. ``starts`` is True for the first one of each row."""
     first = np.flatnonzero(starts)
     lengths = np.diff(np.append(first, len(starts)))
     return np.repeat(lengths, lengths)
@@ -362,7 +387,13 @@ def _row_lengths(starts: Bools) -> Ints:
 
 @dataclass(frozen=True)
 class CacheCopiesFigures(FindingFigures):
-    """The copies of a growing cache, per step; ``share`` is their share of the step without the profiler."""
+    """The copies of a growing cache, per step.
+
+    Attributes:
+        copies: the number of these copies per step.
+        ms: the time of these copies per step, ms.
+        share: this time as a share of the step without the profiler.
+    """
 
     copies: float
     ms: float
@@ -370,7 +401,7 @@ class CacheCopiesFigures(FindingFigures):
 
 
 def find_cache_copies(steps: StepsToExplain) -> Iterator[Candidate]:
-    """Finds tensors that each decode step concatenates or copies on the device, as a cache that grows does."""
+    """Finds tensors that each decode step concatenates or copies on the device, such as a growing cache."""
     study = steps.study
     copies = study.kernel_matches(_CONCATENATING_KERNEL) | (study.pieces.copy == ON_DEVICE)
     if steps.summary.kind != "decode" or not copies.any():
@@ -386,7 +417,9 @@ class UnfusedOptimizerFigures(FindingFigures):
     """The kernels of an unfused optimizer, per step.
 
     Attributes:
-        is_foreach: whether most of them update several parameters at once (PyTorch's foreach implementation).
+        kernels: the number of these kernels per step.
+        ms: the time of these kernels per step, ms.
+        is_foreach: whether most kernels update several parameters at once (PyTorch's foreach implementation).
     """
 
     kernels: float
@@ -395,7 +428,7 @@ class UnfusedOptimizerFigures(FindingFigures):
 
 
 def find_unfused_optimizer(steps: StepsToExplain) -> Iterator[Candidate]:
-    """Finds an optimizer of many kernels, none of them fused: a fused one reads and writes each parameter once."""
+    """Finds an optimizer with many kernels and no fused kernel. A fused optimizer reads and writes a parameter once."""
     study = steps.study
     updates = study.in_phase("optimizer") & study.of_class("optimizer", "elementwise", "reduction", "copy/layout")
     is_fused = (study.kernel_matches(_FUSED_OPTIMIZER_KERNEL) & updates).any()
@@ -410,20 +443,22 @@ def find_unfused_optimizer(steps: StepsToExplain) -> Iterator[Candidate]:
 
 
 def _fewer_kernels(share: Shares, calls: Bools, remaining: float) -> Change:
-    """Returns a change that removes a share of each operation's work, and all but a part of the time after some calls.
+    """Returns a change that shortens the work of operations and the time of calls.
 
-    No call saves more than ten usual launches: the first launch of a kernel loads it.
+    No call saves more than ten usual launches, since a longer call loads its kernel.
 
     Args:
-        share: the share of each operation's work that is removed.
-        calls: which calls become shorter.
-        remaining: the share of their time that remains.
+        share: shape (pieces,), the share of each operation's work that is removed.
+        calls: shape (calls,), True for each call that is shortened.
+        remaining: the share of these calls' time that remains.
     """
-    work, after = (1 - share).astype(np.float64), np.where(calls, remaining, 1.0)
-    return lambda replay: replay.with_launching(after, _LOADING_FACTOR * replay.launching_ns).with_work(work)
+    work_factor, launch_factor = (1 - share).astype(np.float64), np.where(calls, remaining, 1.0)
+    return lambda replay: replay.with_launching(launch_factor, _LOADING_FACTOR * replay.launching_ns).with_work(
+        work_factor
+    )
 
 
-#: The rules of this family; of two findings that save as much, the rule that stands first here comes first.
+#: The rules of this file. If two findings save equal time, the finding of the earlier rule comes first.
 RULES: tuple[Rule, ...] = (
     find_fp32_matmul, find_unfused_optimizer, find_unfused_attention, find_unfused_elementwise,
     find_layout_copies, find_small_grids, find_cache_copies,

@@ -1,6 +1,7 @@
-"""Rules on what the GPU waits for: batches, copies, a program that waits for it or pauses, memory and launches.
+"""Rules for idle time of the GPU: loading of batches, copies, synchronizations, pauses, allocations and launches.
 
-Each rule is a type of figures and the function that finds them. ``report/finding_texts/waits.py`` puts them into words.
+Each rule consists of a type of figures and a function that finds them. ``report/finding_texts/waits.py`` makes
+sentences from the figures.
 """
 
 from __future__ import annotations
@@ -37,46 +38,51 @@ from nsys_analyzer.trace.columns import (
 )
 from nsys_analyzer.trace.schema import NS_PER_MS, NS_PER_S, US_PER_MS
 
-#: The time to get a batch that is ready, on the thread that launches: the most and the least assumed, ns.
+#: The longest and the shortest time that is assumed for fetching a batch that is ready, on the launching thread, ns.
 READY_BATCH_NS = (500_000, 50_000)
-#: A pause of this length is not part of launching work, ns: a slow CPU prepares an optimizer's launches for 2.4 ms.
+#: A pause of at least this length is not part of launching work, ns. On a slow CPU, an optimizer prepares its launches
+#: for 2.4 ms.
 LONG_PAUSE_NS = 3_000_000
-#: The time that is left of a long pause without its cause: the most and the least assumed, ns.
+#: The longest and the shortest time of a long pause that is assumed to remain without its cause, ns.
 REMAINING_PAUSE_NS = (200_000, 20_000)
-#: The time between two steps of an engine that remains if the next step is prepared meanwhile: the most and the least
-#: assumed, ns.
+#: The longest and the shortest time between two steps of an engine that is assumed to remain if the next step is
+#: prepared during the previous step, ns.
 REMAINING_GAP_NS = (200_000, 20_000)
-#: The least rate of a copy from pinned memory over 16 lanes of PCIe 4.0, bytes/s.
+#: The lower bound of the rate of a copy from pinned memory over 16 lanes of PCIe 4.0, bytes/s.
 PINNED_BYTES_PER_S = 25e9
-#: The ranges of a pause are named only if each holds at least this share of the time of all pauses.
+#: A range is named only if it contains at least this share of the time of all pauses.
 _SMALLEST_NAMED_SHARE = 0.1
-#: From this share on, a part counts as most of a whole.
+#: A part is called most of a whole if it is at least this share of the whole.
 MOST_SHARE = 0.5
-#: A smaller copy is not a batch, bytes.
+#: The minimum size of a copy that may be a batch, bytes.
 _SMALLEST_BATCH_BYTES = 64 << 10
-#: A batch is copied in at most this many places of a step: its inputs and its targets.
+#: The maximum number of separate copies, or rows of copies, per step that count as a batch: its inputs and targets.
 _MAX_TENSORS_OF_BATCH = 2
-#: The remaining pause for a batch that another thread has copied into pinned memory, ns.
+#: The assumed pause for a batch that another thread has copied into pinned memory, ns.
 _PINNED_BATCH_NS = 50_000
-#: A copy to the host of at most this size is a value that Python asks for (.item(), a mask for nonzero()), bytes.
-_LARGEST_VALUE_BYTES = 4096
-#: The largest share of a copy's time that remains on a stream of its own: it takes bandwidth, and host memory differs.
+#: The maximum size of a device-to-host copy of a few scalars, such as for .item() or a mask for nonzero(), bytes.
+_LARGEST_SCALAR_BYTES = 4096
+#: The largest share of a copy's time that is assumed to remain if the copy runs on another stream. The copy still takes
+#: memory bandwidth from other work.
 _REMAINING_COPY_SHARE = 0.15
-#: A step is limited by idle time only if the GPU is idle for this share of it without the profiler.
+#: Idle time limits a step only if the GPU is idle for at least this share of the step without the profiler.
 LEAST_IDLE_SHARE = 0.3
-#: Two waits with at most this many calls between them count as one wait: no CUDA graph fits between them.
+#: Two waits with at most this number of calls between them count as one wait, since a CUDA graph would contain too few
+#: calls.
 _MAX_CALLS_BETWEEN_WAITS = 20
 
 
 @dataclass(frozen=True)
 class DataLoadingFigures(FindingFigures):
-    """The time in which the input pipeline stops the program, per step.
+    """The pauses of the program in the input pipeline, per step.
 
     Attributes:
-        pauses: their number in a step.
-        range_names: the ranges around them.
+        pause_ms: the time of these pauses per step, ms.
+        pauses: the number of these pauses per step.
+        range_names: the ranges around these pauses.
         has_worker_processes: whether a DataLoader with worker processes loads the batches.
-        off_cpu_share: the share of the pauses in which the thread is on no CPU; None if that was not recorded.
+        is_pass: whether the whole capture counts as one step.
+        off_cpu_share: the share of the pauses in which the thread has no CPU; None if this was not recorded.
     """
 
     pause_ms: float
@@ -88,7 +94,7 @@ class DataLoadingFigures(FindingFigures):
 
 
 def find_data_loading(steps: StepsToExplain) -> Iterator[Candidate]:
-    """Finds pauses of the program in the input pipeline: a batch is loaded in the loop, on the thread that launches."""
+    """Finds pauses of the program in the input pipeline: the launching thread loads a batch in the program's loop."""
     study = steps.study
     loading = study.is_loading
     if not loading.any():
@@ -112,8 +118,11 @@ class PageableCopyFigures(FindingFigures):
     """The large copies to the GPU from pageable memory, per step.
 
     Attributes:
+        copies: the number of these copies per step.
+        bytes: the size of these copies per step, bytes.
+        ms: the time of these copies per step, ms.
         is_batch: whether the copied data is a batch.
-        callers: the functions of PyTorch that copy.
+        callers: the functions of PyTorch that make these copies.
     """
 
     copies: float
@@ -124,16 +133,17 @@ class PageableCopyFigures(FindingFigures):
 
 
 def find_pageable_copy(steps: StepsToExplain) -> Iterator[Candidate]:
-    """Finds large copies from memory that is not pinned: they are slow, and the program waits for them."""
+    """Finds large copies to the GPU from pageable memory. Such copies are slow, and the program waits for them."""
     study = steps.study
     copies = steps.recurring(pageable_copies(study))
     if not copies.any():
         return
     calls = study.copy_calls(copies)
-    # The tensors of a batch are copied directly after each other, before the work on them.
+    # The tensors of a batch are copied directly after each other, so consecutive copies count once.
     starts_row = copies & ~np.append(False, copies[:-1])
     is_batch = steps.is_torch and study.operations_per_step(starts_row) <= _MAX_TENSORS_OF_BATCH
-    # Copying a batch into pinned memory ahead of its use saves the time of fetching it, not that of making it.
+    # If a batch is copied into pinned memory ahead of its use, the program still takes the time to make the batch, but
+    # not the time to fetch it.
     fetching = study.is_loading & (study.replay.pause_ns <= study.pieces.duration_ns[copies].max())
 
     def prefetched(replay: Replay) -> Replay:
@@ -151,13 +161,13 @@ def find_pageable_copy(steps: StepsToExplain) -> Iterator[Candidate]:
 
 
 def pageable_copies(study: Study) -> Bools:
-    """Returns which operations are large copies to the GPU from memory that is not pinned."""
+    """Returns True for each large copy to the GPU from pageable memory; shape (pieces,)."""
     copies: Bools = (study.pieces.copy == PAGEABLE_TO_DEVICE) & (study.pieces.size >= _SMALLEST_BATCH_BYTES)
     return copies
 
 
 def pinned_copies(study: Study) -> Change:
-    """Returns a change that makes these copies from pinned memory: faster, and without a wait."""
+    """Returns a change that makes ``pageable_copies`` as if from pinned memory: faster, and without a wait."""
     copies = pageable_copies(study)
     calls = study.copy_calls(copies)
     faster = np.minimum(
@@ -168,11 +178,16 @@ def pinned_copies(study: Study) -> Change:
 
 @dataclass(frozen=True)
 class DeviceToHostCopyFigures(FindingFigures):
-    """The copies to the host that are larger than single values, per step.
+    """The device-to-host copies that are larger than a few scalars, per step.
 
     Attributes:
-        pageable_share: the share of the bytes that goes to pageable memory.
-        range_names: the ranges around the copies.
+        copies: the number of these copies per step.
+        bytes: the size of these copies per step, bytes.
+        ms: the time of these copies per step, ms.
+        pageable_share: the share of these bytes that is copied to pageable memory.
+        range_names: the ranges around these copies.
+        is_torch: whether the program uses PyTorch.
+        is_pass: whether the whole capture counts as one step.
     """
 
     copies: float
@@ -185,16 +200,16 @@ class DeviceToHostCopyFigures(FindingFigures):
 
 
 def find_device_to_host_copy(steps: StepsToExplain) -> Iterator[Candidate]:
-    """Finds copies to the host that are larger than values: a checkpoint, or outputs that are logged."""
+    """Finds device-to-host copies that are larger than a few scalars: a checkpoint, or outputs that are logged."""
     study = steps.study
-    copies = steps.recurring(np.isin(study.pieces.copy, INTO_HOST) & ~_value_copies(study))
+    copies = steps.recurring(np.isin(study.pieces.copy, INTO_HOST) & ~_scalar_copies(study))
     if not copies.any():
         return
     calls = study.copy_calls(copies)
     copying_calls = calls | _calls_in_ranges_of(study, calls, study.calls.range)
-    # Between two of these copies the program makes room for the next one.
+    # Between two of these copies, the program allocates memory for the next copy.
     pausing = _calls_in_ranges_of(study, calls, study.calls.pause_range) | (calls & np.append(calls[1:], False))
-    if (copying_calls & study.calls_of(study.pieces.kind == KERNEL)).any():  # the ranges hold more than copies
+    if (copying_calls & study.calls_of(study.pieces.kind == KERNEL)).any():  # the ranges contain other work, too
         copying_calls = calls
 
     def asynchronous(replay: Replay) -> Replay:
@@ -217,14 +232,17 @@ def find_device_to_host_copy(steps: StepsToExplain) -> Iterator[Candidate]:
     yield Candidate("device_to_host_copy", figures, (asynchronous, removed), Place("idle", "copy"))
 
 
-def _value_copies(study: Study) -> Bools:
-    """Returns which operations copy single values to the host."""
-    values: Bools = np.isin(study.pieces.copy, INTO_HOST) & (study.pieces.size <= _LARGEST_VALUE_BYTES)
-    return values
+def _scalar_copies(study: Study) -> Bools:
+    """Returns True for each device-to-host copy of a few scalars, such as a loss; shape (pieces,)."""
+    scalars: Bools = np.isin(study.pieces.copy, INTO_HOST) & (study.pieces.size <= _LARGEST_SCALAR_BYTES)
+    return scalars
 
 
 def _calls_in_ranges_of(study: Study, calls: Bools, range_codes: Ints) -> Bools:
-    """Returns which calls have the range of one of ``calls``, if that range is not a phase of the step."""
+    """Returns True for each element of ``range_codes`` that is also the range of one of ``calls``.
+
+    Ranges that are phases do not count.
+    """
     codes = [code for code in np.unique(study.calls.range[calls]).tolist() if code >= 0]
     no_phases = [code for code in codes if study.ranges[code] not in study.phase_ranges]
     inside: Bools = np.isin(range_codes, no_phases)
@@ -236,12 +254,16 @@ class HostSyncFigures(FindingFigures):
     """The calls in which the program waits for the GPU, per step.
 
     Attributes:
-        apis: the names of the API calls.
-        range_names: the ranges around them.
-        values_read: the number of values that are copied to the host.
-        callers: the functions of PyTorch that wait.
+        waits: the number of these calls per step.
+        apis: the names of these calls.
+        range_names: the ranges around these calls.
+        values_read: the number of device-to-host copies of a few scalars per step.
+        callers: the functions of PyTorch that make these calls.
+        is_torch: whether the program uses PyTorch.
+        is_pass: whether the whole capture counts as one step.
         trains: whether the program trains a model.
-        warned_lines: the lines of which PyTorch warned, and how often each waits in a step.
+        warned_lines: the lines that wait for the GPU according to a warning of PyTorch, and their number of waits in a
+            step.
     """
 
     waits: float
@@ -255,37 +277,37 @@ class HostSyncFigures(FindingFigures):
     warned_lines: tuple[tuple[str, int], ...]
 
 
-#: This many lines of which PyTorch warned are named, those that wait most often.
+#: The maximum number of lines with a warning of PyTorch that are named. The lines that wait most often are named.
 _MAX_WARNED_LINES = 3
 
 
 def find_host_sync(steps: StepsToExplain) -> Iterator[Candidate]:
-    """Finds synchronizations, and small copies to the host, which wait: launches then come from an empty queue."""
+    """Finds synchronizations and device-to-host copies of a few scalars, which wait until the GPU's queue is empty."""
     study = steps.study
-    values = _value_copies(study)
-    reading = study.calls_of(values)
-    # A synchronization directly after a copy of more than a value waits for that copy.
-    copying = study.calls_of((study.pieces.copy > 0) & ~values) & (study.calls.kind == COPY)
+    scalars = _scalar_copies(study)
+    reading = study.calls_of(scalars)
+    # A synchronization directly after a larger copy waits for this copy, so it does not count.
+    copying = study.calls_of((study.pieces.copy > 0) & ~scalars) & (study.calls.kind == COPY)
     after_copy = np.append(False, copying[:-1])
-    # A copy of a value is followed by the synchronization that waits for it.
+    # A synchronization directly after a copy of scalars does count, like the copy itself.
     waiting = (study.calls.kind == SYNCHRONIZE) & ~after_copy | (reading & (study.calls.kind == COPY))
     waits = waiting & (study.replay.awaited >= 0)
     if not waits.any():
         return
-    half_the_time, without_values = np.where(waiting, 0.5, 1.0), np.where(values, 0.0, 1.0)
+    half_the_time, without_scalars = np.where(waiting, 0.5, 1.0), np.where(scalars, 0.0, 1.0)
 
     def without_waits(replay: Replay) -> Replay:
         return replay.without_waits(waiting).with_launching(half_the_time)
 
     def without_calls(replay: Replay) -> Replay:
-        return replay.without_calls(waiting).with_work(without_values)
+        return replay.without_calls(waiting).with_work(without_scalars)
 
     most_often = sorted(steps.warned_lines.items(), key=lambda line: -line[1])[:_MAX_WARNED_LINES]
     figures = HostSyncFigures(
         study.calls_per_step(waits),
         distinct_names(study.api_names(waiting)),
         distinct_names(study.range_names(study.calls.range[waiting])),
-        study.operations_per_step(values),
+        study.operations_per_step(scalars),
         steps.callers_of(waiting),
         steps.is_torch,
         steps.summary.is_pass,
@@ -300,9 +322,12 @@ class HostStallFigures(FindingFigures):
     """The long pauses of the program outside the input pipeline, per step.
 
     Attributes:
-        longest_ms: the longest of all pauses.
-        range_names: the ranges that hold most of the time, the longest first, "" for none; empty if no few ranges do.
-        off_cpu_share: the share of the pauses in which the thread is on no CPU; None if that was not recorded.
+        pauses: the number of these pauses per step.
+        pause_ms: the time of these pauses per step, ms.
+        longest_ms: the duration of the longest pause, ms.
+        range_names: the few ranges that contain most of the time, the longest first; "" stands for pauses outside of
+            ranges. It is empty if the time is spread over many ranges.
+        off_cpu_share: the share of the pauses in which the thread has no CPU; None if this was not recorded.
     """
 
     pauses: float
@@ -313,12 +338,12 @@ class HostStallFigures(FindingFigures):
 
 
 def find_host_stall(steps: StepsToExplain) -> Iterator[Candidate]:
-    """Finds pauses outside the input pipeline: the program makes no CUDA call, and the GPU runs out of work."""
+    """Finds long pauses outside the input pipeline, in which the program makes no CUDA call and the GPU may idle."""
     study = steps.study
     pause_ns = study.replay.pause_ns - study.calls.loading_ns - study.calls.unrecorded_ns
     stalls = pause_ns >= LONG_PAUSE_NS
-    stalls[:1] &= not steps.summary.is_pass  # the program starts up before its first call
-    if steps.summary.kind:  # the time between the steps of an engine is a finding of its own
+    stalls[:1] &= not steps.summary.is_pass  # the program initializes itself before its first call
+    if steps.summary.kind:  # `find_between_steps` reports the time between steps
         stalls[study.replay.first_call[1:] - 1] = False
     if not stalls.any():
         return
@@ -335,12 +360,14 @@ def find_host_stall(steps: StepsToExplain) -> Iterator[Candidate]:
 
 
 def _ranges_with_most_time(codes: Ints, ns: Floats, ranges: Sequence[str]) -> tuple[str, ...]:
-    """Returns the names of up to three ranges in which half of some time passes, the longest first; else none.
+    """Returns the names of up to three ranges that together contain at least half of the time, the longest first.
+
+    If the time is spread over more ranges, the tuple is empty.
 
     Args:
-        codes: the range of each stretch of time, -1 for none, which is returned as "".
-        ns: the length of each stretch.
-        ranges: the names of the ranges.
+        codes: the code of the range of each stretch of time; -1 outside of ranges, for which "" is returned.
+        ns: the length of each stretch, ns.
+        ranges: the names of the ranges, by code.
     """
     total_ns = {code: float(ns[codes == code].sum()) for code in np.unique(codes).tolist()}
     by_time = sorted(total_ns, key=lambda code: -total_ns[code])
@@ -353,13 +380,13 @@ def _ranges_with_most_time(codes: Ints, ns: Floats, ranges: Sequence[str]) -> tu
 
 @dataclass(frozen=True)
 class BetweenStepsFigures(FindingFigures):
-    """The time from the last CUDA call of a step to the first of the next one, ms."""
+    """The mean time ``gap_ms`` from the last CUDA call of a step to the first CUDA call of the next step, ms."""
 
     gap_ms: float
 
 
 def find_between_steps(steps: StepsToExplain) -> Iterator[Candidate]:
-    """Finds time between steps in which the program makes no CUDA call: scheduling, sampling, detokenization."""
+    """Finds time between an engine's steps in which it makes no CUDA call: scheduling, sampling, detokenization."""
     study = steps.study
     between = np.zeros(len(study.calls.kind), np.bool_)
     between[study.replay.first_call[1:] - 1] = True
@@ -373,7 +400,14 @@ def find_between_steps(steps: StepsToExplain) -> Iterator[Candidate]:
 
 @dataclass(frozen=True)
 class AllocatorFigures(FindingFigures):
-    """The calls that allocate and free memory, per step; ``frees`` tells whether any of them frees."""
+    """The calls that allocate and free device memory, per step.
+
+    Attributes:
+        calls: the number of these calls per step.
+        apis: the names of these calls.
+        frees: whether a call frees memory.
+        callers: the functions of PyTorch that make these calls.
+    """
 
     calls: float
     apis: tuple[str, ...]
@@ -382,19 +416,17 @@ class AllocatorFigures(FindingFigures):
 
 
 def find_allocator(steps: StepsToExplain) -> Iterator[Candidate]:
-    """Finds calls of cudaMalloc, cudaFree and the like, and the synchronizations before they free.
+    """Finds calls such as cudaMalloc and cudaFree, and the synchronizations directly before memory is freed.
 
-    PyTorch's cache should serve memory inside the step.
+    Inside a step, PyTorch's caching allocator should serve memory without such calls.
     """
     study = steps.study
-    # Calls that allocate host memory, or in the order of a stream, do not stop the GPU.
+    # Calls that allocate host memory, or that allocate asynchronously on a stream, do not make the GPU idle.
     is_harmless = np.array([bool(re.search("Async|Host", api)) for api in study.apis] or [False])
     allocating = np.isin(study.calls.kind, (ALLOCATE, FREE)) & ~is_harmless[study.calls.api]
-    if (
-        study.calls_per_step(allocating) < 1 or steps.summary.is_pass
-    ):  # a pass holds the first allocations of the program
+    if study.calls_per_step(allocating) < 1 or steps.summary.is_pass:  # a pass contains the program's first allocations
         return
-    # PyTorch waits for the device before it frees.
+    # PyTorch waits for the device before it frees memory.
     waits = (
         (study.calls.kind == SYNCHRONIZE)
         & np.append(allocating[1:], False)
@@ -413,13 +445,13 @@ def find_allocator(steps: StepsToExplain) -> Iterator[Candidate]:
 
 @dataclass(frozen=True)
 class LaunchBoundFigures(FindingFigures):
-    """The GPU's operations, which are shorter than the time to launch them.
+    """The operations of the GPU, which are shorter than the time to launch them.
 
     Attributes:
-        operations: their number in a step.
-        gpu_us: the mean time of an operation on the GPU.
-        program_us: the mean time that the program needs for an operation without the profiler.
-        idle_ms: the time of a profiled step in which the GPU waits for launches.
+        operations: the number of operations per step.
+        gpu_us: the mean duration of an operation on the GPU, µs.
+        program_us: the mean time of a step per operation without the profiler, µs.
+        idle_ms: the time in a profiled step in which the GPU waits for launches, ms.
     """
 
     operations: float
@@ -429,9 +461,9 @@ class LaunchBoundFigures(FindingFigures):
 
 
 def find_launch_bound(steps: StepsToExplain) -> Iterator[Candidate]:
-    """Finds a GPU that idles between launches for 30 % of a step or more, and more than for any other cause.
+    """Finds steps in which the GPU is idle for at least 30 %, mostly because it waits for launches.
 
-    Its kernels are shorter than the time that the CPU needs to launch the next one.
+    The kernels are then shorter than the time that the CPU needs to launch the next kernel.
     """
     study = steps.study
     idle_ms = {cause: steps.summary.idle_of(cause) for cause in CAUSES}
@@ -450,33 +482,33 @@ def find_launch_bound(steps: StepsToExplain) -> Iterator[Candidate]:
 
 
 def launching_calls(study: Study) -> Bools:
-    """Returns which calls a CUDA graph could hold.
+    """Returns True for each call that a CUDA graph could contain; shape (calls,).
 
-    These are all but calls that load, allocate or free, and calls between two waits that follow each other closely: a
-    graph holds no wait.
+    A graph cannot contain a wait. So calls between two waits that closely follow each other do not count, and neither
+    do calls that allocate or free memory, and calls after which a batch is loaded.
     """
     calls = len(study.calls.kind)
     waits = np.flatnonzero(study.replay.awaited >= 0)
-    next_wait = np.searchsorted(waits, np.arange(calls), side="right")
-    before = np.append(waits, -calls)[next_wait - 1]
-    after = np.append(waits, 2 * calls)[next_wait]
-    is_between_waits = after - before <= _MAX_CALLS_BETWEEN_WAITS
+    wait_number = np.searchsorted(waits, np.arange(calls), side="right")
+    last_wait = np.append(waits, -calls)[wait_number - 1]
+    next_wait = np.append(waits, 2 * calls)[wait_number]
+    is_between_waits = next_wait - last_wait <= _MAX_CALLS_BETWEEN_WAITS
     is_outside_graphs: Bools = study.is_loading | np.isin(study.calls.kind, (ALLOCATE, FREE)) | is_between_waits
     return ~is_outside_graphs
 
 
 def cheaper_launches(study: Study, factor: float) -> Change:
-    """Returns a change that multiplies the time of these calls, up to the next call; pauses stay."""
+    """Returns a change that multiplies the time of ``launching_calls``, up to the next call and without pauses."""
     factors = np.where(launching_calls(study), factor, 1.0)
     return lambda replay: replay.with_launching(factors)
 
 
 def _shorter_pauses(calls: Bools, ns: float | Floats) -> Change:
-    """Returns a change that shortens the pauses after some calls to at most this time."""
+    """Returns a change that shortens the pauses after the given calls to at most ``ns``."""
     return lambda replay: replay.with_pauses(calls, ns)
 
 
-#: The rules of this family; of two findings that save as much, the rule that stands first here comes first.
+#: The rules of this file. If two findings save equal time, the finding of the earlier rule comes first.
 RULES: tuple[Rule, ...] = (
     find_data_loading, find_host_sync, find_launch_bound, find_pageable_copy, find_device_to_host_copy,
     find_allocator, find_host_stall, find_between_steps,

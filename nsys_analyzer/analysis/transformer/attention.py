@@ -28,33 +28,33 @@ from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS, NS_PER_S
 FUSED = "fused attention"
 _BY_RANGE = "every kernel of the softmax ranges"
 _BY_NAME = "softmax kernels by name inside the attention ranges"
-#: The scopes of the figures besides a step.
+#: Two scopes of the figures: one forward pass, and the whole capture. The third scope is ``STEP``.
 FORWARD, CAPTURE = "forward", "capture"
-#: Work is memory-bound if it reaches this share of the peak bandwidth and its data does not fit into the cache.
+#: A kernel is memory-bound if it reaches this share of the peak bandwidth and its data does not fit into the cache.
 MEMORY_BOUND = 0.6
-#: There is no figure if kernels whose bytes cannot be counted have more than this share of the softmax's time.
+#: The bytes of the softmax are unknown if kernels whose bytes cannot be counted take more than this share of its time.
 _MAX_UNCOUNTED_SHARE = 0.05
 
-#: PyTorch's operators for batched matmuls, and the kernel that sums the parts of a split-K matmul.
+#: Match PyTorch's operators for batched matmuls, and the kernels that sum the parts of a split-K matmul.
 _BATCHED_MATMUL, _SPLIT_K_SUM = re.compile(r"aten::b(addb)?mm\b"), re.compile(r"(?i)split_?k.*reduce")
 _TYPE = re.compile(r"BFloat16|bfloat16|Half\b|\bhalf\b|__half|\bfloat\b|\bdouble\b")
-#: Bytes of an element by type. Other types in kernel names have 16 bits.
+#: The bytes of an element by type. All other types in kernel names have 16 bits.
 _ELEMENT_BYTES = {"float": 4, "double": 8}
 
 
 @dataclass(frozen=True)
 class SoftmaxTraffic:
-    """The fewest bytes that softmax can move, counted from its kernels, and their rate; None if a figure is unknown.
+    """The minimum bytes that the softmax moves, and the rate. A figure is None if it is unknown.
 
     Attributes:
-        bytes: bytes in the scope of the attention's times, such as one forward pass.
-        bytes_per_s: bytes divided by the time of the softmax.
-        score_bytes: bytes of one score tensor: B·H·S² elements of the widest type.
-        peak_bytes_per_s: peak bandwidth of the GPU's memory.
-        l2_bytes: size of the GPU's L2 cache.
+        bytes: the minimum bytes in the scope of the attention's figures, such as one forward pass.
+        bytes_per_s: these bytes divided by the time of the softmax.
+        score_bytes: the bytes of one score tensor: B·H·S² elements of the widest type.
+        peak_bytes_per_s: the peak bandwidth of the GPU's memory, bytes/s.
+        l2_bytes: the size of the GPU's L2 cache, bytes.
         peak_share: ``bytes_per_s`` divided by the peak bandwidth.
-        fits_in_l2: whether the L2 cache can hold a score tensor, so that bytes need not come from memory.
-        memory_bound: whether ``peak_share`` is at least 0.6; None if the cache may have supplied the bytes.
+        fits_in_l2: whether a score tensor fits into the L2 cache, so that bytes may come from the cache.
+        memory_bound: whether ``peak_share`` is at least 0.6; None if bytes may come from the cache.
     """
 
     bytes: float
@@ -69,24 +69,26 @@ class SoftmaxTraffic:
 
 @dataclass(frozen=True)
 class AttentionSummary:
-    """Times of attention's softmax, of its matmuls, and of fused kernels that contain both; None is unknown.
+    """The figures of attention's softmax, of its matmuls, and of fused kernels that contain both.
+
+    A figure is None if it is unknown.
 
     Attributes:
-        softmax_ms, matmul_ms, fused_ms: time of these kernels in the scope ``per``.
-        softmax_launches, matmul_launches, fused_launches: launches of these kernels in the scope ``per``.
-        softmax_source: the way in which the softmax kernels were found.
-        runtime_ratio: time of the matmuls divided by time of the softmax.
-        flop_ratio: FLOPs of the matmuls divided by FLOPs of the softmax.
-        softmax_flops, matmul_flops: FLOPs in the scope ``per``.
-        softmax_flops_per_s, matmul_flops_per_s: FLOPs divided by the time of these kernels.
-        fused_flops_per_s: FLOPs of softmax and matmuls divided by the time of the fused kernels.
-        per: the scope of the figures: one "forward", one "step" if attention runs outside any forward, or the whole
-            "capture" without warm-up if it runs outside both.
-        occurrences: number of runs of attention in all measurements, by the ranges around its kernels. Each replay of a
-            CUDA graph counts as a run.
-        warmup_occurrences: number of runs inside warm-up, which are left out; None for "forward".
+        softmax_ms, matmul_ms, fused_ms: the time of these kernels in the scope ``per``, ms.
+        softmax_launches, matmul_launches, fused_launches: the number of launches of these kernels in the scope ``per``.
+        softmax_source: how the softmax kernels were found.
+        runtime_ratio: the time of the matmuls divided by the time of the softmax.
+        flop_ratio: the FLOPs of the matmuls divided by the FLOPs of the softmax.
+        softmax_flops, matmul_flops: the FLOPs of softmax and matmuls in the scope ``per``.
+        softmax_flops_per_s, matmul_flops_per_s: the FLOPs divided by the time of these kernels.
+        fused_flops_per_s: the FLOPs of softmax and matmuls divided by the time of the fused kernels.
+        per: the scope of the figures: one "forward" pass; one "step" if attention runs outside of forward passes; the
+            whole "capture" without warm-up if attention also runs outside of steps.
+        occurrences: the number of executions of attention in all measurements, by the ranges around its kernels. Each
+            replay of a CUDA graph counts as one execution.
+        warmup_occurrences: the number of executions in warm-up, which are left out; None for "forward".
         softmax_traffic: the bytes that an unfused softmax moves.
-        ratio_of: the quantities of both ratios.
+        ratio_of: the numerator and the denominator of both ratios, as text.
     """
 
     softmax_ms: float | None
@@ -110,7 +112,7 @@ class AttentionSummary:
     ratio_of: str = "products / softmax"
 
     def __post_init__(self) -> None:
-        """Computes the rates."""
+        """Computes the figures in FLOP/s."""
         fused_flops = (self.matmul_flops or 0) + (self.softmax_flops or 0)
         vars(self).update(
             softmax_flops_per_s=_rate(self.softmax_flops, self.softmax_ms),
@@ -126,14 +128,18 @@ def _rate(flops: int | None, ms: float | None) -> float | None:
 def summarize_attention(
     attributed: AttributedTrace, process: int, configuration: Configuration | None, gpu: Gpu | None
 ) -> AttentionSummary | None:
-    """Compares softmax and attention matmuls of one process: per forward, otherwise per step or over the capture.
+    """Compares the softmax with the attention matmuls of one process.
+
+    The figures are those of one forward pass, or else of one step, or else of the whole capture.
 
     Args:
-        configuration: gives FLOPs and bytes.
-        gpu: gives the peak bandwidth.
+        attributed: the attributed trace.
+        process: the global ID of the process.
+        configuration: the configuration of the capture, from which FLOPs and bytes are computed.
+        gpu: the GPU, whose peak bandwidth is compared.
 
     Returns:
-        None if no range or kernel is known to be attention.
+        The figures, or None if no range or kernel is known to be attention.
     """
     parts = next((scope for scope in _find_scopes(attributed, process) if scope.has_attention), None)
     if parts is None:
@@ -144,7 +150,8 @@ def summarize_attention(
     configuration = configuration or Configuration()
     model, batch, context = configuration.model, configuration.batch_size, configuration.context_length
     shapes = (model, batch, context) if model and batch and context else None
-    # Attention runs once per layer in each forward pass. If the division has a remainder, their number is unknown.
+    # Attention runs once per layer in each forward pass. If the division has a remainder, the number of forward passes
+    # is unknown.
     forwards, remainder = divmod(occurrences or 0, model.num_layers * parts.units) if model else (0, 0)
     if parts.per == FORWARD:
         forwards, remainder = 1, 0
@@ -169,9 +176,10 @@ def summarize_attention(
 
 
 def _find_scopes(attributed: AttributedTrace, process: int) -> Iterator[_Parts]:
-    """Yields the scopes that exist: forward, step and capture.
+    """Yields the kernels of each scope that exists: forward passes, steps and the whole capture.
 
-    Outside a forward pass only kernels inside attention ranges count, since other fused kernels may belong to backward.
+    Outside of forward passes, only kernels inside attention ranges count, since other fused attention kernels may
+    belong to a backward pass.
     """
     operations, instances = attributed.trace.operations, attributed.instances
 
@@ -179,7 +187,7 @@ def _find_scopes(attributed: AttributedTrace, process: int) -> Iterator[_Parts]:
         """Returns the kernels inside measured instances of ``per``, and the number of these instances."""
         units = (instances.phase == instances.phases.index(per)) & (instances.process == process)
         units &= instances.is_measured
-        is_inside = np.append(units, False)[instance_of]  # the last entry serves operations without an instance
+        is_inside = np.append(units, False)[instance_of]  # index -1, for operations without an instance, selects False
         return np.flatnonzero((operations.kind == KERNEL) & is_inside), int(units.sum())
 
     phase_instance, step_instance = attributed.instances_of_operations
@@ -201,13 +209,15 @@ def _find_scopes(attributed: AttributedTrace, process: int) -> Iterator[_Parts]:
 
 
 class _Parts:
-    """The softmax, the matmuls and the fused attention among the kernels of a scope, as masks over these kernels.
+    """Masks of the softmax, the matmuls and the fused attention among the kernels of a scope.
 
     Args:
-        kernels: indices of the kernels of the scope.
-        part: the part of attention that each kernel is in, -1 if it is in none.
+        attributed: the attributed trace.
+        per: the name of the scope.
+        kernels: the indices of the kernels of the scope.
+        part: shape (kernels,), the index in ``ATTENTION_PARTS`` of the range around each kernel, or -1.
         units: the number of forward passes or steps in the scope.
-        warmup: indices of the kernels that are left out because they ran in warm-up.
+        warmup: the indices of attention kernels that are left out because they ran in warm-up; None for "forward".
     """
 
     def __init__(
@@ -227,10 +237,10 @@ class _Parts:
         self.has_attention = bool(self.fused.any() or (self.softmax.any() and self.matmul.any()))
 
     def _without_projections(self, matmuls: Bools) -> Bools:
-        """Returns the scores and values among the matmuls of a range around all of attention.
+        """Removes projections from a mask of the matmuls inside ranges around whole attention layers.
 
-        Such a range may contain projections. The operators of scores and values are batched matmuls. Without operators,
-        scores and values are the matmuls next to the softmax.
+        The matmuls that compute scores and values are batched matmuls, by the operators that launch them. If there are
+        no operators, they are the matmuls directly before and after the softmax.
         """
         trace = self.attributed.trace
         operator = find_launching_operators(trace, self.attributed.attribution, self.kernels)
@@ -238,16 +248,16 @@ class _Parts:
         batched: Bools = matmuls & is_batched[operator]
         if batched.any():
             return batched
-        at = np.flatnonzero(matmuls)
+        index = np.flatnonzero(matmuls)
         is_sum = np.array([bool(_SPLIT_K_SUM.search(name)) for name in trace.operations.names], np.bool_)
-        # The number of the matmul that each kernel belongs to. The sum of its parts has the same number.
-        number = np.cumsum(~is_sum[trace.operations.name[self.kernels[at]]])
-        next_matmul = np.searchsorted(at, np.flatnonzero(self.softmax))
-        neighbors = np.append(next_matmul[next_matmul > 0] - 1, next_matmul[next_matmul < len(at)])
-        return np.isin(np.arange(len(matmuls)), at[np.isin(number, number[neighbors])])
+        # A split-K matmul consists of two kernels, the matmul and the sum of its parts, which get the same number.
+        number = np.cumsum(~is_sum[trace.operations.name[self.kernels[index]]])
+        next_matmul = np.searchsorted(index, np.flatnonzero(self.softmax))
+        neighbors = np.append(next_matmul[next_matmul > 0] - 1, next_matmul[next_matmul < len(index)])
+        return np.isin(np.arange(len(matmuls)), index[np.isin(number, number[neighbors])])
 
     def ms(self, selected: Bools) -> float | None:
-        """Returns the time of the selected kernels per unit, ms; None if there are none."""
+        """Returns the time of the selected kernels per unit, ms; None if no kernel is selected."""
         return int(self.duration[selected].sum()) / self.units / NS_PER_MS if selected.any() else None
 
     def count_launches(self, selected: Bools) -> float:
@@ -256,7 +266,10 @@ class _Parts:
 
 
 def _count_occurrences(attributed: AttributedTrace, kernels: Ints) -> int | None:
-    """Counts the attention ranges around kernels; a range that a graph captured counts once for each replay."""
+    """Counts the attention ranges around the given kernels; None if there are none.
+
+    A range that a CUDA graph captured counts once for each replay of the graph.
+    """
     part = attributed.roles.codes(ATTENTION_PARTS)
     around = part == ATTENTION_PARTS.index("attention")
     attention = attributed.attribution.find_innermost(around if around.any() else part != NONE, kernels)
@@ -269,15 +282,18 @@ def _count_occurrences(attributed: AttributedTrace, kernels: Ints) -> int | None
 def _measure_traffic(
     parts: _Parts, shapes: tuple[ModelSize, int, int] | None, occurrences: int | None, gpu: Gpu | None
 ) -> SoftmaxTraffic | None:
-    """Counts the bytes of the softmax; returns None unless attention runs once per layer, on all its scores."""
+    """Counts the bytes that the softmax moves.
+
+    Returns None if the shapes or the GPU are unknown, or if attention does not run once per layer.
+    """
     if shapes is None or gpu is None or gpu.is_cpu or not occurrences or occurrences % shapes[0].num_layers:
         return None
     model, batch, context = shapes
     operations, duration = parts.attributed.trace.operations, parts.duration[parts.softmax]
-    codes, place, launches = np.unique(
+    codes, position, launches = np.unique(
         operations.name[parts.kernels[parts.softmax]], return_inverse=True, return_counts=True
     )
-    names, ns = [operations.names[code] for code in codes.tolist()], np.bincount(place, duration).astype(np.int64)
+    names, ns = [operations.names[code] for code in codes.tolist()], np.bincount(position, duration).astype(np.int64)
     kernels = list(zip(names, launches.tolist(), ns.tolist(), strict=True))
     return softmax_traffic(kernels, (batch, model.num_heads, context), parts.units, gpu)
 
@@ -285,22 +301,24 @@ def _measure_traffic(
 def softmax_traffic(
     kernels: Sequence[tuple[str, int, int]], shape: tuple[int, int, int], units: int, gpu: Gpu | None
 ) -> SoftmaxTraffic | None:
-    """Counts the minimum of bytes that an unfused softmax moves, and compares their rate with the peak bandwidth.
+    """Counts the minimum bytes that an unfused softmax moves, and compares the rate with the peak bandwidth.
 
-    A trace has no counters of bytes, so a lower bound is counted. Each kernel of the softmax reads its score tensor
-    (B, H, S, S) once and writes its result once. A reduction writes B·H·S values instead of a tensor, and an operation
-    with such values (subtract the maximum, divide by the sum) reads them once. The sizes of elements follow from the
-    types in the kernel's name.
+    A trace has no counters of bytes, so a lower bound is computed. Each kernel of the softmax reads a score tensor
+    (B, H, S, S) once and writes a result of the same shape once. A reduction writes B·H·S elements instead, and a
+    kernel that uses the result of a reduction (to subtract the maximum, or to divide by the sum) reads these elements
+    once. The sizes of elements follow from the types in the kernel's name.
 
     Args:
-        kernels: the name, the launches and the total ns of each softmax kernel; each runs on the scores of one layer.
-        shape: batch size, heads, context length.
-        units: the number of forward passes or steps that the launches are from.
-        gpu: the GPU on which they ran.
+        kernels: (name, number of launches, total duration in ns) of each softmax kernel. Each launch processes the
+            scores of one layer.
+        shape: (batch size, number of heads, context length).
+        units: the number of forward passes or steps that contain these launches.
+        gpu: the GPU on which the kernels ran.
 
     Returns:
-        None if too much time is in kernels of an unknown kind. Also None if the rate exceeds the peak although no cache
-        can hold the tensor, since the kernels then work on other tensors than assumed.
+        The bytes and rates, or None if too much of the time is spent in kernels of an unknown kind. The result is also
+        None if the rate exceeds the peak although the score tensor does not fit into the cache, because the kernels
+        then process other tensors than assumed.
     """
     batch, heads, context = shape
     countable = [(launches, ns, *moved) for name, launches, ns in kernels if (moved := count_moved_bytes(name))]
@@ -330,8 +348,8 @@ def count_moved_bytes(name: str) -> tuple[int, int, int] | None:
     """Returns the bytes that a kernel of PyTorch moves per element of a score tensor.
 
     Returns:
-        The bytes read and the bytes written per element, and the bytes read or written per row, 0 if there are none.
-        None for an unknown kind of kernel, and for a fill, since its tensor may be a scalar.
+        The bytes read per element, the bytes written per element, and the bytes read or written per row of the tensor.
+        The result is None for an unknown kind of kernel, and for a fill, since a fill may write only a scalar.
     """
     sizes = [_ELEMENT_BYTES.get(type_name, 2) for type_name in _TYPE.findall(name)]
     if re.search(r"\b[bf]+loat16_copy_kernel", name):

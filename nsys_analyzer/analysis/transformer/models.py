@@ -1,12 +1,12 @@
-"""Describes transformers: their known sizes, their costs, and the configuration of a capture as far as it is known.
+"""Describes transformers: the known model sizes, the costs of a model, and the known configuration of a capture.
 
-The costs follow from the shapes alone: FLOPs, and the minimum of bytes moved. B is the batch size, S the context
-length, d = d_model, H the number of heads, L the number of layers, V the vocabulary size.
+The costs are the FLOPs and the minimum bytes moved, which follow from the shapes alone. B is the batch size, S the
+context length, d = d_model, H the number of heads, L the number of layers, V the vocabulary size.
 
 A matmul of (m, k) and (k, n) has 2·m·k·n FLOPs: one multiplication and one addition per term. The FLOPs of norms, RoPE,
 the activation and the residual additions are negligible. A matmul reads both operands once and writes its result once:
-m·k + k·n + m·n elements. A backward pass has twice the FLOPs and moves twice as much, since the gradients of the two
-operands of a matmul are two matmuls of the same three matrices.
+m·k + k·n + m·n elements. A backward pass has twice the FLOPs and moves twice the elements of the forward pass, since
+the gradients of both operands of a matmul are two matmuls of matrices with the same shapes.
 """
 
 from __future__ import annotations
@@ -59,19 +59,20 @@ class ModelSize:
 
     @cached_property  # every row of a table of times asks for it
     def dimensions(self) -> tuple[int, int, int, int]:
-        """``(d_model, d_ff, num_layers, num_heads)``; equal for equal models with different names."""
+        """Returns ``(d_model, d_ff, num_layers, num_heads)``."""
         return self.d_model, self.d_ff, self.num_layers, self.num_heads
 
     @property
     def d_head(self) -> int:
-        """Width of one attention head: d_model ÷ num_heads."""
+        """Returns the width of one attention head: d_model ÷ num_heads."""
         return self.d_model // self.num_heads
 
     @property
     def parameters(self) -> int:
-        """Number of parameters: L·(4·d² + 3·d·d_ff + 2·d) + 2·V·d + d.
+        """Returns the number of parameters: L·(4·d² + 3·d·d_ff + 2·d) + 2·V·d + d.
 
-        Each layer has four projections, three SwiGLU matrices and two norms. Embedding, head and final norm follow.
+        Each layer has four projections, three SwiGLU matrices and two norms. The model also has an embedding, a head
+        and a final norm.
         """
         d = self.d_model
         layer = 4 * d * d + 3 * d * self.d_ff + 2 * d
@@ -79,9 +80,9 @@ class ModelSize:
 
     @property
     def min_matmuls(self) -> int:
-        """The minimum of matmul kernels in one forward pass, if libraries fuse all they can: 4·L + 1.
+        """Returns the minimum number of matmul kernels in one forward pass, with all possible fusions: 4·L + 1.
 
-        Each layer needs four: QKV, output, gate with up, and down. The head needs one.
+        Each layer needs four matmuls: QKV, output, gate with up, and down. The head needs one matmul.
         """
         return 4 * self.num_layers + 1
 
@@ -95,18 +96,18 @@ MODEL_SIZES: tuple[ModelSize, ...] = (
     ModelSize("xl-2026", 2560, 10240, 32, 32),
     ModelSize("10B", 4608, 12288, 50, 36),
 )
-"""The known sizes. If only dimensions are given, the first size that has them applies."""
+"""The known sizes. If only dimensions are given, the first size with these dimensions applies."""
 
 
 def list_model_names() -> str:
-    """Returns the known model names as one line of text, for messages."""
+    """Returns the names of the known sizes as one line of text, for messages."""
     return ", ".join(model.name for model in MODEL_SIZES)
 
 
 def find_model(name: str) -> ModelSize:
-    """Returns the known size of this name, in upper or lower case.
+    """Returns the known size with this name, in upper or lower case.
 
-    ``2_7B`` and ``2p7b`` are spellings of ``2.7B``, and ``xl_2026`` is one of ``xl-2026``.
+    ``2_7B`` and ``2p7b`` are also accepted for ``2.7B``, and ``xl_2026`` for ``xl-2026``.
 
     Raises:
         ConfigurationError: no size has this name.
@@ -123,7 +124,7 @@ def find_model(name: str) -> ModelSize:
 def model_from_dimensions(
     d_model: int, d_ff: int, num_layers: int, num_heads: int, vocab_size: int = DEFAULT_VOCAB_SIZE
 ) -> ModelSize:
-    """Returns the known size with these dimensions, or one named after its width and depth, such as ``d512-L4``.
+    """Returns the known size with these dimensions, or a size named after its width and depth, such as ``d512-L4``.
 
     Raises:
         ConfigurationError: the dimensions are impossible.
@@ -136,10 +137,10 @@ def model_from_dimensions(
 def resolve_model(
     name: str | None, dimensions: tuple[int, int, int, int] | None, vocab_size: int | None = None
 ) -> ModelSize | None:
-    """Returns the model that a name, four dimensions or both describe; None if neither is given.
+    """Returns the model with the given name or dimensions; None if neither is given.
 
-    The dimensions decide. If a known name has other dimensions, the name that belongs to the dimensions replaces it.
-    For example, the 2026 course calls the size 2.7B ``xl``.
+    If both are given and contradict each other, the dimensions apply, and the name is that of the size with these
+    dimensions. For example, the 2026 course uses the name ``xl`` for the size ``2.7B``.
 
     Raises:
         ConfigurationError: the name is unknown and there are no dimensions, or the dimensions are impossible.
@@ -156,23 +157,23 @@ def resolve_model(
 
 
 SOFTMAX_FLOPS_PER_SCORE = 5
-"""By convention a softmax counts five operations per score: max, subtract, exp, sum and divide."""
+"""The number of operations that are counted per score of a softmax: max, subtract, exp, sum and divide."""
 
-#: Bytes per element that a matmul of each precision reads and writes.
+#: The bytes per element that a matmul reads and writes, by precision.
 ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 
 
 def attention_matmul_flops(model: ModelSize, batch_size: int, context_length: int) -> int:
-    """Counts the FLOPs of Q·Kᵀ and of the attention weights times V in one forward pass: 4·B·S²·d·L.
+    """Counts the FLOPs of both attention matmuls, Q·Kᵀ and weights·V, in one forward pass: 4·B·S²·d·L.
 
-    Each layer has two such matmuls of 2·B·S²·d FLOPs. The whole S × S square counts, since unfused attention computes
-    it and masks it afterwards.
+    Each layer has two such matmuls of 2·B·S²·d FLOPs. All S × S scores count, since unfused attention computes all of
+    them and applies the mask afterwards.
     """
     return 4 * batch_size * context_length**2 * model.d_model * model.num_layers
 
 
 def forward_flops(model: ModelSize, batch_size: int, context_length: int) -> int:
-    """Counts the FLOPs of one forward pass: two for each token and weight, and those of attention.
+    """Counts the FLOPs of one forward pass: two FLOPs per token and weight, and the FLOPs of the attention matmuls.
 
     The weights are four projections (d, d) and SwiGLU's three matrices (d, d_ff) per layer, and the head (d, V).
     """
@@ -182,30 +183,31 @@ def forward_flops(model: ModelSize, batch_size: int, context_length: int) -> int
 
 
 def softmax_flops(model: ModelSize, batch_size: int, context_length: int) -> int:
-    """Counts the FLOPs of attention's softmax in one forward pass: 5·B·H·S²·L, by ``SOFTMAX_FLOPS_PER_SCORE``."""
+    """Counts the FLOPs of attention's softmax in one forward pass: 5·B·H·S²·L, with 5 FLOPs per score."""
     scores = batch_size * model.num_heads * context_length**2 * model.num_layers
     return SOFTMAX_FLOPS_PER_SCORE * scores
 
 
 def attention_to_softmax_flop_ratio(model: ModelSize) -> float:
-    """Returns the FLOPs of the attention matmuls divided by those of softmax: 4·d_head ÷ 5 for any B and S.
+    """Returns the FLOPs of the attention matmuls divided by the FLOPs of the softmax: 4·d_head ÷ 5 for any B and S.
 
-    The ratio of their times differs from it.
+    The ratio of the times of matmuls and softmax is different.
     """
     return 4 * model.d_head / SOFTMAX_FLOPS_PER_SCORE
 
 
 def attention_matmul_elements(model: ModelSize, batch_size: int, context_length: int) -> int:
-    """Counts the elements that the two attention matmuls move as separate kernels: 2·(2·B·S·d + B·H·S²)·L."""
+    """Counts the elements that the attention matmuls move if they are separate kernels: 2·(2·B·S·d + B·H·S²)·L."""
     vectors = 2 * batch_size * context_length * model.d_model
     scores = batch_size * model.num_heads * context_length**2
     return 2 * (vectors + scores) * model.num_layers
 
 
 def fused_attention_elements(model: ModelSize, batch_size: int, context_length: int) -> int:
-    """Counts the elements that attention moves as one kernel, which reads Q, K and V and writes the result: 4·B·S·d·L.
+    """Counts the elements that fused attention moves in a forward pass: 4·B·S·d·L.
 
-    In the backward pass it reads these four and the gradient of the result, and writes three gradients: twice as many.
+    The kernel reads Q, K and V and writes the result. In the backward pass, it moves twice the elements: it reads these
+    four tensors and the gradient of the result, and writes three gradients.
     """
     return 4 * batch_size * context_length * model.d_model * model.num_layers
 
@@ -222,11 +224,13 @@ def read_weights_bytes(model: ModelSize, element: int) -> int:
 
 
 def cached_bytes(model: ModelSize, positions: float, element: int) -> float:
-    """Counts the bytes of the keys and values of ``positions`` in the cache: 2·L·d elements for each position.
+    """Counts the bytes of the keys and values in the cache: 2·L·d elements for each position.
 
-    Keys and values have as many heads as queries.
+    Keys and values are assumed to have the same number of heads as queries.
 
     Args:
+        model: the model.
+        positions: the number of positions in the cache.
         element: bytes per element.
     """
     return 2 * model.num_layers * model.d_model * element * positions
@@ -245,16 +249,16 @@ def linear_elements(model: ModelSize, batch_size: int, context_length: int) -> i
 
 
 class Configuration(msgspec.Struct, frozen=True):
-    """The configuration of a capture as far as it is known; ``None`` is unknown.
+    """The configuration of a capture. A field is None if it is unknown.
 
     Attributes:
-        model: the model. In JSON, ``model`` is its name, and ``size`` holds its dimensions.
-        context_length: number of tokens in a sequence.
-        batch_size: number of sequences in a batch.
+        model: the model. In JSON, its key is ``size``, and the key ``model`` contains the name.
+        context_length: the number of tokens in a sequence.
+        batch_size: the number of sequences in a batch.
         precision: "fp32", "tf32", "bf16", "fp16", or another text in lower case.
         mode: "forward", "forward+backward", "train", or another text in lower case.
-        attention: the implementation of attention.
-        source: where this is known from: "manifest", "command line", "file name", "timings" or "unknown".
+        attention: the name of the implementation of attention.
+        source: the source of the configuration: "manifest", "command line", "file name", "timings" or "unknown".
         model_name: the name of the model.
     """
 
@@ -268,7 +272,7 @@ class Configuration(msgspec.Struct, frozen=True):
     model_name: str | None = msgspec.field(name="model", default=None)
 
     def __post_init__(self) -> None:
-        """Sets ``model_name``."""
+        """Sets ``model_name`` to the name of ``model``, if the model is known."""
         if self.model:
             msgspec.structs.force_setattr(self, "model_name", self.model.name)
 
@@ -292,17 +296,17 @@ def _canonical(text: str, synonyms: dict[str, tuple[str, ...]]) -> str:
 
 
 def precision_from_text(text: str) -> str:
-    """Returns ``fp32``, ``tf32``, ``bf16`` or ``fp16`` for a spelling of a dtype; lowercases an unknown spelling."""
+    """Returns ``fp32``, ``tf32``, ``bf16`` or ``fp16`` for the name of a dtype. Lowercases an unknown name."""
     return _canonical(text.strip().lower().removeprefix("torch."), _PRECISIONS)
 
 
 def mode_from_text(text: str) -> str:
-    """Returns ``forward``, ``forward+backward`` or ``train`` for a usual spelling; lowercases an unknown spelling."""
+    """Returns ``forward``, ``forward+backward`` or ``train`` for a usual name of a mode. Lowercases an unknown name."""
     return _canonical(text, _MODES)
 
 
-# A bare number after the model is a context length only if it is a power of two from 32 on, which no day, month or year
-# is. `xl-2026` is a model, but `xl-2026-03-01` is the model xl and a date.
+# A bare number after the model is a context length only if it is a power of two and at least 32. No day, month or year
+# of a date is such a number. `xl-2026` is a model, but `xl-2026-03-01` is the model xl and a date.
 _MODEL = re.compile(
     r"(?<![a-z0-9])(?<!x[-_])(?P<model>2[._p]7b|xl[-_]?2026(?![-_]\d\d(?!\d))|10b|small|medium|large|xl)"
     r"(?:[-_ ]?(?P<context>[1-9][0-9]{0,8}))?(?![a-z0-9])"
@@ -322,15 +326,15 @@ _OTHER_FAMILY = re.compile(r"(?<![a-z0-9])(?:[a-z]*bert|gpt|t5|opt|llama|vit|whi
 def configuration_from_name(stem: str) -> Configuration | None:
     """Reads the configuration from a capture's file name, such as ``train_small256`` or ``2.7B_ctx256_b4``.
 
-    The name of a size counts only together with another detail (context, batch, precision, mode, attention), or as the
-    whole file name.
+    The name of a model size counts only if it is the whole file name, or if the file name contains another detail
+    (context length, batch size, precision, mode or attention).
 
     Args:
         stem: the file name without its extension.
 
     Returns:
-        None if the name is ambiguous (it contains two sizes, two context lengths, or another family of models) or if it
-        contains no configuration.
+        The configuration, or None if the file name contains no configuration or is ambiguous. It is ambiguous if it
+        contains two sizes, two context lengths, or the name of another family of models.
     """
     name = stem.strip().lower()
     matches = list(_MODEL.finditer(name))
@@ -338,7 +342,7 @@ def configuration_from_name(stem: str) -> Configuration | None:
     numbers = {int(match["context"]) for match in matches if match["context"]}
     contexts = {
         length for length in map(int, _CONTEXT.findall(name)) if length >= 16
-    }  # "seq_3" is the number of a file
+    }  # a smaller number, as in "seq_3", is the number of a file
     contexts |= {length for length in numbers if 32 <= length <= 131_072 and length.bit_count() == 1}
     if len(models) > 1 or len(contexts) > 1 or _OTHER_FAMILY.search(name):
         return None

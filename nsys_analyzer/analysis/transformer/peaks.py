@@ -1,4 +1,4 @@
-"""The peaks of GPUs from their datasheets (dense FLOP/s, memory bandwidth, L2 cache), and when a GPU counts as busy."""
+"""The peaks of GPUs from their datasheets (dense FLOP/s, memory bandwidth, L2 cache), and limits of the busy share."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ class Peaks:
     """The peaks of one GPU.
 
     Attributes:
-        name: its name in ``torch.cuda.get_device_name`` and ``nvidia-smi``, without the word NVIDIA.
-        flops_per_s: dense FLOP/s by the precision of the operands: fp32 on CUDA cores, the others on tensor cores.
-        bytes_per_s: bandwidth of its memory.
+        name: the name of the GPU in ``torch.cuda.get_device_name`` and ``nvidia-smi``, without the word NVIDIA.
+        flops_per_s: dense FLOP/s by the precision of the operands: fp32 on CUDA cores, other precisions on tensor
+            cores.
+        bytes_per_s: the bandwidth of the GPU's memory, bytes/s.
         source: the document that states these peaks.
-        l2_bytes: size of its L2 cache; None if the document does not state it.
+        l2_bytes: the size of the L2 cache, bytes; None if the document does not state the size.
     """
 
     name: str
@@ -37,7 +38,7 @@ def _peaks(
     name: str, fp32: float, tf32: float | None, half: float, fp8: float | None, fp4: float | None, bandwidth: float,
     source: str, l2_mib: int | None = None,
 ) -> Peaks:  # fmt: skip
-    """Makes a row from TFLOP/s, TB/s and MiB; None is a rate that the GPU or its datasheet does not have."""
+    """Makes the peaks of a GPU from TFLOP/s, TB/s and MiB. A rate is None if the GPU or its datasheet lacks it."""
     rates = zip(_PRECISIONS, (fp32, tf32, half, half, fp8, fp4), strict=True)
     flops = {precision: rate * 1e12 for precision, rate in rates if rate}
     return Peaks(name, flops, bandwidth * 1e12, source, l2_mib and l2_mib << 20)
@@ -45,10 +46,10 @@ def _peaks(
 
 _NVL72 = "NVIDIA {0} NVL72 datasheet, a 72nd"
 
-# Datasheets give tensor rates with sparsity, which are twice the dense rates below. The rates of GeForce are those with
-# accumulation in fp32, which libraries use. fp4 is NVFP4 or MXFP4; that of the B300 is an eighth of the 108 PFLOP/s of
-# HGX. The sizes of L2 come from NVIDIA's architecture whitepapers of A100, H100, Ada and RTX Blackwell. That of the
-# H200 is the size that the driver reports (62,914,560 bytes).
+# Datasheets give tensor rates with sparsity, which are twice the dense rates below. The rates of GeForce GPUs are those
+# with accumulation in fp32, which libraries use. fp4 is NVFP4 or MXFP4. The fp4 rate of the B300 is an eighth of the
+# 108 PFLOP/s of HGX. The L2 sizes come from NVIDIA's architecture whitepapers of A100, H100, Ada and RTX Blackwell. The
+# L2 size of the H200 is the size that the driver reports (62,914,560 bytes).
 PEAKS: tuple[Peaks, ...] = (
     # name; TFLOP/s in fp32 (CUDA cores), tf32, bf16 and fp16, fp8, fp4; TB/s; source; MiB of L2
     _peaks("GB300", 80, 1250, 2500, 5000, 15000, 8.0, _NVL72.format("GB300")),
@@ -82,22 +83,22 @@ PEAKS: tuple[Peaks, ...] = (
 
 
 def find_peaks(gpu: str | None) -> Peaks | None:
-    """Returns the peaks of the GPU of exactly this name; None if the table has no row for it.
+    """Returns the peaks of the GPU with this name, or None if ``PEAKS`` lacks this GPU.
 
-    A name that only contains the name of a row, such as ``NVIDIA H200 NVL``, belongs to another GPU.
+    The name must be equal, except for upper and lower case and the word NVIDIA. ``NVIDIA H200 NVL`` is not the H200.
     """
     name = (gpu or "").strip().lower().removeprefix("nvidia ")
     return next((peaks for peaks in PEAKS if peaks.name.lower() == name), None)
 
 
 def find_memory_bandwidth(gpu: Gpu | None) -> float | None:
-    """Returns the peak bandwidth of a GPU's memory, from its datasheet, otherwise from the trace; None if unknown."""
+    """Returns the peak bandwidth of a GPU's memory, bytes/s: from the datasheet, else from the trace, else None."""
     peaks = find_peaks(gpu.name if gpu else None)
     return peaks.bytes_per_s if peaks else (gpu.memory_bytes_per_s or None if gpu else None)
 
 
 def find_l2_bytes(gpu: Gpu | None) -> int | None:
-    """Returns the size of a GPU's L2 cache, from the trace, otherwise from its datasheet; None if unknown."""
+    """Returns the size of a GPU's L2 cache, bytes: from the trace, else from the datasheet, else None."""
     peaks = find_peaks(gpu.name if gpu else None)
     return (gpu.l2_bytes if gpu else 0) or (peaks.l2_bytes if peaks else None)
 
@@ -111,7 +112,7 @@ Verdict = Literal["GPU-bound", "GPU waits", "neither", "undecided"]
 
 
 def judge_busy_share(share: float) -> Verdict:
-    """Returns the verdict on a GPU that is busy for this share of the wall time."""
+    """Judges whether a phase is GPU-bound, given the share of its wall time in which the GPU is busy."""
     if share >= GPU_BOUND:
         return "GPU-bound"
     return "GPU waits" if 1 - share >= IDLE else "neither"
