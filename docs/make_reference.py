@@ -103,12 +103,27 @@ def json_types() -> str:
     said = inspect.cleandoc(json_comparison.__doc__ or "")
     said = said[said.index("A comparison holds") :]
     lines = ["", said.replace("``", "`"), "", "## The types of a report", ""]
+    names = field_names()
     for name, one in schema()["$defs"].items():
         first, meanings = described(one.get("description", ""))
         lines += [f"### {name}", "", *([first, ""] if first else [])]
-        rows = [(f"`{key}`", type_of(kind), meanings.get(key, "")) for key, kind in one.get("properties", {}).items()]
+        rows = [
+            (f"`{key}`", type_of(kind), meanings.get(key) or meanings.get(names.get(name, {}).get(key, ""), ""))
+            for key, kind in one.get("properties", {}).items()
+        ]
         lines += table(("key", "type", "meaning"), rows)
     return "\n".join(lines)
+
+
+def field_names() -> dict[str, dict[str, str]]:
+    """Returns for each type the names of its fields by their keys in JSON."""
+    structs = [*msgspec.Struct.__subclasses__()]
+    for struct in structs:  # grows while it is read, so that it also has the subclasses of subclasses
+        structs += struct.__subclasses__()
+    return {
+        struct.__name__: {field.encode_name: field.name for field in msgspec.structs.fields(struct)}
+        for struct in structs
+    }
 
 
 def schema() -> dict[str, Any]:
