@@ -6,66 +6,18 @@ import pytest
 
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.trace.phase_names import PhaseNames
+from tests.support.cases import read_names
 
 
-@pytest.mark.parametrize(
-    ("name", "phase"),
-    [
-        ("forward", "forward"),
-        ("Forward_Pass", "forward"),
-        ("forward pass #3", "forward"),
-        ("FWD", "forward"),
-        ("forward, step 12", "forward"),
-        ("backward_pass", "backward"),
-        ("bwd", "backward"),
-        ("BackwardPass", "backward"),
-        ("loss.backward()", "backward"),
-        ("optimizer_step", "optimizer"),
-        ("optimizer.step()", "optimizer"),
-        ("opt", "optimizer"),
-        ("optim", "optimizer"),
-        ("Optimizer.step#AdamW.step", "optimizer"),
-        ("Optimizer.step#SGD.step", "optimizer"),
-        ("loss", "loss"),
-        ("compute_loss", "loss"),
-        ("step", "step"),
-        ("step 17", "step"),
-        ("train_step_3/10", "step"),
-        ("ProfilerStep#4", "step"),
-        ("Iteration: 5", "step"),
-        ("warmup", "warmup"),
-        ("warm_up", "warmup"),
-        ("Warm-Up", "warmup"),
-        ("warmup step 2", "warmup"),
-        ("computing softmax", "softmax"),
-        ("scaled dot product attention", "attention"),
-        ("computing attention scores", "scores"),
-        ("final matmul", "values"),
-        ("attn(F)", "forward"),
-        ("mlp(B)", "backward"),
-        ("mlp(W)", "backward"),
-        ("f(W, B)", None),
-        ("aten::softmax", None),
-        ("lr_warmup_scheduler", None),
-        ("Optimizer.zero_grad#AdamW.zero_grad", None),
-        ("forward_backward", None),
-        ("layer 3", None),
-        ("42", None),
-        ("", None),
-    ],
-)
-def test_usual_spellings(name: str, phase: str | None) -> None:
-    assert PhaseNames().find_role(name) == phase
+@pytest.mark.parametrize(("role", "name"), [*read_names("phase_names"), ("none", "")])
+def test_usual_spellings(role: str, name: str) -> None:
+    assert PhaseNames().find_role(name) == (None if role == "none" else role)
 
 
 def test_an_option_takes_the_place_of_the_default_names() -> None:
     names = PhaseNames.parse(["forward=my fwd", "forward=other fwd"])
-    assert [names.find_role(n) for n in ("my fwd", "other fwd", "forward", "backward")] == [
-        "forward",
-        "forward",
-        None,
-        "backward",
-    ]
+    roles = [names.find_role(name) for name in ("my fwd", "other fwd", "forward", "backward")]
+    assert roles == ["forward", "forward", None, "backward"]
 
 
 def test_a_phase_of_the_users_own_comes_last() -> None:

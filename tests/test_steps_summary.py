@@ -15,9 +15,10 @@ from nsys_analyzer.analysis.attribution.processes import find_processes
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps import process as processing
 from nsys_analyzer.analysis.steps.process import OUTSIDE
-from nsys_analyzer.analysis.steps.step import DeviceSteps, Queue, StepSummary
-from tests.support.export import ADD, AUTOGRAD, GEMM, Export, global_pid, training_step
-from tests.support.program import NCCL, SYNC, Program, attributed, summary_of_steps, three_steps
+from nsys_analyzer.analysis.steps.step import DeviceSteps, StepSummary
+from tests.support.cases import Capture, make_case_test
+from tests.support.export import ADD, GEMM, global_pid
+from tests.support.program import NCCL, Program, attributed, summary_of_steps
 
 PARTS = ("compute_ms", "exposed_copy_ms", "exposed_communication_ms", "idle_ms")
 EXACT = 1e-6  # ms: a nanosecond
@@ -79,131 +80,65 @@ def test_a_small_model_leaves_the_gpu_idle(real_capture: Callable[[str], Path]) 
     assert summary.classes[0].kernel_class == "matmul"
 
 
-# --- small steps, worked out by hand
-
-
-def summary_of(export: Export, folder: Path) -> StepSummary:
-    summary = summary_of_steps(attributed(export, folder), global_pid())
+def steps_in(capture: Capture) -> StepSummary:
+    """Returns the steps of a case, and checks that their parts add up."""
+    summary = summary_of_steps(AttributedTrace(capture.trace), global_pid())
     assert summary is not None
+    check_sums(summary)
     return summary
 
 
-def test_a_step_by_class_and_by_phase(tmp_path: Path) -> None:
-    """``training_step``: matmul 100 + 200 ns, elementwise 20 + 40 + 80, idle 560 of 1,000.
-
-    Gaps: [0, 30) forward's; [150, 360) backward's; [600, 720) the optimizer's; [800, 1000) in front of the next step,
-    whose forward ends it, and of the last of two in front of nothing.
-    """
-    export = Export().thread(AUTOGRAD, "pt_autograd_0")
-    summary = summary_of(training_step(training_step(export), 1000), tmp_path)
-    ns = 1e-6
-    assert {one.kernel_class: round(one.ms / ns) for one in summary.classes} == {"matmul": 300, "elementwise": 140}
-    phases = {one.phase: (round(one.compute_ms / ns), round(one.idle_ms / ns)) for one in summary.phases}
-    assert phases == {"forward": (120, 130), "backward": (240, 210), "optimizer": (80, 120), OUTSIDE: (0, 100)}
-    check_sums(summary)
+def critical_path_us(capture: Capture) -> dict[str, float]:
+    path = steps_in(capture).critical_path
+    parts = {part.part: round(part.ms * 1e3, 6) for part in path if part.where != "idle"}
+    return {**parts, "idle": round(sum(part.ms * 1e3 for part in path if part.where == "idle"), 6)}
 
 
-@pytest.mark.parametrize(
-    ("program", "path"),
-    [
-        # The GPU works for all of the step, and each kernel is launched long before it starts.
-        (three_steps((GEMM, 0, 0, 60), (ADD, 4, 60, 100)), {"matmul": 60, "elementwise": 40, "idle": 0}),
-        # Launches 30 µs apart of 10 µs each: no kernel makes a step longer.
-        (
-            three_steps((GEMM, 0, 6, 16), (ADD, 30, 36, 46), (ADD, 60, 66, 76)),
-            {"program": 30, "idle": 70},
-        ),
-        # The program waits for the matmul, and works on its own then.
-        (
-            three_steps((GEMM, 0, 6, 46), waits=(5, 50)),
-            {"matmul": 40, "idle": 60},
-        ),
-    ],
-)
-def test_what_is_on_the_critical_path(tmp_path: Path, program: Program, path: dict[str, float]) -> None:
-    summary = summary_of(program, tmp_path)
-    check_sums(summary)
-    found = {one.part: one.ms * 1e3 for one in summary.critical_path if one.where != "idle"}
-    idle = sum(one.ms * 1e3 for one in summary.critical_path if one.where == "idle")
-    assert {**found, "idle": idle} == pytest.approx(path, abs=EXACT)
+def path_by_gpu_us(capture: Capture) -> dict[tuple[str, int | None], int]:
+    path = steps_in(capture).critical_path
+    return {(part.part, part.device): round(part.ms * 1e3) for part in path if part.where == "GPU"}
 
 
-def test_the_critical_path_leads_through_the_gpu_that_another_one_waits_for(tmp_path: Path) -> None:
-    """GPU 0 computes from 2 to 42 µs of a step of 100, and then GPU 1, behind an event, from 44 to 100.
-
-    GPU 1 has most work: its 44 µs without any are 40 of GPU 0's matmuls and 4 between them.
-    """
-    program = Program()
-    for at in (0, 100, 200, 300):
-        program.step(at, at + 100).work((at, at + 1), (at + 2, at + 42))
-        program.api("cudaStreamWaitEvent", at + 1, at + 2)
-        program.work((at + 2, at + 3), (at + 44, at + 100), name=ADD, stream=20, device=1)
-        program.api(SYNC, at + 4, at + 100)
-    summary = summary_of(program, tmp_path)
-    check_sums(summary)
-    assert summary.device == 1
-    path = {(one.part, one.device): round(one.ms * 1e3) for one in summary.critical_path if one.where == "GPU"}
-    assert path == {("elementwise", None): 56, ("matmul", 0): 40}
-    assert sum(one.ms for one in summary.critical_path if one.where == "idle") == pytest.approx(0.004, abs=EXACT)
-
-
-@pytest.mark.parametrize(
-    ("lengths", "works", "length", "compute", "std"),
-    [
-        # The mean is 11 ms; of the median step 4 are work and 6 idle.
-        ((10_000, 9_000, 14_000), (4_000, 3_000, 5_000), 10_000, 4_000, 1_000),
-        # Of two in the middle both: (4 + 5) / 2 of (10 + 12) / 2; the deviation is √((1.5² + 0.5² + 0.5² + 1.5²) ÷ 3).
-        ((9_000, 10_000, 12_000, 13_000), (3_000, 4_000, 5_000, 6_000), 11_000, 4_500, 1_290.994),
-        # All within 1 % of the median: (4 + 4.2 + 4.4) / 3.
-        ((10_000, 10_050, 9_950), (4_000, 4_200, 4_400), 10_000, 4_200, 200),
-    ],
-)
-def test_parts_are_those_of_steps_near_the_median(
-    tmp_path: Path, lengths: tuple[float, ...], works: tuple[float, ...], length: float, compute: float, std: float
-) -> None:
-    program, at = Program(), 1.0
-    for lasts, works_us in zip(lengths, works, strict=True):
-        program.step(at, at + lasts).work((at, at + 4), (at + 6, at + 6 + works_us))
-        at += lasts
-    summary = summary_of(program, tmp_path)
-    assert (summary.length_ms * 1e3, summary.compute_ms * 1e3) == pytest.approx((length, compute))
-    assert summary.idle_ms * 1e3 == pytest.approx(length - compute)
-    (matmul,) = summary.classes
+def deviation_of_matmul_us(capture: Capture) -> float:
+    (matmul,) = steps_in(capture).classes
     assert matmul.std_ms is not None
-    assert matmul.std_ms * 1e3 == pytest.approx(std, abs=1e-3)  # that of all steps
-    check_sums(summary)
+    return matmul.std_ms * 1e3
 
 
-def test_devices_are_dissected_one_by_one(tmp_path: Path) -> None:
-    """Device 0 computes 30 of 100 ns, device 1 80: that one is the main device."""
-    export = Export().range("step", 10, 110).kernel(GEMM, 11, 20, 50).kernel(ADD, 12, 20, 100, device=1)
-    summary = summary_of(export, tmp_path)
-    assert [(one.device, round(one.compute_ms * 1e6)) for one in summary.devices] == [(0, 30), (1, 80)]
-    assert summary.device == 1
+def latency_us(capture: Capture) -> tuple[float, float]:
+    latency = steps_in(capture).launch_latency_us
+    assert latency is not None
+    return latency.median, latency.p90
 
 
-def test_latency_and_queue(tmp_path: Path) -> None:
-    """Launched 1 µs apart, each takes 10: 1, 10, 19, 28 µs from launch to start; when the fourth comes, three wait."""
-    program = Program().step(1, 50)
-    for number in range(4):
-        program.work((1 + number, 1.5 + number), (2 + 10 * number, 12 + 10 * number))
-    summary = summary_of(program, tmp_path)
-    assert summary.launch_latency_us is not None
-    # 1, 10, 19, 28: the median lies between the middle two, the 90th percentile at 0.9 × 3 = 2.7: 19 + 0.7 × 9.
-    assert (summary.launch_latency_us.median, summary.launch_latency_us.p90) == pytest.approx((14.5, 25.3))
-    assert summary.queue == Queue(1.5, 3)
+def queue(capture: Capture) -> tuple[float, int]:
+    found = steps_in(capture).queue
+    assert found is not None
+    return found.median, found.max
 
 
-def test_the_nodes_of_a_graph_are_one_launch(tmp_path: Path) -> None:
-    """Launched at 10 and at 20, started 5 and 15 µs later; when the second comes, the first has two nodes to go."""
-    export = Export().gpu().range("step", 0, 100_000)
-    launch = export.call("cudaGraphLaunch_v10000", 10_000)
-    for start in (15_000, 25_000, 30_000):
-        export.kernel(GEMM, None, start, start + 5_000, correlation=launch)
-    summary = summary_of(export.kernel(ADD, 20_000, 35_000, 40_000), tmp_path)
-    assert summary.queue == Queue(0.5, 1)
-    assert summary.launch_latency_us is not None
-    assert summary.launch_latency_us.median == pytest.approx(10)
+test_small_steps = make_case_test(
+    "steps_summary",
+    {
+        "classes in ns": lambda capture: {row.kernel_class: round(row.ms * 1e6) for row in steps_in(capture).classes},
+        "compute and idle in ns": lambda capture: {
+            "outside" if row.phase == OUTSIDE else row.phase: (round(row.compute_ms * 1e6), round(row.idle_ms * 1e6))
+            for row in steps_in(capture).phases
+        },
+        "critical path in µs": critical_path_us,
+        "path by GPU in µs": path_by_gpu_us,
+        "device": lambda capture: steps_in(capture).device,
+        "compute of devices in ns": lambda capture: [
+            (device.device, round(device.compute_ms * 1e6)) for device in steps_in(capture).devices
+        ],
+        "length_us": lambda capture: round(steps_in(capture).length_ms * 1e3, 6),
+        "compute_us": lambda capture: round(steps_in(capture).compute_ms * 1e3, 6),
+        "idle_us": lambda capture: round(steps_in(capture).idle_ms * 1e3, 6),
+        "deviation of matmul in µs": deviation_of_matmul_us,
+        "latency in µs": latency_us,
+        "queue": queue,
+    },
+)
 
 
 # --- laws
