@@ -66,7 +66,7 @@ def test_what_cannot_be_told_has_an_exit_code(trace: Path, run_main: Main) -> No
     assert answer["cannot_answer"] == {"why": "Memory was not recorded", "needs": needs}
     outcome = run_main("ask", trace, "wall_ms phase=backward")
     assert outcome.code == 4
-    assert "not known. The capture does not hold this phase" in outcome.out
+    assert "not known. The capture lacks this phase" in outcome.out
     assert "Its phases: forward, optimizer, step" in outcome.out
 
 

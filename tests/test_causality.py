@@ -175,7 +175,7 @@ def test_names_of_blanks_are_unknown(capture: Path, name: str) -> None:
     forward = after.phase("forward")
     assert forward
     assert forward.share_of("matmul") is None
-    assert any("does not hold the names of" in plain(warning) for warning in say_all(after.warnings))
+    assert any("does not contain the names of" in plain(warning) for warning in say_all(after.warnings))
 
 
 @pytest.mark.parametrize(

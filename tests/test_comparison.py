@@ -484,7 +484,7 @@ def test_nothing_can_be_compared() -> None:
         require_comparisons(compare_runs([run()], [run(gpu="A100")]))
     (forced,) = compare_runs([run()], [run(gpu="A100")], force=True).compared
     assert forced.cautions
-    with pytest.raises(NsysAnalyzerError, match="holds no run"):
+    with pytest.raises(NsysAnalyzerError, match="contains no run"):
         compare_runs([run()], [])
 
 

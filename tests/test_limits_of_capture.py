@@ -230,7 +230,7 @@ def test_no_rate_of_causal_attention_is_above_the_peak() -> None:
             {"configuration": structs.replace(KNOWN, batch_size=None)}, "MFU needs the batch size",
             "nsys-analyze ask CAPTURE QUESTION --batch-size N",
         ),
-        ({"phases": training().phases[:1]}, "Those of these phases are known: forward", ""),
+        ({"phases": training().phases[:1]}, "They are known for these phases: forward", ""),
     ],
 )  # fmt: skip
 def test_mfu_asks_for_nothing_that_was_given(changed: dict[str, Any], why: str, needs: str) -> None:

@@ -138,9 +138,13 @@ def test_losses_that_are_no_numbers(ended: float) -> None:
     both = ProcessPairs(((side(2.0, ended), side(2.0, ended)),) * 2)
     assert not both.work_differences
     after = ProcessPairs(((side(2.0, 2.0), side(2.0, ended)),) * 2)
-    assert [*map(describe_work_difference, after.work_differences)] == [f"Loss 2 is 2 before, and {ended} after"]
+    assert [*map(describe_work_difference, after.work_differences)] == [
+        f"The loss of step 2 is 2 before the change and {ended} after it"
+    ]
     before = ProcessPairs(((side(ended, 2.0), side(2.0, 9.0)),) * 2)
-    assert [*map(describe_work_difference, before.work_differences)] == [f"Loss 1 is {ended} before, and 2 after"]
+    assert [*map(describe_work_difference, before.work_differences)] == [
+        f"The loss of step 1 is {ended} before the change and 2 after it"
+    ]
     once = ProcessPairs(((side(2.0, 2.0), side(2.0, ended)), (side(2.0, 2.0), side(2.0, 2.0)), (side(2.0, 2.0),) * 2))
     assert not once.work_differences  # a start that ended so by chance
 
@@ -150,11 +154,17 @@ def test_losses_that_are_no_numbers(ended: float) -> None:
     [
         (TimedProcess((9.0,) * 6, losses=(2.3, 2.2), rows=(8, 8)), []),
         (TimedProcess((9.0,) * 6, losses=(2.31, 2.25), rows=(8, 8)), []),  # within 5 % of the largest
-        (TimedProcess((9.0,) * 6, losses=(2.3, 9.0), rows=(8, 8)), ["Loss 2 is 2.2 before, and 9 after"]),
-        (TimedProcess((9.0,) * 6, losses=(2.3, float("nan"))), ["Loss 2 is 2.2 before, and nan after"]),
+        (
+            TimedProcess((9.0,) * 6, losses=(2.3, 9.0), rows=(8, 8)),
+            ["The loss of step 2 is 2.2 before the change and 9 after it"],
+        ),
+        (
+            TimedProcess((9.0,) * 6, losses=(2.3, float("nan"))),
+            ["The loss of step 2 is 2.2 before the change and nan after it"],
+        ),
         (
             TimedProcess((9.0,) * 6, losses=(2.3, 2.2), rows=(4, 4)),
-            ["A step computes 8 rows before, and 4 after: the batches differ"],
+            ["A step computes 8 rows before the change and 4 after it: the batches differ"],
         ),
     ],
 )
@@ -259,9 +269,9 @@ def test_the_ledger_keeps_what_was_measured_and_says_by_how_much_intervals_are_t
     ("left", "told"),
     [
         (b"", ""),
-        (b'{"verdict": "faster", "ti', "line 2 holds an unfinished entry"),
-        (b"\0" * 40, "line 2 holds an unfinished entry"),  # a crash while the line was written
-        (b'{"ver', "line 2 holds an unfinished entry"),
+        (b'{"verdict": "faster", "ti', "line 2 contains an unfinished entry"),
+        (b"\0" * 40, "line 2 contains an unfinished entry"),  # a crash while the line was written
+        (b'{"ver', "line 2 contains an unfinished entry"),
         (b"\n\r\n", ""),
     ],
 )
@@ -315,7 +325,7 @@ def test_the_finding_that_is_gone_was_acted_on(tmp_path: Path) -> None:
     assert told is not None
     assert (told.finding, why) == ("host_sync", "")
     assert find_prediction(before, before, None) == (
-        None, "Every finding of BEFORE is still there: --finding names the finding that was acted on.",
+        None, "Every finding of BEFORE is still found: name the finding that was acted on with --finding.",
     )  # fmt: skip
     asked, _ = find_prediction(before, before, "host_sync")
     assert asked == told
@@ -367,7 +377,8 @@ def test_one_pair_of_other_losses_is_not_judged(verified: Callable[..., tuple[in
     other = replace(PAIR[1], losses=(3.0,))
     code, said = verified((PAIR[0], other))
     assert code == 5
-    assert "Loss 1 is 2 before, and 3 after: more pairs would tell whether that is chance." in " ".join(said.split())
+    loss = "The loss of step 1 is 2 before the change and 3 after it: more pairs would show whether this difference is"
+    assert loss in " ".join(said.split())
     code, said = verified((PAIR[0], other), (PAIR[0], other))
     assert code == 4
     assert "Not comparable" in said
@@ -434,7 +445,7 @@ def test_a_program_that_was_made_faster_from_its_commit_on(tmp_path: Path, monke
     assert analyze("run", "--output-dir", "runs")[0] == 0
     code, said = analyze("verify", "runs")
     assert code == 1
-    assert "The old and the new program have the same command line" in said
+    assert "The command lines of the old and the new program are equal" in said
 
     git("init", "-q")
     git("add", "train.py")

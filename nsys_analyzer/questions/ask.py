@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: The arguments that select one process of several captures. Every question may have them.
 _SELECTING_ARGUMENTS = ("capture", "process", "rank")
-#: The figures of a capture, the most valuable first. A figure with an argument is asked for each of its values.
+#: The figures of a capture, the most valuable first. A figure with an argument is asked for each value of the argument.
 _RANKED_FIGURES: tuple[tuple[str, str | None], ...] = (
     ("step_unprofiled_ms", None), ("step_estimated_ms", None), ("step_profiled_ms", None), ("saves_ms", "finding"),
     ("step_idle_share", None), ("step_compute_ms", None), ("step_idle_ms", None), ("idle_cause_ms", "cause"),
@@ -39,10 +39,10 @@ _RANKED_FIGURES: tuple[tuple[str, str | None], ...] = (
 
 @dataclass(frozen=True)
 class Question:
-    """The name of a figure with the arguments of a question.
+    """A question: the name of a figure, and arguments.
 
     Attributes:
-        text: the question as it was typed, or as it would be typed.
+        text: the question in the form in which a user types it.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Question:
 
     @classmethod
     def about(cls, name: str, **arguments: str) -> Question:
-        """Returns the question about a figure with these arguments."""
+        """Returns the question about a figure with the given arguments."""
         return cls(name, arguments, " ".join((name, *(f"{key}={shlex.quote(arguments[key])}" for key in arguments))))
 
 
@@ -75,10 +75,10 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer to one question: a value, or the reason why there is none.
 
     Attributes:
-        figure: the question.
+        figure: the question that is answered.
         value: a number, two bounds, or a name.
         unit: ms, us, count, fraction, bytes, flop, tokens/s or text.
-        of: what the value is of: "median of 5 instances of forward".
+        of: what the value describes: "median of 5 instances of forward".
         title: the title of a finding, or the sentence on the slowest rank.
         remedy: lines of PyTorch that may fix a finding.
     """
@@ -106,7 +106,7 @@ def ask(evidence: Evidence, text: str) -> Answer:
     """Returns the answer to a question as it is typed, such as ``gpu_busy_ms phase=forward``.
 
     Raises:
-        ConfigurationError: there is no such figure, or the question lacks an argument or has one too many.
+        ConfigurationError: there is no such figure, or the question lacks an argument or has an unknown one.
     """
     return answer_question(evidence, parse_question(text))
 
@@ -115,7 +115,7 @@ def parse_question(text: str) -> Question:
     """Returns the question that a text asks.
 
     Raises:
-        ConfigurationError: there is no such figure, or the question lacks an argument or has one too many.
+        ConfigurationError: there is no such figure, or the question lacks an argument or has an unknown one.
     """
     try:
         name, *pairs = shlex.split(text) or [""]
@@ -128,7 +128,7 @@ def parse_question(text: str) -> Question:
     arguments = {key: value for key, _, value in (pair.partition("=") for pair in pairs)}
     keys = (*FIGURES[name].keys, *_SELECTING_ARGUMENTS)
     if not {*FIGURES[name].needs} <= arguments.keys() <= {key.strip("[]") for key in keys}:
-        raise ConfigurationError(f"{text!r} lacks an argument, or has one too many", f"Ask for {format_usage(name)}")
+        raise ConfigurationError(f"{text!r} lacks an argument, or has an unknown one", f"Ask for {format_usage(name)}")
     return Question(name, arguments, text)
 
 
@@ -151,7 +151,7 @@ def answer_question(evidence: Evidence, question: Question) -> Answer:
 
 
 def _is_selected(capture: CaptureSummary, question: Question) -> bool:
-    """Tells whether the arguments of a question select this process."""
+    """Tells whether the arguments of a question select this process of this capture."""
     names = {
         "capture": (capture.name, capture.source),
         "process": (capture.process,),
@@ -225,7 +225,7 @@ def list_argument_values(capture: CaptureSummary, key: str) -> tuple[str, ...]:
 
 
 def write_ranked_answers(evidence: Evidence, budget: int) -> str:
-    """Returns the most valuable answers as JSON of at most ``budget`` bytes, up to the first that does not fit."""
+    """Returns the most valuable answers that fit into ``budget`` bytes of JSON, up to the first that does not fit."""
     ranked = list(rank_answers(evidence))
     count = 0
     while count < len(ranked) and len(_to_json(ranked, count + 1)) <= budget:
@@ -256,7 +256,7 @@ def rank_answers(evidence: Evidence) -> Iterator[Answer]:
 
 
 def _answers_of_run(evidence: Evidence, run: ParallelRun) -> Iterator[Answer]:
-    """Yields how late the slowest rank of a run is, and what findings about all its ranks save."""
+    """Yields how late the slowest rank of a run is, and the savings of the findings about all ranks."""
     from nsys_analyzer.report.sections.ranks import describe_late_rank  # imported only for runs of several ranks
 
     rests_on = RestsOn(run.name)

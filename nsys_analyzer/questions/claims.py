@@ -2,8 +2,8 @@
 
 Two kinds of lines are judged. A line of ``ask`` (``gpu_busy_ms phase=forward = 9.04 ms``) is compared with the answer
 to its question. A sentence or a table row of the report is compared with the report of these captures: its words must
-equal the report's letter by letter, and each of its numbers is judged. Other English is not understood. So a line that
-holds anything else is not judged, and neither is a sentence that continues in other words above or below it.
+equal the report's words letter by letter, and each of its numbers is judged. Other English is not understood. So a line
+that contains anything else is not judged, and neither is a sentence that continues in other words above or below it.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _LINK = re.compile(r"(?<!\\)!?\[([^\]]{1,500})\]\([^)\s]{1,500}\)")
 _MARKS = re.compile(r"[`*\\]|</?(?:details|summary)>")
 _BULLET, _HEADING = re.compile(r"^\s*[-*•]\s+(?![\d\s≈])"), re.compile(r"^\s*#{1,6}\s")
 _COMMENT, _FENCE_OF_CODE = re.compile(r"\s*<!--.*-->\s*"), re.compile(r"\s*```+\s*\w")
-#: The space between two sentences of a paragraph. The number in "1. The GPU …" does not end a sentence.
+#: Matches the space between two sentences of a paragraph. The number in "1. The GPU …" does not end a sentence.
 _SENTENCE_BREAK = re.compile(r"(?<=[^\d\s][.!?])\s+(?=[A-Z0-9\"'≈(])")
 #: The separators of cells in markdown, in text copied from a page, and on a terminal.
 _CELL_BREAK = re.compile(r"\s*(?<!\\)\|\s*|\t|\s{2,}")
-#: Line ends that announce the text below, and line ends that complete a sentence.
+#: The endings of a line that announces the text below it, and of a line that completes a sentence.
 _LEAD_IN_ENDS, _SENTENCE_ENDS = tuple(":：,;，；(“\"«„'"), (".", "!", "?", "…")
 #: The limits of the search for a sentence that a terminal broke over several lines: the lines of one paragraph, and the
 #: joins of lines in one text. Without these limits, a hostile text would take too long.
 _MAX_PARAGRAPH_LINES, _MAX_JOINS = 60, 20_000
-#: The number of characters by which a line is recognized as the start of a sentence of the report.
+#: A line may start a sentence of the report if its first characters, of this number, start one.
 _PREFIX_LENGTH = 8
 _MAX_SENTENCES_SHOWN, _MAX_BAR_WIDTH = 5, 1000
 _ASK_LINE = re.compile(r"((\w+)(?: \w+=(?:'[^']*'|\"[^\"]*\"|\S+?))*)(?: =|:) (.+)")
@@ -67,10 +67,10 @@ class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         text: the words of the line or sentence.
-        holds: whether it is true of the captures; null if it is not judged.
+        holds: whether the text is true of the captures; null if the text is not judged.
         answers: the answer to the question of a line of ``ask``.
         report: the report's sentences or rows in these words, if the figures of the text are false.
-        cannot_answer: why it is not judged.
+        cannot_answer: why the text is not judged.
     """
 
     text: str
@@ -95,9 +95,9 @@ class _Sentence(NamedTuple):
     """A sentence of the report.
 
     Attributes:
-        capture: the capture that it is about, or empty.
-        title_id: the number of the title above it that it needs to be understood, or 0.
-        kind: "title" for such a title, and "heading" for a line that makes no statement.
+        capture: the capture that the sentence is about, or empty.
+        title_id: the number of the title above the sentence, if the sentence cannot be understood without it, else 0.
+        kind: "title" for a title with a number, and "heading" for a line that makes no statement.
     """
 
     text: str
@@ -107,7 +107,7 @@ class _Sentence(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """A table of the report, with the sentence before it and the number of the title above it."""
+    """A table of the report, with the sentence before the table and the number of the title above the table."""
 
     table: Table
     preceding: str
@@ -140,7 +140,7 @@ def check(evidence: Evidence, text: str) -> Claims:
 
 
 def _continues_beside(before: _Part, part: _Part, after: _Part) -> bool:
-    """Tells whether a part continues in the lines above or below it that are not recognized."""
+    """Tells whether a part continues in unrecognized lines above or below it."""
     above, below = map(_unrecognized_words, (before, after))
     first = "" if _BULLET.match(after.text) else below[:1]
     if part.kind != "sentences" or (first and not first.isalnum()):
@@ -157,7 +157,7 @@ def _unrecognized_words(part: _Part) -> str:
 
 
 class _ReportIndex:
-    """An index of the report of captures: its sentences by their words without numbers, its tables and bars."""
+    """An index of the report of captures: the sentences by their words without numbers, the tables, and the bars."""
 
     def __init__(self, report: Report, captures: Collection[str]) -> None:
         self.captures = captures
@@ -209,7 +209,7 @@ class _ReportIndex:
                     self._add(block.title, subject, title_id, "heading")
 
     def _add_title(self, title: str, capture: str, title_id: int) -> int:
-        """Adds a title, and returns the number for the blocks below it: a new one if the title holds a figure."""
+        """Adds a title, and returns the title's number for the blocks below: a new number if the title has a figure."""
         if title in self.captures or not _NUMBER.search(title):
             title_id = 0 if title in self.captures else title_id
             self._add(title, capture, title_id, "heading")

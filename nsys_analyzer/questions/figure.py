@@ -1,8 +1,8 @@
-"""Defines what a figure with a name is, and evaluates it for one process of a capture.
+"""Defines named figures, and evaluates a figure for one process of a capture.
 
 A figure is a function of a part of a summary, such as a phase, the steps or the findings. The decorator ``figure`` adds
-its unit, the arguments of a question, the rows of the capture that it rests on, and the reasons why it may be unknown.
-The parts, and the conditions under which figures are unknown, are listed at the end.
+the figure's unit, the arguments of a question, the rows of the capture that the figure rests on, and the reasons why
+the figure may be unknown. The parts, and the conditions under which figures are unknown, are listed at the end.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Unit: TypeAlias = Literal["ms", "us", "count", "fraction", "bytes", "flop", "tok
 #: A kind of rows in a capture.
 RowKind: TypeAlias = Literal["kernel", "memcpy", "memset", "graph", "range", "memory", "timing"]
 
-#: The table of nsys, and the category of events in a trace of PyTorch, that hold each kind of rows.
+#: The table of nsys that contains each kind of rows, and the category of the events in a PyTorch trace.
 _TABLES: dict[RowKind, tuple[str, str]] = {
     "kernel": ("CUPTI_ACTIVITY_KIND_KERNEL", "kernel"), "memcpy": ("CUPTI_ACTIVITY_KIND_MEMCPY", "gpu_memcpy"),
     "memset": ("CUPTI_ACTIVITY_KIND_MEMSET", "gpu_memset"), "graph": ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "kernel"),
@@ -71,7 +71,7 @@ class Subject:
 
     @property
     def rank(self) -> RankFigures | None:
-        """Returns the rank of the process in its run; None if it is not one of several ranks."""
+        """Returns the rank of the process in its run; None if the process is not one of several ranks."""
         ranks = [rank for run in self.runs for rank in run.ranks if rank.capture == self.capture.name]
         return next((rank for rank in ranks if len(ranks) == 1 or rank.label == self.capture.process), None)
 
@@ -88,7 +88,7 @@ class Part(Generic[T]):
 
     Attributes:
         get: returns the part; None if the capture does not have it.
-        describe: returns in words what its figures are of, such as "mean of 5 instances of forward".
+        describe: returns what the figures of the part describe, such as "mean of 5 instances of forward".
         explain_missing: returns why a figure is unknown, and the command that would record it.
         optional_arguments: the arguments of a question that select the part.
     """
@@ -119,13 +119,13 @@ class Figure:
 
     Attributes:
         unit: the unit of its value.
-        doc: its meaning, as ``ask --list`` prints it.
-        needs: the arguments that a question must have; the function of the figure takes them after the part.
-        part: the part of the summary that it is read from.
-        rows: the kinds of rows that it rests on.
-        obstacles: the conditions under which it is unknown.
-        count_kernels: returns how many kernels of one instance it rests on, with the arguments of ``compute``; None for
-            all kernels of the phase.
+        doc: the meaning of the figure, as ``ask --list`` prints it.
+        needs: the arguments that a question must have. ``compute`` takes them after the part.
+        part: the part of the summary that the figure is read from.
+        rows: the kinds of rows that the figure rests on.
+        obstacles: the conditions under which the figure is unknown.
+        count_kernels: returns how many kernels of one instance the figure rests on. It takes the arguments of
+            ``compute``. None if the figure rests on all kernels of the phase.
         compute: returns the value, or its statistics; None if it is unknown.
     """
 
@@ -175,9 +175,9 @@ class Evaluation(NamedTuple):
     """The value of a figure.
 
     Attributes:
-        of: what the value is of, in words.
-        table: the tables or categories of events that it rests on.
-        rows: the number of rows in them that it rests on.
+        of: what the value describes, in words.
+        table: the tables or categories of events that the value rests on.
+        rows: the number of their rows that the value rests on.
     """
 
     value: Value
@@ -190,7 +190,7 @@ def evaluate(figure: Figure, subject: Subject) -> Evaluation:
     """Returns the value of a figure for a process.
 
     Raises:
-        CannotAnswerError: the capture does not hold the figure.
+        CannotAnswerError: the capture does not contain the figure.
         ConfigurationError: the question names a class, cause, kernel or module that does not exist.
     """
     capture = subject.capture
@@ -254,7 +254,7 @@ OPAQUE_GRAPHS = Obstacle(
 )
 UNNAMED_KERNELS = Obstacle(
     lambda subject: subject.phase and find_class_share(subject.phase.classes, UNKNOWN) is None,
-    "The capture holds kernels without a name",
+    "The capture contains kernels without a name",
     "nsys export --type sqlite REPORT",
 )
 NOT_TIMED = Obstacle(
@@ -262,7 +262,7 @@ NOT_TIMED = Obstacle(
 )
 TIMED = Obstacle(
     _is_timed,
-    "The step was timed without the profiler, and needs no estimate",
+    "The step was timed without the profiler, so it has no estimate",
     "nsys-analyze ask CAPTURE step_unprofiled_ms",
 )
 DOUBTFUL_TIME = Obstacle(
@@ -272,7 +272,7 @@ DOUBTFUL_TIME = Obstacle(
 )
 
 
-# --- what figures are of, in words
+# --- what figures describe, in words
 
 _UNPROFILED_STEP = "a step without the profiler"
 
@@ -312,7 +312,7 @@ def _describe_lateness(rank: RankFigures, subject: Subject) -> str:
 
 def _explain_missing_phase(subject: Subject) -> tuple[str, str]:
     phases = ", ".join(phase.phase for phase in subject.capture.phases if phase.instances)
-    return f"The capture does not hold this phase, or this time of it. Its phases: {phases}", RECORD_COMMAND
+    return f"The capture lacks this phase, or this time of the phase. Its phases: {phases}", RECORD_COMMAND
 
 
 def _explain_missing_finding(subject: Subject) -> tuple[str, str]:
@@ -327,7 +327,7 @@ def _explain_missing_rate(subject: Subject) -> tuple[str, str]:
     if limits is None:
         return "Nothing in the capture ran on a GPU", RECORD_ON_GPU_COMMAND
     rated = ", ".join(rate.phase for rate in limits.phases if rate.phase != phase and rate.mfu is not None)
-    why = f"The FLOPs or the time of {phase} are not known. Those of these phases are known: {rated}" if rated else ""
+    why = f"The FLOPs or the time of {phase} are not known. They are known for these phases: {rated}" if rated else ""
     missing = limits.missing if "peaks" not in limits.missing else ()
     options = [f"{OPTIONS[name]} {'NAME' if name == 'model' else 'N'}" for name in missing if name in OPTIONS]
     needs = f"nsys-analyze ask CAPTURE QUESTION {' '.join(options)}" if options else ""
@@ -361,7 +361,7 @@ PROFILED_STEPS = Part[StepSummary](
 )
 #: The mean of the profiled steps whose length is near the median.
 TYPICAL_STEP = replace(PROFILED_STEPS, describe=_describe_typical_step)
-#: The step whose length reports state: without the profiler if that is known, else under the profiler.
+#: The step with the length that reports state: without the profiler if this length is known, else under the profiler.
 STEP = replace(PROFILED_STEPS, describe=_describe_step)
 UNPROFILED_STEP = Part[UnprofiledStep](
     get=_unprofiled_step,

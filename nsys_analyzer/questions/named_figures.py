@@ -1,7 +1,7 @@
-"""The figures that have a name, for ``ask``, ``check``, ``explain --budget`` and agents.
+"""Defines the named figures, for ``ask``, ``check``, ``explain --budget`` and agents.
 
 Each figure is a function with the decorator ``figure``, which names the part of a summary that the figure is read from.
-A new figure is a new function here.
+The rest of the function's docstring after "Returns" is what users read about the figure.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def steps(step: StepSummary) -> int | None:
 
 @figure(STEP, "ms")
 def step_ms(step: StepSummary) -> float:
-    """Returns the length of a step: unprofiled if it was timed, else estimated, else profiled."""
+    """Returns the length of a step: without the profiler if it was timed or estimated, else under the profiler."""
     return step.reported_ms
 
 
@@ -116,7 +116,7 @@ def step_idle_ms(step: StepSummary) -> float:
 
 @figure(STEP, "fraction", rows=OPERATIONS, obstacles=(ON_CPU,))
 def step_busy_share(step: StepSummary) -> float | None:
-    """Returns the share of a step in which the GPU works; the step's length is that of step_ms."""
+    """Returns the share of step_ms in which the GPU works."""
     return step.busy_share
 
 
@@ -128,7 +128,7 @@ def step_idle_share(step: StepSummary) -> float:
 
 @figure(TYPICAL_STEP, "ms", needs=("cause",), rows=OPERATIONS, obstacles=(ON_CPU,))
 def idle_cause_ms(step: StepSummary, cause: str) -> float:
-    """Returns the time of a profiled step in which the GPU is idle for one cause."""
+    """Returns the time of a profiled step in which the GPU is idle because of one cause."""
     return sum(row.ms for row in step.causes if row.cause == cause)
 
 
@@ -189,7 +189,7 @@ def gpu_busy_ms(phase: PhaseSummary) -> Stats:
 
 @figure(PHASE, "ms", rows=OPERATIONS, obstacles=(ON_CPU,))
 def gpu_span_ms(phase: PhaseSummary) -> Stats:
-    """Returns the time from the first start to the last end of the GPU operations of the phase."""
+    """Returns the time from the start of the phase's first GPU operation to the end of its last one."""
     return phase.gpu_span_ms
 
 
@@ -256,13 +256,13 @@ def class_launches(phase: PhaseSummary, kernel_class: str) -> float:
     PHASE, "fraction", needs=("class",), obstacles=(OPAQUE_GRAPHS, UNNAMED_KERNELS), count_kernels=_launches_of_class
 )  # fmt: skip
 def class_share(phase: PhaseSummary, kernel_class: str) -> float:
-    """Returns the share of the phase's kernel time in kernels of a class."""
+    """Returns the share of the phase's total kernel time that kernels of a class take."""
     return sum(row.share for row in phase.classes if row.kernel_class == kernel_class)
 
 
 @figure(PHASE, "text", obstacles=(OPAQUE_GRAPHS,))
 def top_kernel(phase: PhaseSummary) -> str | None:
-    """Returns the name of the kernel with the most time in the phase."""
+    """Returns the name of the kernel that takes the most time in the phase."""
     return phase.kernels[0].name if phase.kernels else None
 
 
@@ -274,7 +274,7 @@ def kernel_ms(phase: PhaseSummary, kernel: str) -> float:
 
 @figure(PHASE, "count", needs=("kernel",), obstacles=(OPAQUE_GRAPHS,))
 def kernel_launches(phase: PhaseSummary, kernel: str) -> float:
-    """Returns the launches of a kernel, given by a part of its name, in one instance of the phase."""
+    """Returns the number of launches of a kernel, given by a part of its name, in one instance of the phase."""
     return _find_kernel(phase, kernel).launches_per_instance
 
 
@@ -283,7 +283,7 @@ def kernel_launches(phase: PhaseSummary, kernel: str) -> float:
 
 @figure(ATTENTION, "ms", obstacles=(OPAQUE_GRAPHS,))
 def softmax_ms(attention: AttentionSummary) -> float | None:
-    """Returns the time of the softmax of attention."""
+    """Returns the time of the softmax in attention."""
     return attention.softmax_ms
 
 
@@ -295,13 +295,13 @@ def attention_matmul_ms(attention: AttentionSummary) -> float | None:
 
 @figure(MODULES, "ms", needs=("module",), obstacles=(OPAQUE_GRAPHS,))
 def module_ms(modules: Modules, module: str) -> float:
-    """Returns the kernel time of a module and all modules in it, forward and backward."""
+    """Returns the kernel time of a module with the modules inside it, in forward and backward."""
     return _find_module(modules, module).ms
 
 
 @figure(MODULES, "ms", needs=("module",), obstacles=(OPAQUE_GRAPHS,))
 def module_forward_ms(modules: Modules, module: str) -> float:
-    """Returns the kernel time of a module and all modules in it, forward only."""
+    """Returns the kernel time of a module with the modules inside it, in forward only."""
     return _find_module(modules, module).forward.ms
 
 
@@ -321,13 +321,13 @@ def model_flops(limits: Limits, phase: str) -> int | None:
 
 @figure(MEMORY, "bytes", rows=MEMORY_EVENTS, obstacles=(ON_CPU,))
 def peak_memory_bytes(capture: CaptureSummary) -> int | None:
-    """Returns the most device memory in use."""
+    """Returns the largest amount of device memory in use."""
     return capture.peak_memory_bytes
 
 
 @figure(UNPROFILED_TOKENS, "tokens/s", rows=TIMINGS)
 def tokens_per_s(unprofiled: Unprofiled) -> float | None:
-    """Returns the tokens of a step ÷ its length without the profiler."""
+    """Returns the number of tokens of a step ÷ the length of the step without the profiler."""
     return unprofiled.tokens_per_second
 
 
@@ -336,7 +336,7 @@ def tokens_per_s(unprofiled: Unprofiled) -> float | None:
 
 @figure(RANK_LATENESS, "ms")
 def late_ms(rank: RankFigures) -> Stats | float | None:
-    """Returns a rank's own time minus that of the fastest rank."""
+    """Returns a rank's own time minus the own time of the fastest rank."""
     return rank.lateness_ms
 
 
@@ -348,7 +348,7 @@ def collectives_ms(rank: RankFigures) -> float:
 
 @figure(RANK, "ms")
 def waiting_ms(rank: RankFigures) -> float | None:
-    """Returns the part of collectives_ms in which the last rank has not yet started the collective."""
+    """Returns the part of collectives_ms before the last rank has started the collective."""
     return rank.waiting_ms
 
 
@@ -356,7 +356,7 @@ def waiting_ms(rank: RankFigures) -> float | None:
 
 
 def _find_kernel(phase: PhaseSummary, name: str) -> KernelRow:
-    """Returns the kernel with this name, or else the kernel whose name contains it.
+    """Returns the kernel with this name, or else the kernel whose name contains this text.
 
     Raises:
         ConfigurationError: there is no such kernel, or there are several.
@@ -365,7 +365,7 @@ def _find_kernel(phase: PhaseSummary, name: str) -> KernelRow:
 
 
 def _find_module(modules: Modules, path: str) -> Module:
-    """Returns the module with this path, or else the module whose path ends in it.
+    """Returns the module with this path, or else the module whose path ends with this path.
 
     Raises:
         ConfigurationError: there is no such module, or there are several.

@@ -1,1 +1,1 @@
-"""Measures two programs in turns, and keeps what was predicted and measured."""
+"""Measures two programs in turns, and records the predictions and the measurements."""

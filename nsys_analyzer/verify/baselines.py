@@ -28,7 +28,7 @@ def save_baseline(runs: Sequence[Summary], folder: Path, source: Path, tell: Cal
     Args:
         runs: the runs to keep.
         folder: the folder of the baseline.
-        source: where the runs were read; the error names it.
+        source: the path that the runs were read from, for the error message.
         tell: reports each run that is left out.
 
     Raises:
@@ -41,7 +41,7 @@ def save_baseline(runs: Sequence[Summary], folder: Path, source: Path, tell: Cal
         else:
             runs_by_hardware[run.hardware].append(run)
     if not runs_by_hardware:
-        raise NsysAnalyzerError(f"{source} holds no run that others can be compared with", "Give runs that ended well")
+        raise NsysAnalyzerError(f"{source} contains no run that can be compared", "Give runs that ended well")
     for hardware, comparable_runs in runs_by_hardware.items():
         stem = re.sub(r"[^\w.+-]+", "-", hardware) or "unknown"
         path = folder / f"{stem}.json"
@@ -52,6 +52,6 @@ def save_baseline(runs: Sequence[Summary], folder: Path, source: Path, tell: Cal
 
 
 def select_same_hardware(baseline: Sequence[Summary], runs: Sequence[Summary]) -> tuple[Summary, ...]:
-    """Returns the runs of a baseline on the hardware of other runs; all of them if none ran there."""
+    """Returns the runs of a baseline that ran on the same hardware as ``runs``; all of its runs if none did."""
     hardware = {run.hardware for run in runs}
     return tuple(run for run in baseline if run.hardware in hardware) or tuple(baseline)

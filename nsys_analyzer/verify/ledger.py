@@ -1,4 +1,4 @@
-"""The ledger of predictions and measurements, with a line of JSON for each ``nsys-analyze verify``."""
+"""Reads and writes the ledger of predictions and measurements. Each ``nsys-analyze verify`` adds a line of JSON."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from nsys_analyzer.report.finding_texts import write_finding
 from nsys_analyzer.system.atomic_write import append_text, check_regular
 from nsys_analyzer.text import join_texts, plural
 
-#: The fewest measured predictions from which intervals are widened.
+#: Intervals are widened only if at least this many predictions were measured.
 MIN_PREDICTIONS = 5
-#: The share of the measured savings that the widened intervals should hold.
+#: The share of the measured savings that should lie inside the widened intervals.
 HELD_SHARE = 0.8
 
-#: The beginning of each entry. A line may hold an unfinished entry before it.
+#: The beginning of each entry. A line may contain an unfinished entry before a complete entry.
 _BEGINNING = b'{"verdict":'
 Verdict = Literal["faster", "slower", "no change that can be told", "not comparable"]
 
@@ -58,7 +58,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
         version: the version of nsys-analyze.
         reasons: why the programs cannot be compared.
         prediction: the prediction of the finding that the change acts on; None if there is none.
-        held: whether the measured and the predicted interval overlap; None if that is not known.
+        held: whether the measured and the predicted interval overlap; None if the measured interval is not known.
         gpu, host_cpu, torch, git_commit, git_dirty: the conditions of the new program, as in its manifest.
     """
 
@@ -98,14 +98,14 @@ def judge_change(change: Change, reasons: Sequence[str]) -> Verdict:
 
 
 def prediction_holds(prediction: Prediction, change: Change) -> bool | None:
-    """Tells whether the predicted and the measured interval overlap; None if the measured one is not known."""
+    """Tells whether the predicted and the measured interval overlap; None if the measured interval is not known."""
     if change.low_ms is None or change.high_ms is None:
         return None
     return -change.high_ms <= prediction.high_ms and -change.low_ms >= prediction.low_ms
 
 
 def now() -> str:
-    """Returns the current time as an entry holds it."""
+    """Returns the current time in the format of an entry."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
@@ -150,12 +150,12 @@ def read_ledger(path: Path = LEDGER, tell: Callable[[str], None] = lambda _: Non
                 ) from error
             begin = len(text)
         if begin or b"\0" in line:
-            tell(f"{path}: line {number} holds an unfinished entry, which is left out")
+            tell(f"{path}: line {number} contains an unfinished entry, which is left out")
     return tuple(entries)
 
 
 def widening_factor(entries: Sequence[Entry]) -> float:
-    """Returns the factor by which predicted intervals must be wider to hold 80 % of the measured savings.
+    """Returns the factor by which predicted intervals must be wider to contain 80 % of the measured savings.
 
     Raises:
         NsysAnalyzerError: too few predictions were measured.
@@ -178,12 +178,12 @@ def widening_factor(entries: Sequence[Entry]) -> float:
 def with_calibrated_intervals(
     captures: Sequence[CaptureSummary], path: Path, tell: Callable[[str], None] = lambda _: None
 ) -> tuple[CaptureSummary, ...]:
-    """Returns the captures with the intervals of their findings widened by the predictions in a ledger.
+    """Returns the captures with wider intervals of their findings, based on the measured predictions in a ledger.
 
     The derivation of each finding names the factor.
 
     Raises:
-        NsysAnalyzerError: the ledger cannot be read, or holds too few predictions.
+        NsysAnalyzerError: the ledger cannot be read, or contains too few predictions.
     """
     entries = read_ledger(path, tell)
     factor, count = widening_factor(entries), sum(entry.prediction is not None for entry in entries)

@@ -33,11 +33,11 @@ _HELD_CELLS = {True: "yes", False: "no", None: None}
 def verification_section(
     entry: Entry, more_pairs: int | None, remark: str, findings_after: Sequence[Finding]
 ) -> Section:  # fmt: skip
-    """Returns the verdict, the prediction beside it, and what to do next.
+    """Returns the section with the verdict, the comparison with the prediction, and what to do next.
 
     Args:
         entry: the result of the measurement.
-        more_pairs: how many more pairs of processes would tell a change; None if more than 1,000.
+        more_pairs: how many more pairs of processes would show a change; None if more than 1,000.
         remark: why there is no prediction, or what could not be compared.
         findings_after: the findings of the new program.
     """
@@ -50,14 +50,14 @@ def verification_section(
     if entry.verdict == "no change that can be told" and more_pairs != 0:
         number = f"{'At least' if entry.pairs == 1 else 'About'} {more_pairs}" if more_pairs else "More than 1,000"
         blocks.append(
-            Paragraph(f"{number} more {plural(more_pairs or 2, 'pair')} would tell a change: increase --time-limit.")
+            Paragraph(f"{number} more {plural(more_pairs or 2, 'pair')} would show a change: increase --time-limit.")
         )
     if prediction := entry.prediction:
         interval = format_ms_range(prediction.low_ms, prediction.high_ms)
         outcome = {
             True: "The prediction held: the measured and the predicted interval overlap",
-            False: f"It did not hold: {'more' if entry.saved_ms > prediction.high_ms else 'less'} is saved",
-            None: "Whether it held is not known",
+            False: f"The prediction did not hold: {'more' if entry.saved_ms > prediction.high_ms else 'less'} is saved",
+            None: "It is not known whether the prediction held",
         }[entry.held]
         predicted = f"`{prediction.finding}` ({prediction.title}) was predicted to save {interval}"
         blocks.append(Paragraph(f"{predicted}. {outcome}."))
@@ -69,7 +69,7 @@ def verification_section(
 
 
 def _change_in_percent(entry: Entry) -> str:
-    """Returns the change as a share of the old step, with its 95 % interval if that is known."""
+    """Returns the change as a share of the old step, with the 95 % interval of the change if it is known."""
     bounds = [bound for bound in (entry.low_ms, entry.high_ms) if bound is not None]
     change, *ends = (format_change(SignedChange(ms / entry.before_ms), "percent") for ms in (entry.change_ms, *bounds))
     return f" ({change}, {' to '.join(ends)} at 95\N{NO-BREAK SPACE}%)" if len(ends) == 2 else f" ({change})"
@@ -80,7 +80,7 @@ def history_report(entries: Sequence[Entry], *, calibrate: bool = False) -> Repo
 
     Args:
         entries: the oldest first.
-        calibrate: whether to add the factor by which intervals must be wider.
+        calibrate: whether to add the factor by which predicted intervals must be wider.
     """
     counts = Counter(entry.verdict for entry in entries)
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
@@ -92,7 +92,7 @@ def history_report(entries: Sequence[Entry], *, calibrate: bool = False) -> Repo
         try:
             factor = widening_factor(entries)
             share = "80\N{NO-BREAK SPACE}% of the measured savings"
-            blocks.append(Paragraph(f"To hold {share}, intervals must be {factor:.2f} times as wide."))
+            blocks.append(Paragraph(f"To contain {share}, intervals must be {factor:.2f} times as wide."))
         except NsysAnalyzerError as error:  # the table and the curve are shown without the factor
             blocks.append(Paragraph(f"{error}."))
     blocks.append(make_table(_FIELDS, entries))
@@ -101,7 +101,7 @@ def history_report(entries: Sequence[Entry], *, calibrate: bool = False) -> Repo
         ("after", tuple((float(place), entry.after_ms) for place, entry in enumerate(entries, 1))),
     )
     blocks.append(Lines("history", "A step before and after each change", series, "verification", "ms"))
-    return Report("What changes brought", (Section("history", "", tuple(blocks)),))
+    return Report("Predicted and measured changes", (Section("history", "", tuple(blocks)),))
 
 
 def _saving(entry: Entry) -> Interval | float:
@@ -132,5 +132,5 @@ def describe_work_difference(difference: WorkDifference) -> str:
     """Returns how the work of two programs differs, without the final period."""
     before, after = difference.before, difference.after
     if difference.kind == "rows":
-        return f"A step computes {before:,.0f} rows before, and {after:,.0f} after: the batches differ"
-    return f"Loss {difference.step} is {before:.4g} before, and {after:.4g} after"
+        return f"A step computes {before:,.0f} rows before the change and {after:,.0f} after it: the batches differ"
+    return f"The loss of step {difference.step} is {before:.4g} before the change and {after:.4g} after it"

@@ -1,4 +1,4 @@
-"""Runs two programs at the same time that take turns: while one runs its steps, the other waits.
+"""Runs two programs that take turns: while one program runs a block of steps, the other program waits.
 
     python -m nsys_analyzer.verify.side_by_side '[{"command": […], "folder": …, "variables": {…}, "log": …}, …]'
 
@@ -27,7 +27,7 @@ from nsys_analyzer.system.process import CANNOT_RUN, find_failure_line
 _TICK_S = 0.2
 #: Seconds to wait for the last output of a program that has ended.
 _LOG_TIMEOUT_S = 2
-#: The largest size of a log, and the size of one read, in bytes. If the output is longer, the log keeps its last reads.
+#: The largest size of a log, and the size of one read, in bytes. If the output is longer, the log keeps its end.
 _MAX_LOG_BYTES, _READ_BYTES = 10_000_000, 1_000_000
 
 
@@ -53,7 +53,7 @@ class _Runner:
     log_writer: threading.Thread
 
     def finish_turn(self) -> bool:
-        """Waits until the program has finished its block of steps or has ended; returns whether it waits for a turn."""
+        """Waits until the program has finished a block of steps or has ended; returns whether it waits for its turn."""
         while True:
             # A child process of the program may hold the socket open after the program has ended.
             has_ended = self.process.poll() is not None

@@ -1,8 +1,8 @@
 """Runs two programs in pairs of processes that take turns, without a profiler, and checks out the old program.
 
 The two processes of a pair run at the same time and take turns: while one runs a block of steps, the other waits. The
-load of a machine changes within seconds, so both meet the same load. If both do not fit into memory, or if a program
-has several processes, the two run one after the other.
+load of a machine changes within seconds, so both programs meet the same load. If the two processes do not fit into
+memory together, or if a program has several processes, the programs run one after the other.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from nsys_analyzer.system.process import Job, JobResult, run_job
 from nsys_analyzer.system.strict_json import decode_json
 from nsys_analyzer.trace.schema import MS_PER_S
 
-#: The aimed duration of a block of steps, and of all measured steps of a process, in seconds. A process should measure
-#: about as long as it takes to start.
+#: The intended duration of a block of steps, and of all measured steps of a process, in seconds. A process should
+#: measure for about as long as it takes to start.
 _BLOCK_S, _MEASURED_S = 0.1, 3.0
 _MIN_STEPS_PER_BLOCK, _MAX_STEPS_PER_BLOCK = 3, 100
 _MIN_BLOCKS, _MAX_BLOCKS = 6, 30
@@ -43,9 +43,9 @@ class Program:
     """A program that takes turns.
 
     Attributes:
-        name: "old" or "new", which names its log.
-        target: how it is run.
-        folder: its working folder.
+        name: "old" or "new". The log of the program has this name.
+        target: how the program is run.
+        folder: the working folder of the program.
         moved: the root of the repository, and the worktree that replaces it in ``PYTHONPATH``; None for no worktree.
     """
 
@@ -56,7 +56,7 @@ class Program:
 
     @property
     def is_one_process(self) -> bool:
-        """Returns whether one process of Python runs all its steps, so that it can wait for its turn."""
+        """Returns whether one Python process runs all steps of the program, so that it can wait for its turn."""
         words = self.target.program
         return is_python(words[0]) and not self.target.ranks and "torch.distributed" not in " ".join(words)
 
@@ -64,7 +64,7 @@ class Program:
 def take_turns(
     programs: Sequence[Program], folder: Path, timeout_s: float | None
 ) -> Iterator[tuple[TimedProcess, TimedProcess]]:
-    """Yields the measurements of pairs of processes, the old program first, without end.
+    """Yields the measurements of an endless sequence of pairs of processes, the old program first in each pair.
 
     Args:
         programs: the old and the new program.
@@ -96,7 +96,7 @@ def take_turns(
 def _job(program: Program, results: Path, folder: Path) -> dict[str, Any]:
     """Returns the job that ``side_by_side`` runs for a program; its measurement is written into ``results``."""
     variables = annotating(program.target.annotation, results / f"{program.name}.json")
-    if program.moved:  # the first path is that of the hooks, which stay where they are
+    if program.moved:  # the first path leads to the hooks, which are not moved
         hooks, *paths = variables["PYTHONPATH"].split(os.pathsep)
         root, worktree = map(str, program.moved)
         variables["PYTHONPATH"] = os.pathsep.join([hooks, *(path.replace(root, worktree) for path in paths)])
@@ -113,13 +113,13 @@ def _read_process(program: Program, results: Path, folder: Path) -> TimedProcess
     """Returns the measurement that a program has written.
 
     Raises:
-        CaptureError: it measured no step.
+        CaptureError: the program measured no step.
     """
     path = results / f"{program.name}.json"
     values = decode_json(path.read_bytes()) if path.is_file() else {}
     steps_ms = values.get("times_ms", {}).get("step", ())
     if not steps_ms:
-        why = values.get("not_annotated") or "no step of it was found"
+        why = values.get("not_annotated") or "none of its steps was found"
         raise CaptureError(f"The {program.name} program: {why}", f"Its output is in {folder}")
     block = program.target.annotation.block if program.target.annotation else 1
     return TimedProcess(
@@ -135,7 +135,7 @@ def with_blocks_of_steps(target: Target, step_ms: float | None) -> Target:
         step_ms: the expected length of a step; None for an unknown length.
 
     Raises:
-        ConfigurationError: its steps cannot be timed without a profiler.
+        ConfigurationError: the steps of the program cannot be timed without a profiler.
     """
     if not (target.annotation and target.is_timed):
         raise ConfigurationError(
@@ -156,12 +156,12 @@ def checkout(
 ) -> Iterator[tuple[Path, tuple[str, ...], tuple[Path, Path] | None]]:
     """Yields the working folder as it was at a commit, in a git worktree that is removed after the block.
 
-    It yields the folder, the command line there, and the root of the repository with the worktree. Without a revision,
-    it yields the working folder itself. Files that git ignores or that lie outside the repository, such as an
-    interpreter or data, keep their paths.
+    The yielded values are the folder, the command line to run in it, and the root of the repository with the worktree.
+    Without a revision, the folder is the working folder itself. Files that git ignores or that lie outside the
+    repository, such as an interpreter or data, keep their paths.
 
     Raises:
-        ConfigurationError: there is no such commit, or it lacks a file that the command line names.
+        ConfigurationError: there is no such commit, or the commit lacks a file that the command line names.
     """
     if revision is None:
         yield Path.cwd(), tuple(words), None
@@ -187,6 +187,6 @@ def checkout(
 
 
 def _is_outside_commits(word: str, root: str) -> bool:
-    """Tells whether a word names a file or folder that no commit holds: git ignores it, or it lies elsewhere."""
+    """Tells whether a word names a file or folder that git ignores or that lies outside the repository."""
     is_inside = Path(word).resolve().is_relative_to(root)
     return Path(word).exists() and (not is_inside or run_for_lines("git", "check-ignore", word) is not None)

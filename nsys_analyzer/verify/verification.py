@@ -1,4 +1,4 @@
-"""Verifies a change: measures the old and the new program in turns, and compares the change with the prediction."""
+"""Verifies a change: measures the old and the new program in turns, and compares the result with the prediction."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Request:
     """A change to verify.
 
     Attributes:
-        folder: holds the captures of the old program.
-        plan: runs the new program.
-        old_command: the command line of the old program; None takes that of the captures.
-        commit: the commit of the old program; None takes that of the captures, if the command lines are equal.
-        finding: the id of the finding that the change acts on; None takes the largest finding that is gone.
+        folder: the folder with the captures of the old program.
+        plan: the plan that runs the new program.
+        old_command: the command line of the old program. If it is None, the captures give it.
+        commit: the commit of the old program. If it is None, the captures give it if the command lines are equal.
+        finding: the ID of the finding that the change acts on. If it is None, the largest finding that is gone is used.
         time_limit_s: the time limit of all pairs together, in seconds.
         timeout_s: the time limit of each pair and of the recording, in seconds.
-        output_dir: receives the logs and the capture of the new program.
+        output_dir: the folder for the logs and the capture of the new program.
         is_recorded: whether the new program is recorded after the measurement.
         version: the version of nsys-analyze, which the ledger keeps.
     """
@@ -60,7 +60,7 @@ class Verification:
 
     Attributes:
         entry: the line for the ledger.
-        more_pairs: how many more pairs of processes would tell a change; None if more than 1,000.
+        more_pairs: how many more pairs of processes would show a change; None if more than 1,000.
         remark: why there is no prediction, or what could not be compared; empty if there is nothing to remark.
         before, after: the captures of both programs; ``after`` is None if the new program was not recorded.
     """
@@ -113,10 +113,10 @@ def verify(request: Request, tell: Callable[[str], None]) -> Verification:
         prediction, why_none = find_prediction(before, after, request.finding)
         remarks.append(why_none)
         if not turns.has_losses:
-            remarks.append("The losses are not known, so it is not known whether both programs compute the same.")
+            remarks.append("The losses are not known, so the results of both programs may differ.")
         if turns.unclear_loss_difference:
             difference = describe_work_difference(turns.unclear_loss_difference)
-            remarks.append(f"{difference}: more pairs would tell whether that is chance.")
+            remarks.append(f"{difference}: more pairs would show whether this difference is chance.")
     conditions = after.run if after else before.run
     old, new = (
         shlex.join(without_secrets(["python" if word == sys.executable else word for word in program.target.program]))
@@ -140,7 +140,7 @@ def find_prediction(
     Args:
         before: the capture of the old program.
         after: the capture of the new program, if it was recorded.
-        finding_id: the finding that the change acts on; None takes the largest finding that ``after`` does not have.
+        finding_id: the finding that the change acts on. If it is None, the largest finding that is gone is used.
     """
     ids_after = {finding.id for finding in _findings(after)} if after else set()
     findings = [
@@ -150,25 +150,30 @@ def find_prediction(
     ]
     if not findings:
         if _findings(before) and after:
-            return None, "Every finding of BEFORE is still there: --finding names the finding that was acted on."
-        return None, f"{before.findings_missing or 'BEFORE predicted nothing.'}"
+            return (
+                None,
+                "Every finding of BEFORE is still found: name the finding that was acted on with --finding.",
+            )
+        return None, f"{before.findings_missing or 'BEFORE has no findings, so nothing was predicted.'}"
     if after and before.gpu != after.gpu:
-        return None, f"BEFORE was recorded on {before.gpu}, and predicts nothing for {after.gpu}."
+        return None, f"BEFORE was recorded on {before.gpu}, and predicts no saving on {after.gpu}."
     finding = findings[0]
     return Prediction(finding.id, finding.title, finding.saves_ms_low, finding.saves_ms_high), ""
 
 
 def _capture_of_program(runs: Sequence[Summary], plan: Plan, folder: Path) -> CaptureSummary:
-    """Returns the capture of the program in a folder: the one with the name of the new program, else the only one.
+    """Returns the capture of the program in a folder: the capture with the new program's name, else the only capture.
 
     Raises:
-        ConfigurationError: the folder holds no program, or several.
+        ConfigurationError: the folder contains captures of no program, or of several programs.
     """
     captures = [run for run in runs if isinstance(run, CaptureSummary) and run.run and run.run.command]
     captures = [capture for capture in captures if capture.name == plan.targets[0].name] or captures
     if not captures or len({capture.run.command for capture in captures if capture.run}) > 1:
         contents = f"{len(captures)} programs" if captures else "no run of a program"
-        raise ConfigurationError(f"{folder} holds {contents}", "Give a folder that nsys-analyze run -- PROGRAM wrote")
+        raise ConfigurationError(
+            f"{folder} contains {contents}", "Give a folder that nsys-analyze run -- PROGRAM wrote"
+        )
     return captures[0]
 
 
@@ -180,7 +185,7 @@ def _findings(capture: CaptureSummary) -> tuple[Finding, ...]:
 def _programs(
     request: Request, before: CaptureSummary, tell: Callable[[str], None]
 ) -> Iterator[tuple[Program, Program]]:
-    """Yields the old and the new program; if their command lines are equal, the old program is that of a commit.
+    """Yields the old and the new program. If their command lines are equal, the old program is taken from a commit.
 
     Raises:
         ConfigurationError: the old program is not known.
@@ -190,12 +195,12 @@ def _programs(
     if words[:1] == ("python",) and is_python(target.program[0]):  # a manifest writes "python" for any interpreter
         words = (target.program[0], *words[1:])
     if "***" in words:
-        raise ConfigurationError("The command line in BEFORE held keys or passwords, which are hidden", HOW_TO_NAME_OLD)
+        raise ConfigurationError("The command line in BEFORE had keys or passwords, which are hidden", HOW_TO_NAME_OLD)
     if words[1:] == target.program[1:] and not request.old_command and not commit:
         commit = run.git_commit if run and not run.git_dirty else None
         if commit is None:
             raise ConfigurationError(
-                "The old and the new program have the same command line, and the commit of the old one is not known",
+                "The command lines of the old and the new program are equal, and the old commit is not known",
                 HOW_TO_NAME_OLD,
             )
         tell(f"The old program is taken from commit {commit[:9]}, from which BEFORE was recorded.")
@@ -207,7 +212,7 @@ def _programs(
 
 
 def _record(request: Request, tell: Callable[[str], None]) -> CaptureSummary | None:
-    """Records the new program once; reports a failure and returns None, since the measurement is valid without it."""
+    """Records the new program once. A failure is reported, and None is returned: the measurement is still valid."""
     plan, folder = request.plan, request.output_dir
     try:
         with locked(folder):
