@@ -52,7 +52,7 @@ class Timeline:
 
 
 def _paint(low: Ints, high: Ints) -> Ints:
-    """Returns, for each position, the index of the last interval [low, high) that covers the position, or -1.
+    """Returns the index of the last interval [low, high) that covers each position, or -1.
 
     The result has the shape (high.max() + 1,). Each interval is the union of two blocks whose length is the largest
     power of two that fits into the interval. Blocks are painted from the longest to the shortest, and each block passes
@@ -127,7 +127,7 @@ def count_moments(group: Ints, time: Ints, at_group: Ints, start: Ints, end: Int
 
 
 def find_last_before(group: Ints, time: Ints, at_group: Ints, end: Ints) -> Ints:
-    """Returns, for each (``at_group``, ``end``), the last time of this group before ``end``, or ``LONG_AGO``."""
+    """Returns the last time of the group ``at_group`` before each ``end``, or ``LONG_AGO``; the shape of ``end``."""
     axis = Axis(group, time)
     order = np.lexsort((time, group))
     last_before = np.searchsorted(axis.place(group, time)[order], axis.place(at_group, end))

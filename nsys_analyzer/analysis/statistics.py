@@ -88,7 +88,7 @@ class Moments:
         self.steps, self.near = self.steps + len(near), self.near + int(near.sum())
 
     def of(self, scale: float) -> list[tuple[float, float | None]]:
-        """Returns, for each kind, the mean over the steps near the median, and the standard deviation over all steps.
+        """Returns the mean over the steps near the median and the standard deviation over all steps, for each kind.
 
         Both are in ms and multiplied by ``scale``. The standard deviation of a single step is None.
         """

@@ -382,7 +382,7 @@ def _put_on_time(study: Study, late_ranks: frozenset[int]) -> _ChangePair:
     is_late = np.isin(rank, list(late_ranks))
 
     def mean_ns(kernels: Bools, code: Ints) -> Floats:
-        """Returns, for each operation, the mean duration of ``kernels`` with its code, ns, shape (operations,)."""
+        """Returns the mean duration of the kernels that have the code of each operation, ns, shape (operations,)."""
         count = np.bincount(code[kernels], None, code.max() + 1)
         total_ns = np.bincount(code[kernels], study.replay.work_ns[kernels], code.max() + 1)
         means: Floats = (total_ns / np.maximum(count, 1))[code]

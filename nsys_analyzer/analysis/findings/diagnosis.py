@@ -54,8 +54,7 @@ _GPU_TIME_TOLERANCE = 0.03
 _CPU_TIME_TOLERANCE = 0.29
 #: The same if the length of a step was measured without the profiler. Of 14 savings, 12 differed by less than this.
 _TIMED_CPU_TIME_TOLERANCE = 0.2
-#: Savings are not trusted if the length of the replayed steps differs from that of the recorded steps by more than this
-#: share.
+#: Savings are not trusted if the length of the replayed steps differs from the recorded length by more than this share.
 _MAX_REPLAY_ERROR = 0.1
 #: A report warns about the profiler's cost if it exceeds this share of a profiled step.
 _HIDING_OVERHEAD = 0.3
@@ -379,7 +378,7 @@ def _find_idle_gpu(step: StepSummary, step_ms: float, explained: set[str]) -> Fi
     causes_ms: dict[Cause, float] = {}
     for row in step.idle_by_cause:
         causes_ms[row.cause] = causes_ms.get(row.cause, 0.0) + row.ms
-    # Without the profiler, the idle time is shorter, and the time of copies and collectives is the same.
+    # Without the profiler, the idle time is shorter, but copies and collectives take the same time.
     idle_ms = max(step_ms - (step.total_ms - step.idle_ms), 0.0)
     scale = idle_ms / step.idle_ms if step.idle_ms else 0.0
     parts: list[tuple[float, Cause, bool]] = [(ms * scale, cause, False) for cause, ms in causes_ms.items()]

@@ -361,7 +361,7 @@ class ColdStart(MissingReason):
 
 @dataclass(frozen=True)
 class RecordsGraphs(MissingReason):
-    """The program captures CUDA graphs during the steps. Operations that are captured do not run at the same time."""
+    """The program captures CUDA graphs during the steps. While an operation is captured, it does not run."""
 
 
 @dataclass(frozen=True)

@@ -379,7 +379,7 @@ def _find_copy_chains(study: Study) -> Bools:
 
 
 def _row_lengths(starts: Bools) -> Ints:
-    """Returns the length of the row that contains each operation. ``starts`` is True for the first one of each row."""
+    """Returns the length of the row that contains each operation. ``starts`` is True at the start of each row."""
     first = np.flatnonzero(starts)
     lengths = np.diff(np.append(first, len(starts)))
     return np.repeat(lengths, lengths)

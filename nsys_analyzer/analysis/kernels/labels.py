@@ -207,7 +207,7 @@ _FAMILIES: tuple[tuple[str, Callable[[_Kernel, re.Match[str]], str]], ...] = (
 
 
 def _find_differing_words(group: Sequence[_Kernel]) -> list[str]:
-    """Returns, for each kernel, the first three words of its name that not all kernels of the group have.
+    """Returns the words that distinguish each kernel: the first three words of its name that not all names contain.
 
     If the words of all kernels start with the same long text, this text is left out.
     """

@@ -124,7 +124,7 @@ def shares_of(start: Ints, end: Ints, activity: Codes) -> Floats:
 
 
 def latest_end_before(end: Ints) -> Ints:
-    """Returns, for each interval, the latest end of the intervals before it in order; ``LONG_AGO`` for the first."""
+    """Returns the latest end of all intervals that precede each interval; ``LONG_AGO`` for the first interval."""
     return np.append(np.int64(LONG_AGO), np.maximum.accumulate(end))[:-1]
 
 

@@ -225,7 +225,7 @@ def _find_between_optimizers(work: LaunchedWork, optimizers: Ints) -> Windows | 
 
 
 def _join_turns(windows: Windows, work: LaunchedWork) -> Windows:
-    """Joins consecutive steps that train different models in turns, as in a GAN.
+    """Joins consecutive steps that train different models alternately, as in a GAN.
 
     Steps of different models launch different operations. The number of joined steps is the smallest number of steps
     after which the operations repeat.
