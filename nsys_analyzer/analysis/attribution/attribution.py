@@ -171,8 +171,8 @@ def _find_inherited_threads(
     stepless = np.flatnonzero(in_phase & (inherited_thread == NONE) & ~np.isin(thread, steps.thread))
     if len(stepless) and len(steps):
         open_step = make_timeline(steps, np.ones(len(steps), np.bool_), latest=True, by_process=True)[0]
-        around = open_step.open_at(process_of(thread[stepless]), time[stepless])
-        inherited_thread[stepless] = np.append(steps.thread, NONE)[around]
+        open_step_index = open_step.open_at(process_of(thread[stepless]), time[stepless])
+        inherited_thread[stepless] = np.append(steps.thread, NONE)[open_step_index]
     return inherited_thread, is_ambiguous
 
 
@@ -354,13 +354,13 @@ def find_open_stacks(ranges: Ranges, thread: Ints, time: Ints) -> tuple[Ints, li
     boundaries = distinct(np.concatenate([opened, closed]))
     # The stack is constant between two boundaries. The segment is NONE before the first boundary and off the axis.
     segment = np.searchsorted(boundaries, axis.place(thread, time), side="right") - 1
-    used, codes = dense_codes(segment)
-    at = boundaries[used[used != NONE]].tolist()
+    used_segments, codes = dense_codes(segment)
+    used_boundaries = boundaries[used_segments[used_segments != NONE]].tolist()
     order = np.lexsort((index, -closed, opened))
     code_of_stack: dict[Stack, int] = {(): 0}
-    sweep = _sweep(index[order].tolist(), opened[order].tolist(), closed[order].tolist(), at)
+    sweep = _sweep(index[order].tolist(), opened[order].tolist(), closed[order].tolist(), used_boundaries)
     swept = [code_of_stack.setdefault(stack, len(code_of_stack)) for stack in sweep]
-    code_of_segment = [0] * (len(used) - len(at)) + swept
+    code_of_segment = [0] * (len(used_segments) - len(used_boundaries)) + swept
     return np.array(code_of_segment, np.int64)[codes], list(code_of_stack)
 
 

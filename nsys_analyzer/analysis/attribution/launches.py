@@ -248,9 +248,9 @@ def _leave_out_wrong_ends_of_calls(trace: Trace) -> Trace:
     long = np.flatnonzero(calls.end - calls.start > _LONG_CALL_NS)
     if not len(long):
         return trace
-    inside = count_moments(calls.thread, calls.start, calls.thread[long], calls.start[long] + 1, calls.end[long])
+    calls_inside = count_moments(calls.thread, calls.start, calls.thread[long], calls.start[long] + 1, calls.end[long])
     is_wrong = np.zeros(len(calls), np.bool_)
-    is_wrong[long] = inside >= _MIN_CALLS_INSIDE_WRONG_CALL
+    is_wrong[long] = calls_inside >= _MIN_CALLS_INSIDE_WRONG_CALL
     if not is_wrong.any():
         return trace
     ends = np.where(is_wrong, calls.start, calls.end)

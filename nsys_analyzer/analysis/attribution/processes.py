@@ -31,29 +31,33 @@ def find_processes(trace: Trace) -> tuple[Process, ...]:
     The label of a process is its rank if the trace names the rank. Otherwise, the label consists of the CUDA device
     numbers of the process, if no other process uses these devices. Otherwise, the label is the process ID.
     """
-    used: list[int] = distinct(trace.operations.process).tolist()
-    if not used:
+    process_ids: list[int] = distinct(trace.operations.process).tolist()
+    if not process_ids:
         threads = np.concatenate([trace.ranges.thread, trace.open_ranges.thread, trace.launches.thread])
-        used = process_of(threads[:1]).tolist() or [0]
+        process_ids = process_of(threads[:1]).tolist() or [0]
     operations = trace.operations
-    devices: dict[int, list[int]] = {process: [] for process in used}
+    devices: dict[int, list[int]] = {process: [] for process in process_ids}
     if len(operations):
-        low = int(operations.device.min())
-        count = int(operations.device.max()) - low + 1
+        lowest_device = int(operations.device.min())
+        count = int(operations.device.max()) - lowest_device + 1
         # A pair of a process and a device is encoded as one integer, so that one pass serves all processes.
-        for pair in distinct(np.searchsorted(used, operations.process) * count + operations.device - low).tolist():
-            devices[used[pair // count]].append(pair % count + low)
-    ranks = distinct_ranks(trace.ranks, used)
-    used.sort(key=lambda process: (process not in ranks, ranks.get(process, Rank(0)).number, devices[process], process))
+        for pair in distinct(
+            np.searchsorted(process_ids, operations.process) * count + operations.device - lowest_device
+        ).tolist():
+            devices[process_ids[pair // count]].append(pair % count + lowest_device)
+    ranks = distinct_ranks(trace.ranks, process_ids)
+    process_ids.sort(
+        key=lambda process: (process not in ranks, ranks.get(process, Rank(0)).number, devices[process], process)
+    )
     users = Counter(device for numbers in devices.values() for device in numbers)
     processes = []
-    for process in used:
+    for process in process_ids:
         rank, pid, numbers = ranks.get(process), pid_of(process), devices[process]
         label = f"rank {rank.number}" if rank else make_pid_label(pid)
         if not rank and numbers and all(users[device] == 1 for device in numbers):
             label = f"device{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
         processes.append(Process(process, pid, label, rank.number if rank else None))
-    if len(used) == 1 and ranks.get(used[0], Rank(0, 1)).world_size == 1:
+    if len(process_ids) == 1 and ranks.get(process_ids[0], Rank(0, 1)).world_size == 1:
         return (replace(processes[0], label=""),)
     return tuple(processes)
 

@@ -128,10 +128,10 @@ def diagnose(
         candidates = [candidate for rule in RULES for candidate in rule(steps)]
         for point, rule in load_plugins(FINDINGS):
             with skip_if_it_fails(point):
-                of_plugin = [*rule(steps)]
-                for candidate in of_plugin:
+                plugin_candidates = [*rule(steps)]
+                for candidate in plugin_candidates:
                     _find_saving(steps, candidate, (), 0.0)  # raises if a change fails, so that the plugin is skipped
-                candidates += of_plugin
+                candidates += plugin_candidates
         findings = list(_rank(steps, candidates))
     explained = {"unrecorded", "profiler", *(finding.place.name for finding in findings if finding.place)}
     if waits_for_ranks:
@@ -192,11 +192,11 @@ def estimate_baselines(study: Study, length_ms: float, timed_ms: float | None) -
         step_ns = timed_ms * NS_PER_MS
         # If the GPU works all the time, the length of a step does not depend on the profiler's cost. So baselines with
         # the measured length are kept, and the cost is fitted only if there are none.
-        near = [replay for replay in baselines if abs(replay.step_ns / step_ns - 1) <= _LENGTH_TOLERANCE]
+        matching_baselines = [replay for replay in baselines if abs(replay.step_ns / step_ns - 1) <= _LENGTH_TOLERANCE]
         # All times of a replay are scaled to the measured length, as if the machine were faster or slower.
         fitted = [
             (replay, step_ns / replay.step_ns if replay.step_ns else 1.0)
-            for replay in near or _fit_to_length(study, most_cost, step_ns)
+            for replay in matching_baselines or _fit_to_length(study, most_cost, step_ns)
         ]
         return tuple(
             replace(replay, **{name: getattr(replay, name) * pace for name in _TIME_COLUMNS}) for replay, pace in fitted
@@ -219,8 +219,8 @@ def _fit_to_length(study: Study, most_cost: Replay, step_ns: float) -> list[Repl
     cost = _bisect(0.0, _MAX_PROFILER_COST, lambda cost: study.replay.with_events_costing(cost).step_ns > step_ns)
     fitted = [study.replay.with_events_costing(cost)]
     if cost > 1:
-        at_pace = partial(most_cost.at_pace, unrecorded_ns=study.calls.unrecorded_ns)
-        fitted.append(at_pace(_bisect(1.0, 0.0, lambda pace: at_pace(pace).step_ns > step_ns)))
+        replay_at_pace = partial(most_cost.at_pace, unrecorded_ns=study.calls.unrecorded_ns)
+        fitted.append(replay_at_pace(_bisect(1.0, 0.0, lambda pace: replay_at_pace(pace).step_ns > step_ns)))
     return fitted
 
 

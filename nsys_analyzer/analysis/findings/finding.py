@@ -216,8 +216,8 @@ class StepsToExplain:
 
         Operations that only the last step contains run after the loop.
         """
-        last = int(self.study.replay.first_call[-2])
-        recurs = self.study.steps == 1 or bool((self.study.replay.launch[operations] < last).any())
+        last_step_start = int(self.study.replay.first_call[-2])
+        recurs = self.study.steps == 1 or bool((self.study.replay.launch[operations] < last_step_start).any())
         return operations & recurs
 
     def paused_ms(self, pause_ns: Floats | Ints) -> float:

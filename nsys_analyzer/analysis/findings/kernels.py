@@ -218,10 +218,10 @@ def _find_attention(study: Study) -> tuple[Bools, Bools]:
     part = study.in_attention_part(*ATTENTION_PARTS)
     on_scores = part & may_be_on_scores if matmuls.any() else np.zeros_like(part)
     # A softmax of several kernels computes the maximum first.
-    by_hand = part & study.of_class("reduction") & study.kernel_matches(_MAXIMUM)
+    is_maximum = part & study.of_class("reduction") & study.kernel_matches(_MAXIMUM)
     softmax = (
         study.of_class("softmax") & ~study.kernel_matches(_LOSS_SOFTMAX) & (part if part.any() else True)
-    ) | by_hand
+    ) | is_maximum
     softmax &= ~study.in_phase("loss", "optimizer")
     backward = study.of_class("softmax") & (study.in_phase("backward") | study.kernel_matches(_BACKWARD))
     backward &= ~study.kernel_matches(_LOSS_SOFTMAX)
@@ -235,21 +235,21 @@ def _find_attention(study: Study) -> tuple[Bools, Bools]:
         layers_by_kernels = defaultdict[tuple[int, ...], list[Ints]](list)
         for index in np.flatnonzero(softmaxes).tolist():
             next_matmul, size = int(np.searchsorted(matmul_index, index)), int(study.pieces.size[index])
-            around = matmul_index[max(next_matmul - matmuls_per_side, 0) : next_matmul + matmuls_per_side]
-            if len(around) < 2 * matmuls_per_side or around[-1] - around[0] > _MAX_KERNELS_BETWEEN_MATMULS:
+            neighbors = matmul_index[max(next_matmul - matmuls_per_side, 0) : next_matmul + matmuls_per_side]
+            if len(neighbors) < 2 * matmuls_per_side or neighbors[-1] - neighbors[0] > _MAX_KERNELS_BETWEEN_MATMULS:
                 continue
-            first, last = around[0], around[-1]
+            first, last = neighbors[0], neighbors[-1]
             if matmuls_per_side == 1 and (selects[first:last].any() or gathers[index:last].any()):
                 router_sizes.add(size or NONE)
             elif step[first] == step[last] and not (matmuls_per_side == 2 and size in router_sizes):
-                layers_by_kernels[(size, *study.pieces.kernel[[index, *around]].tolist())].append(around)
+                layers_by_kernels[(size, *study.pieces.kernel[[index, *neighbors]].tolist())].append(neighbors)
         for layers in layers_by_kernels.values():
             # Attention occurs in every layer. A single softmax, as over a vocabulary, is not part of attention.
             if not part.any() and len(layers) < _FEWEST_ATTENTION_LAYERS * study.steps:
                 continue
-            for around in layers:
-                matmuls[around] = True
-                on_scores[around[0] : around[-1]] |= may_be_on_scores[around[0] : around[-1]]
+            for neighbors in layers:
+                matmuls[neighbors] = True
+                on_scores[neighbors[0] : neighbors[-1]] |= may_be_on_scores[neighbors[0] : neighbors[-1]]
     if on_scores.any() and not backward.any():
         backward_matmuls, backward_on_scores = _find_backward_by_grids(study, part, on_scores)
         return matmuls | backward_matmuls, on_scores | backward_on_scores
@@ -264,12 +264,12 @@ def _find_backward_by_grids(study: Study, part: Bools, on_scores: Bools) -> tupl
     same grid size, too, it identifies only kernels on the scores, and only if these other kernels take little time.
     """
     may_be_on_scores, is_matmul = study.of_class(*_CLASSES_ON_SCORES), study.of_class("matmul")
-    outside = study.in_phase("forward", "loss") & ~part & ~on_scores & may_be_on_scores
+    is_outside_attention = study.in_phase("forward", "loss") & ~part & ~on_scores & may_be_on_scores
     backward = study.in_phase("backward") & ~part & may_be_on_scores
     grids = np.unique(study.pieces.size[on_scores & (study.pieces.duration_ns >= 5_000) & (study.pieces.size > 0)])
     inside_ms, outside_ms = (
         np.array([study.work_ms(kernels & (study.pieces.size == grid)) for grid in grids.tolist()])
-        for kernels in (on_scores, outside)
+        for kernels in (on_scores, is_outside_attention)
     )
     mostly_inside, only_inside = grids[outside_ms <= _MAX_OUTSIDE_SHARE * inside_ms], grids[outside_ms == 0]
     on_scores_index = np.flatnonzero(backward & np.isin(study.pieces.size, only_inside))
@@ -364,8 +364,8 @@ def _find_copy_chains(study: Study) -> Bools:
     All copies of a chain copy one tensor, so the grid sizes of neighbors are similar. Under autocast, the casts of a
     weight, a bias and an input follow each other, but have different grid sizes and are not a chain.
     """
-    of_one_tensor = study.kernel_matches(_COPY_KERNEL) & ~study.kernel_matches(_GATHER_KERNEL)
-    copies = (study.of_class("copy/layout") & of_one_tensor) | (study.pieces.copy == ON_DEVICE)
+    copies_one_tensor = study.kernel_matches(_COPY_KERNEL) & ~study.kernel_matches(_GATHER_KERNEL)
+    copies = (study.of_class("copy/layout") & copies_one_tensor) | (study.pieces.copy == ON_DEVICE)
     copies &= ~study.in_phase("optimizer")
     in_chain = np.zeros(len(copies), np.bool_)
     index = np.flatnonzero(copies)

@@ -370,9 +370,9 @@ def _ranges_with_most_time(codes: Ints, ns: Floats, ranges: Sequence[str]) -> tu
         ranges: the names of the ranges, by code.
     """
     total_ns = {code: float(ns[codes == code].sum()) for code in np.unique(codes).tolist()}
-    by_time = sorted(total_ns, key=lambda code: -total_ns[code])
+    codes_by_time = sorted(total_ns, key=lambda code: -total_ns[code])
     least_ns = _SMALLEST_NAMED_SHARE * sum(total_ns.values())
-    longest = [code for code in by_time if total_ns[code] >= least_ns][:3]
+    longest = [code for code in codes_by_time if total_ns[code] >= least_ns][:3]
     if not longest or sum(total_ns[code] for code in longest) < MOST_SHARE * sum(total_ns.values()):
         return ()
     return tuple(ranges[code] if code >= 0 else "" for code in longest)

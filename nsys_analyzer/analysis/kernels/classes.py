@@ -206,13 +206,18 @@ def find_launching_collectives(trace: Trace, attribution: Attribution, operation
     does not count if another operator inside it launches the operation, since such work only prepares the collective.
     """
     ranges, operators = trace.ranges, trace.operators
-    around = attribution.find_innermost(mask_by_name(ranges, is_collective), operations)
-    inside = _find_innermost_operators(trace, attribution, operations)
-    operator_start, range_start = np.append(operators.start, LONG_AGO)[inside], np.append(ranges.start, 0)[around]
-    by_range = (around != NONE) & (operator_start <= range_start)
-    by_operator = np.append(mask_by_name(operators, is_collective), False)[inside]
-    range_codes = np.where(by_range, np.append(ranges.name, NONE)[around], NONE).tolist()
-    operator_codes = np.where(by_operator, np.append(operators.name, NONE)[inside], NONE).tolist()
+    range_around = attribution.find_innermost(mask_by_name(ranges, is_collective), operations)
+    operator_around = _find_innermost_operators(trace, attribution, operations)
+    operator_start, range_start = (
+        np.append(operators.start, LONG_AGO)[operator_around],
+        np.append(ranges.start, 0)[range_around],
+    )
+    is_in_collective_range = (range_around != NONE) & (operator_start <= range_start)
+    is_in_collective_operator = np.append(mask_by_name(operators, is_collective), False)[operator_around]
+    range_codes = np.where(is_in_collective_range, np.append(ranges.name, NONE)[range_around], NONE).tolist()
+    operator_codes = np.where(
+        is_in_collective_operator, np.append(operators.name, NONE)[operator_around], NONE
+    ).tolist()
     range_names, operator_names = (*ranges.names, ""), (*operators.names, "")
     pairs = zip(range_codes, operator_codes, strict=True)
     return [f"{range_names[i]} {operator_names[j]}".strip() for i, j in pairs]

@@ -73,8 +73,8 @@ def find_module_calls(attributed: AttributedTrace) -> ModuleCalls | None:
         matches = [match for i in used_names.tolist() if (match := MODULE_RANGE_WITH_PATH.fullmatch(ranges.names[i]))]
         paths = tuple(split_module_path(match["path"]) for match in matches)
         kinds = tuple(match["kind"] for match in matches)
-        by_engine = all(kind == UNKNOWN_MODULE_CLASS for kind in kinds)
-        source = "the layers that an engine marked" if by_engine else "the ranges of nsys-analyze run --modules"
+        is_by_engine = all(kind == UNKNOWN_MODULE_CLASS for kind in kinds)
+        source = "the layers that an engine marked" if is_by_engine else "the ranges of nsys-analyze run --modules"
         return ModuleCalls(index, path, paths, kinds, source)
     index = np.flatnonzero(mask_by_name(ranges, _PROFILER_CALL.fullmatch))
     if len(index):
@@ -130,12 +130,13 @@ def _derive_paths_from_nesting(
     path_of_call: dict[int, Path] = {-1: ()}
     counters: dict[int, Counter[str]] = {}
     for call in order.tolist():
-        around, name = int(parent[call]), names[call]
-        if numbered and around >= 0:  # all outermost calls of one name call the same model, so they are not numbered
-            counter = counters.setdefault(around, Counter())
+        parent_call, name = int(parent[call]), names[call]
+        # All outermost calls of one name call the same model, so they are not numbered.
+        if numbered and parent_call >= 0:
+            counter = counters.setdefault(parent_call, Counter())
             counter[name] += 1
             name = f"{name}[{counter[name] - 1}]"
-        path_of_call[call] = (*path_of_call[around], name)[:_MAX_DEPTH]
+        path_of_call[call] = (*path_of_call[parent_call], name)[:_MAX_DEPTH]
     paths = sorted({path for call, path in path_of_call.items() if call >= 0})
     code = {path: i for i, path in enumerate(paths)}
     kinds = tuple(path[-1].partition("[")[0] for path in paths) if numbered else ("",) * len(paths)
@@ -202,20 +203,20 @@ class CallFinder:
         # come from this thread, so the number of the checkpoint's node is used instead.
         index = np.flatnonzero(mask_by_name(nodes, _CHECKPOINT_NODE.fullmatch))
         checkpoints = Timeline(nodes.thread[index], nodes.start[index], nodes.end[index], latest=False)
-        around = checkpoints.open_at(thread, time)
-        running = np.where(around == NONE, running, np.append(index, NONE)[around])
+        open_checkpoint = checkpoints.open_at(thread, time)
+        running = np.where(open_checkpoint == NONE, running, np.append(index, NONE)[open_checkpoint])
         for process in distinct(process_of(forward.thread)):
             node_makers = forward.select(process_of(forward.thread) == process)
             node_makers = node_makers.select(
                 node_makers.thread == Counter(node_makers.thread.tolist()).most_common(1)[0][0]
             )
             moments = np.flatnonzero((running != NONE) & (process_of(thread) == process))
-            number = nodes.sequence[running[moments]]
+            sequence_number = nodes.sequence[running[moments]]
             # Find the last forward operator before the moment whose number is at most the number of the node.
-            count_by_number = np.searchsorted(node_makers.sequence, number, side="right")
+            count_by_number = np.searchsorted(node_makers.sequence, sequence_number, side="right")
             count = np.minimum(count_by_number, np.searchsorted(node_makers.start, time[moments]))
-            moments, last = moments[count > 0], count[count > 0] - 1
-            call[moments] = self._find_open_calls(node_makers.thread[last], node_makers.start[last])
+            moments, last_maker = moments[count > 0], count[count > 0] - 1
+            call[moments] = self._find_open_calls(node_makers.thread[last_maker], node_makers.start[last_maker])
         return call
 
     @cached_property
@@ -231,11 +232,15 @@ class CallFinder:
         if not len(nodes):
             return nodes
         has_inner = np.append(nodes.start[1:] < nodes.end[:-1], False) & (np.roll(nodes.thread, -1) == nodes.thread)
-        number = np.where(has_inner & (nodes.sequence < 0), np.roll(nodes.sequence, -1), nodes.sequence)
-        last = np.maximum.accumulate(np.where(number >= 0, np.arange(len(nodes)), NONE))
+        sequence_number = np.where(has_inner & (nodes.sequence < 0), np.roll(nodes.sequence, -1), nodes.sequence)
+        last_numbered = np.maximum.accumulate(np.where(sequence_number >= 0, np.arange(len(nodes)), NONE))
         is_accumulation = mask_by_name(nodes, _ACCUMULATION_NODE.fullmatch)
-        is_numbered = (last != NONE) & (nodes.thread == nodes.thread[last]) & ((number >= 0) | is_accumulation)
-        return replace(nodes, sequence=np.where(is_numbered, number[last], NONE)).select(is_numbered)
+        is_numbered = (
+            (last_numbered != NONE)
+            & (nodes.thread == nodes.thread[last_numbered])
+            & ((sequence_number >= 0) | is_accumulation)
+        )
+        return replace(nodes, sequence=np.where(is_numbered, sequence_number[last_numbered], NONE)).select(is_numbered)
 
     @cached_property
     def _forward_operators(self) -> Operators:

@@ -273,12 +273,15 @@ class _Inference:
         on_thread = engine.select(engine.thread == thread)
         launched = np.sort(self.launches.start[self.launches.thread == thread])
         group = np.full(len(launched), thread)
-        outside = launched[~is_in_any_range(on_thread.thread, on_thread.start, on_thread.end, group, launched)]
-        backward = self._find_backward(engine, thread, outside)
+        launches_outside = launched[~is_in_any_range(on_thread.thread, on_thread.start, on_thread.end, group, launched)]
+        backward = self._find_backward(engine, thread, launches_outside)
         if not backward:
             return None
         optimizer, whole_steps = self._find_optimizer(backward)
-        spans = {"forward": list(self._find_forward(thread, outside, backward, optimizer)), "backward": backward}
+        spans = {
+            "forward": list(self._find_forward(thread, launches_outside, backward, optimizer)),
+            "backward": backward,
+        }
         if whole_steps:
             spans["optimizer"] = optimizer
         return _InferredPhases(thread, _OPERATORS, spans, whole_steps)
@@ -297,21 +300,21 @@ class _Inference:
             return None
         on_thread = self.launches.thread == threads[0]
         order = np.argsort(self.launches.start[on_thread], kind="stable")
-        outside, classes = self.launches.start[on_thread][order], self.classes[on_thread][order]
-        backward = self._find_backward(self.operators, threads[0], outside)
+        launches_outside, classes = self.launches.start[on_thread][order], self.classes[on_thread][order]
+        backward = self._find_backward(self.operators, threads[0], launches_outside)
         if not backward:  # the only backward pass began before the capture
             return None
         optimizer = []
         next_starts = [*(start for start, _ in backward[1:]), np.iinfo(np.int64).max]
         for (_, end), next_start in zip(backward, next_starts, strict=True):
-            between = slice(*np.searchsorted(outside, (end, next_start)))
+            between = slice(*np.searchsorted(launches_outside, (end, next_start)))
             updates = np.flatnonzero(classes[between] == "optimizer")
             if len(updates):
                 model_launches = np.flatnonzero(np.isin(classes[between], MODEL_CLASSES))
                 next_model_launch = np.append(model_launches, len(classes))[np.searchsorted(model_launches, updates[0])]
-                times = outside[between][updates[updates < next_model_launch]]
+                times = launches_outside[between][updates[updates < next_model_launch]]
                 optimizer.append((int(times[0]), int(times[-1]) + 1))
-        forward = list(self._find_forward(threads[0], outside, backward, optimizer)) if optimizer else []
+        forward = list(self._find_forward(threads[0], launches_outside, backward, optimizer)) if optimizer else []
         spans = {"forward": forward, "backward": backward, "optimizer": optimizer}
         return _InferredPhases(threads[0], BY_THREADS, {phase: spans[phase] for phase in spans if spans[phase]})
 
@@ -326,26 +329,26 @@ class _Inference:
         choices = (_sort_by_frequency(threads) for threads in (*steps, launching, engine.thread))
         return next(threads[0] for threads in choices if threads)
 
-    def _find_backward(self, engine: Ranges, thread: int, outside: Ints) -> _Spans:
+    def _find_backward(self, engine: Ranges, thread: int, launches_outside: Ints) -> _Spans:
         """Returns the spans of the backward passes, in which the engine or its threads work.
 
         A launch outside the engine and a bound each separate two backward passes. A backward pass that began before the
         capture is left out.
 
         Args:
-            outside: sorted times of the launches of ``thread`` outside the engine, ns.
+            launches_outside: the sorted times of the launches of ``thread`` outside the engine, ns.
         """
         _, starts, ends = self._merge_engine_work(engine, thread)
         operators = self.operators
         gradients = operators.select(mask_by_name(operators, _FIRST_GRADIENT.__eq__) & (operators.thread == thread))
-        splits = np.sort(np.concatenate([outside, np.array(self.bounds, np.int64)]))
+        splits = np.sort(np.concatenate([launches_outside, np.array(self.bounds, np.int64)]))
         is_split = np.searchsorted(splits, starts[1:]) > np.searchsorted(splits, ends[:-1])
         firsts = np.flatnonzero(np.concatenate([[True], is_split]))
         spans = [
-            (_include_first_gradient(int(starts[i]), gradients, outside), int(ends[next_first - 1]))
+            (_include_first_gradient(int(starts[i]), gradients, launches_outside), int(ends[next_first - 1]))
             for i, next_first in zip(firsts, [*firsts[1:], len(starts)], strict=True)
         ]
-        return spans[1:] if len(outside) and outside[0] > spans[0][0] else spans
+        return spans[1:] if len(launches_outside) and launches_outside[0] > spans[0][0] else spans
 
     def _merge_engine_work(self, engine: Ranges, thread: int) -> tuple[Ints, Ints, Ints]:
         """Merges the engine's operators with all operators and launches on the engine's threads.
@@ -374,7 +377,7 @@ class _Inference:
         return cut, tuple({optimizers.names[i] for i in optimizers.name})
 
     def _find_forward(
-        self, thread: int, outside: Ints, backward: _Spans, optimizer: _Spans
+        self, thread: int, launches_outside: Ints, backward: _Spans, optimizer: _Spans
     ) -> Iterator[tuple[int, int]]:
         """Yields the span of the forward pass before each backward pass.
 
@@ -382,15 +385,19 @@ class _Inference:
         bound. It ends where the backward pass starts. Work that sets gradients to zero does not count.
         """
         zeroing = self._select_by_prefix(_ZERO_GRAD)
-        group = np.full(len(outside), thread)
-        outside = outside[~is_in_any_range(zeroing.thread, zeroing.start, zeroing.end, group, outside)]
+        group = np.full(len(launches_outside), thread)
+        launches_outside = launches_outside[
+            ~is_in_any_range(zeroing.thread, zeroing.start, zeroing.end, group, launches_outside)
+        ]
         bounds = np.sort(np.array([*(end for _, end in (*backward, *optimizer)), *self.bounds], np.int64))
         operators = self.operators.select(self.operators.thread == thread)
         outermost = Timeline(operators.thread, operators.start, operators.end, latest=False)
         for start, _ in backward:
             bound_count = np.searchsorted(bounds, start, side="right")
             bound = int(bounds[bound_count - 1]) if bound_count else LONG_AGO
-            launched = outside[np.searchsorted(outside, bound) : np.searchsorted(outside, start)]
+            launched = launches_outside[
+                np.searchsorted(launches_outside, bound) : np.searchsorted(launches_outside, start)
+            ]
             if len(launched):
                 operator = int(outermost.open_at(np.array([thread]), launched[:1])[0])
                 yield (int(launched[0]) if operator == NONE else max(int(operators.start[operator]), bound)), start
@@ -422,7 +429,7 @@ def _cut_to_after_backward(span: tuple[int, int], backward: _Spans) -> tuple[int
     return max([span[0], *(end for start, end in backward if span[0] <= start and end <= span[1])]), span[1]
 
 
-def _include_first_gradient(start: int, gradients: Ranges, outside: Ints) -> int:
+def _include_first_gradient(start: int, gradients: Ranges, launches_outside: Ints) -> int:
     """Returns the start of a backward pass, including the operator that creates its first gradient.
 
     The operator does not belong to the backward pass if something else is launched between both.
@@ -431,5 +438,5 @@ def _include_first_gradient(start: int, gradients: Ranges, outside: Ints) -> int
     if not len(earlier):
         return start
     last = earlier[np.argmax(gradients.end[earlier])]
-    launched = outside[(outside >= gradients.end[last]) & (outside < start)]
+    launched = launches_outside[(launches_outside >= gradients.end[last]) & (launches_outside < start)]
     return start if len(launched) else int(gradients.start[last])

@@ -237,8 +237,8 @@ class AttributedTrace:
         is_candidate = (part_of_range != NONE) | self.roles.mask(MODULE)
         innermost = self.attribution.find_innermost(is_candidate, operations)
         has_attention = is_attention.any()
-        around = self.attribution.find_innermost(is_attention, operations) if has_attention else innermost
-        return np.where(around == NONE, NONE, np.append(part_of_range, NONE)[innermost])
+        attention_range = self.attribution.find_innermost(is_attention, operations) if has_attention else innermost
+        return np.where(attention_range == NONE, NONE, np.append(part_of_range, NONE)[innermost])
 
     def count_lost_launches(self, process: int) -> int:
         """Counts the kernel launches of a process whose kernel is missing in the capture."""
@@ -267,8 +267,8 @@ class AttributedTrace:
         is_leaf = self.roles.is_leaf_phase & (process_of(ranges.thread) == process)
         inner = np.flatnonzero(is_leaf)
         timeline, index = make_timeline(ranges, is_leaf, latest=False)
-        around = timeline.open_at(ranges.thread[inner], ranges.start[inner])
-        inner, outer = inner[around != NONE], index[around[around != NONE]]
+        outer_range = timeline.open_at(ranges.thread[inner], ranges.start[inner])
+        inner, outer = inner[outer_range != NONE], index[outer_range[outer_range != NONE]]
         phase = self.roles.codes(self.roles.names.leaf_phases)
         is_nested = (ranges.end[outer] >= ranges.end[inner]) & (phase[outer] != phase[inner])
         pairs = zip(ranges.name[inner[is_nested]].tolist(), ranges.name[outer[is_nested]].tolist(), strict=True)

@@ -109,16 +109,18 @@ def shares_of(start: Ints, end: Ints, activity: Codes) -> Floats:
         return (end - start).astype(np.float64)
     shares = np.zeros(len(start))
     time, position = np.unique(np.concatenate([start, end]), return_inverse=True)
-    first, last = position[: len(start)], position[len(start) :]
+    start_position, end_position = position[: len(start)], position[len(start) :]
     free_ns = np.diff(
         time, append=time[-1:]
     )  # from each time to the next time; 0 once an activity hides the later activities
     for code in ACTIVITIES:
-        does = activity == code
-        change = np.bincount(first[does], minlength=len(time)) - np.bincount(last[does], minlength=len(time))
+        has_activity = activity == code
+        change = np.bincount(start_position[has_activity], minlength=len(time)) - np.bincount(
+            end_position[has_activity], minlength=len(time)
+        )
         running = np.cumsum(change)
         share_until = np.append(0, np.cumsum(free_ns / np.maximum(running, 1)))
-        shares[does] = share_until[last[does]] - share_until[first[does]]
+        shares[has_activity] = share_until[end_position[has_activity]] - share_until[start_position[has_activity]]
         free_ns[running > 0] = 0
     return shares
 

@@ -172,17 +172,19 @@ def _find_in_phases(work: LaunchedWork, *, by_threads: bool = False) -> Windows 
     pattern = f"[^{closing}]*{closing}+" if closing != "F" else "F"
     spans = [match.span() for match in re.finditer(pattern, text)]
     spans = _without_evaluation(spans, text) if closing != "F" else spans
-    first, behind = (np.array([span[side] for span in spans], np.int64) for side in (0, 1))
+    first_phase, end_phase = (np.array([span[side] for span in spans], np.int64) for side in (0, 1))
     start, end = instances.start[index], np.maximum.accumulate(instances.end[index])
     bounds = np.unique(np.append(start, work.warmups.start))
-    next_bound = np.searchsorted(bounds, start[behind - 1], side="right")
-    own_end = end[behind - 1]
+    next_bound = np.searchsorted(bounds, start[end_phase - 1], side="right")
+    own_end = end[end_phase - 1]
     if closing == "F" and len(spans) > 1:  # the work after the last forward pass belongs to it
         own_end[-1] = max(own_end[-1], work.end[work.time >= start[-1]].max(initial=start[-1]))
     step_end = np.where(next_bound == len(bounds), own_end, np.append(bounds, 0)[next_bound])
     measured_before = np.append(0, np.cumsum(instances.is_measured[index]))
-    is_step = (measured_before[behind] - measured_before[first] == behind - first) & (step_end > start[first])
-    columns = start[first][is_step], step_end[is_step], np.minimum(own_end, step_end)[is_step]
+    is_step = (measured_before[end_phase] - measured_before[first_phase] == end_phase - first_phase) & (
+        step_end > start[first_phase]
+    )
+    columns = start[first_phase][is_step], step_end[is_step], np.minimum(own_end, step_end)[is_step]
     windows = Windows.of_program("phases", "from one forward pass to the next", *columns)
     if closing == "F" and len(windows):
         windows = work.end_with_work(windows)
@@ -236,8 +238,8 @@ def _join_turns(windows: Windows, work: LaunchedWork) -> Windows:
     np.add.at(counts, (step[in_step], symbol[in_step]), 1)
     for turns in range(1, len(windows) // 2 + 1):
         later, earlier = counts[turns:], counts[:-turns]
-        same, most = np.minimum(later, earlier).sum(1), np.maximum(later, earlier).sum(1)
-        if (same >= _MIN_SAME_OPERATIONS * most).all():
+        same_count, largest_count = np.minimum(later, earlier).sum(1), np.maximum(later, earlier).sum(1)
+        if (same_count >= _MIN_SAME_OPERATIONS * largest_count).all():
             break
     else:
         return windows
@@ -290,9 +292,9 @@ def _is_loop(work: LaunchedWork, windows: Windows, index: Ints, repeats: Repeats
     if (is_around & (ranges.start <= windows.cpu_start[0]) & (ranges.end >= windows.cpu_start[-1])).any():
         return False
     is_kernel = operations.kind[index] == KERNEL
-    before = int(is_kernel[: repeats.before].sum())
-    behind = int(is_kernel[len(index) - repeats.behind :].sum())
-    if before and behind and max(before, behind) < repeats.period:
+    kernels_before = int(is_kernel[: repeats.before].sum())
+    kernels_behind = int(is_kernel[len(index) - repeats.behind :].sum())
+    if kernels_before and kernels_behind and max(kernels_before, kernels_behind) < repeats.period:
         return False
     unit = index[int(repeats.starts[0]) : int(repeats.starts[0]) + repeats.period]
     classes = np.array([*attributed.kernels.classes, ""])[attributed.kernels.code[unit]]

@@ -190,9 +190,9 @@ def _find_waits(calls: Launches, operations: LaunchedOperations) -> _Waits:
             np.searchsorted(launch[on_stream], positions, side="right") - 1
         )  # the last operation that was launched so far
         last_ended = np.searchsorted(latest_end, calls.end + CLOCK_SKEW_NS, side="right") - 1
-        last = np.minimum(newest, last_ended)
-        is_later = (last >= 0) & ((awaited == NONE) | (end[on_stream[last]] > end[awaited]))
-        awaited = np.where(is_later, on_stream[last], awaited)
+        last_operation = np.minimum(newest, last_ended)
+        is_later = (last_operation >= 0) & ((awaited == NONE) | (end[on_stream[last_operation]] > end[awaited]))
+        awaited = np.where(is_later, on_stream[last_operation], awaited)
         queued[code >> DEVICE_SHIFT] += newest + 1 - np.searchsorted(latest_end, calls.start, side="right")
     ran_meanwhile = (awaited >= 0) & (np.append(end, 0)[awaited] >= calls.start)
     synchronizes = (calls.call == SYNCHRONIZE) & (awaited >= 0)
@@ -244,13 +244,15 @@ def _find_joins(calls: Launches, operations: LaunchedOperations) -> Ints:
         on_stream = np.flatnonzero(stream == code)
         latest_end = np.maximum.accumulate(end[on_stream])
         ended = np.searchsorted(latest_end, start[waiting] + CLOCK_SKEW_NS, side="right")
-        last = np.append(on_stream, NONE)[np.minimum(np.searchsorted(on_stream, waiting), ended) - 1]
-        joins = (last != NONE) & (stream[waiting] != code)
-        joins &= end[last] > np.where(joined[waiting] != NONE, end[joined[waiting]], LONG_AGO)
-        joined[waiting[joins]] = last[joins]
-    joined_end, preceding = end[joined], preceding_on_stream(stream)
+        last_operation = np.append(on_stream, NONE)[np.minimum(np.searchsorted(on_stream, waiting), ended) - 1]
+        joins = (last_operation != NONE) & (stream[waiting] != code)
+        joins &= end[last_operation] > np.where(joined[waiting] != NONE, end[joined[waiting]], LONG_AGO)
+        joined[waiting[joins]] = last_operation[joins]
+    joined_end, previous_operation = end[joined], preceding_on_stream(stream)
     starts_at_once = start - joined_end <= _MAX_JOIN_GAP_NS
-    is_delayed_by_join = (calls.start[launch] < joined_end) & ((preceding < 0) | (end[preceding] < joined_end))
+    is_delayed_by_join = (calls.start[launch] < joined_end) & (
+        (previous_operation < 0) | (end[previous_operation] < joined_end)
+    )
     return np.where(is_certain | (starts_at_once & is_delayed_by_join), joined, NONE)
 
 
@@ -277,9 +279,9 @@ def _find_delays(operations: LaunchedOperations, launched_at: Ints, joined: Ints
     other two are limited to the median of the operations whose start they determined.
     """
     start, end, stream = operations.start, operations.end, operations.stream
-    preceding = preceding_on_stream(stream)
+    previous_operation = preceding_on_stream(stream)
     ready = operations.stream_ready[np.searchsorted(np.unique(stream), stream)]
-    stream_end = np.where(preceding >= 0, end[preceding], np.maximum(ready, launched_at))
+    stream_end = np.where(previous_operation >= 0, end[previous_operation], np.maximum(ready, launched_at))
     joined_end = np.where(joined >= 0, end[joined], LONG_AGO)
     previous_end = np.maximum(stream_end, joined_end)
     # Timestamps that count from 1970 are too large for exact floats, so differences of integers are computed first.

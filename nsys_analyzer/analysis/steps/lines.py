@@ -258,8 +258,12 @@ def _sampled(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, Ints, Floats
         For each pair of a sample and a stretch: both indices, and the time that the sample represents there, ns.
     """
     requested = np.minimum(stacks.requested, stacks.sampled - 1)
-    sample, stretch, low, high = find_overlaps(start, end, requested, stacks.sampled)
-    return sample, stretch, (high - low + stacks.period_ns * (high == stacks.sampled[sample])).astype(np.float64)
+    sample, stretch, overlap_start, overlap_end = find_overlaps(start, end, requested, stacks.sampled)
+    return (
+        sample,
+        stretch,
+        (overlap_end - overlap_start + stacks.period_ns * (overlap_end == stacks.sampled[sample])).astype(np.float64),
+    )
 
 
 def _in_named_function(frame: StackFrame) -> StackFrame:
@@ -270,6 +274,6 @@ def _in_named_function(frame: StackFrame) -> StackFrame:
 def _find_caller(frames: tuple[StackFrame, ...]) -> str:
     """Returns the file and line that call the innermost function of a stack, or an empty text."""
     innermost = _in_named_function(frames[0])
-    outside = (frame for frame in frames[1:] if _in_named_function(frame)[::2] != innermost[::2])
-    caller = next(outside, None)
+    outer_frames = (frame for frame in frames[1:] if _in_named_function(frame)[::2] != innermost[::2])
+    caller = next(outer_frames, None)
     return f"{caller.file}:{caller.line}" if caller else ""

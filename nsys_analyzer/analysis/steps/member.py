@@ -223,8 +223,8 @@ def _find_collectives(attributed: AttributedTrace, windows: Windows, index: Ints
     trace, launched = attributed.trace, attributed.attribution.time[index]
     operations, calls, instances = trace.operations, trace.nccl_calls, attributed.instances
     position, call = _match_nccl_calls(attributed, index)
-    last = np.full(len(index), NONE)  # the last NCCL call of each collective
-    last[position] = call
+    last_call = np.full(len(index), NONE)  # the last NCCL call of each collective
+    last_call[position] = call
     # A kernel may send and receive at the same time.
     is_receive = np.array([bool(_RECEIVE.search(name)) for name in (*calls.names, "")])[calls.name]
     sent, received = np.zeros((2, len(index)), np.int64)
@@ -233,12 +233,12 @@ def _find_collectives(attributed: AttributedTrace, windows: Windows, index: Ints
     with_peer = np.flatnonzero(calls.peer[call] >= 0)
     pairs, _ = distinct_rows(position[with_peer], calls.peer[call[with_peer]])
     by_kernel = np.array([_find_kind(name) for name in (*operations.names, "")])[operations.name[index]]
-    by_call = np.array([_find_kind(name) for name in (*calls.names, "")])[np.append(calls.name, NONE)[last]]
+    by_call = np.array([_find_kind(name) for name in (*calls.names, "")])[np.append(calls.name, NONE)[last_call]]
     kind = np.where(by_call != OTHER_KIND, by_call, by_kernel)
     unnamed = np.flatnonzero(kind == OTHER_KIND)  # RCCL runs the same kernel for all kinds
     callers = find_launching_collectives(trace, attributed.attribution, index[unnamed])
     kind[unnamed] = [_find_kind(name) for name in callers]
-    communicator = np.append(calls.communicator, 0)[last]
+    communicator = np.append(calls.communicator, 0)[last_call]
     since = np.searchsorted(windows.cpu_start, launched, side="right") - 1
     return Collectives(
         start=operations.start[index],
@@ -249,10 +249,12 @@ def _find_collectives(attributed: AttributedTrace, windows: Windows, index: Ints
         kind=kind,
         communicator=np.where(communicator != 0, communicator, -operations.stream[index] - 1),
         bytes=np.where(
-            np.append(calls.bytes, UNKNOWN_NUMBER)[last] != UNKNOWN_NUMBER, np.maximum(sent, received), UNKNOWN_NUMBER
+            np.append(calls.bytes, UNKNOWN_NUMBER)[last_call] != UNKNOWN_NUMBER,
+            np.maximum(sent, received),
+            UNKNOWN_NUMBER,
         ),
-        peer=np.append(calls.peer, UNKNOWN_NUMBER)[last],
-        ranks=np.append(calls.ranks, 0)[last],
+        peer=np.append(calls.peer, UNKNOWN_NUMBER)[last_call],
+        ranks=np.append(calls.ranks, 0)[last_call],
         peers=np.bincount(position[with_peer[pairs]], minlength=len(index)),
         phase=np.append(instances.phase, NONE)[attributed.instances_of_operations[0][index]],
         names=instances.phases,
@@ -278,19 +280,19 @@ def _match_nccl_calls(attributed: AttributedTrace, index: Ints) -> tuple[Ints, I
     axis_position = axis.place(thread, time)
     # If one call launches collectives on several devices, a stable sort keeps them in the order of their starts.
     order = np.argsort(axis_position, kind="stable")
-    at = np.searchsorted(axis_position[order], axis.place(calls.thread, calls.start))
-    matched = np.flatnonzero((at < len(order)) & np.isin(calls.thread, thread))
-    matched = matched[thread[order[at[matched]]] == calls.thread[matched]]
-    first, group, count = np.unique(at[matched], return_inverse=True, return_counts=True)
-    last = np.minimum(np.append(first[1:], len(order)), np.searchsorted(thread[order], thread[order[first]], "right"))
-    kernels = last - first
+    next_collective = np.searchsorted(axis_position[order], axis.place(calls.thread, calls.start))
+    matched = np.flatnonzero((next_collective < len(order)) & np.isin(calls.thread, thread))
+    matched = matched[thread[order[next_collective[matched]]] == calls.thread[matched]]
+    first, group, count = np.unique(next_collective[matched], return_inverse=True, return_counts=True)
+    end = np.minimum(np.append(first[1:], len(order)), np.searchsorted(thread[order], thread[order[first]], "right"))
+    kernels = end - first
     per_kernel = np.where(kernels > count, 1, np.where(count % kernels == 0, count // kernels, 0))[group]
     by_group = np.argsort(group, kind="stable")  # the calls are in order of start
-    number = np.empty_like(group)
-    number[by_group] = np.arange(len(group)) - np.repeat(np.cumsum(count) - count, count)
-    even = per_kernel > 0
-    at_kernel = first[group[even]] + number[even] // per_kernel[even]
-    return launched[order[at_kernel]], matched[even]
+    call_number = np.empty_like(group)
+    call_number[by_group] = np.arange(len(group)) - np.repeat(np.cumsum(count) - count, count)
+    is_even = per_kernel > 0
+    at_kernel = first[group[is_even]] + call_number[is_even] // per_kernel[is_even]
+    return launched[order[at_kernel]], matched[is_even]
 
 
 def _find_kind(name: str) -> int:

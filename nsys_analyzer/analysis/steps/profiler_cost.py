@@ -92,8 +92,8 @@ def recording_costs(trace: Trace, process: int, start: Ints, end: Ints) -> tuple
     """Returns the lower and the upper bound of the cost of recording in each interval, ns, shape (intervals,)."""
     low_ns, high_ns = np.zeros(len(start)), np.zeros(len(start))
     for table, cost, factor in _recorded_tables(trace):
-        near = table.select((table.start >= start.min()) & (table.start <= end.max()))
-        starts = np.sort(near.start[process_of(near.thread) == process])
+        nearby_rows = table.select((table.start >= start.min()) & (table.start <= end.max()))
+        starts = np.sort(nearby_rows.start[process_of(nearby_rows.thread) == process])
         count = np.searchsorted(starts, end) - np.searchsorted(starts, start)
         low_ns += count * cost.low_us * factor * NS_PER_US
         high_ns += count * cost.high_us * factor * NS_PER_US

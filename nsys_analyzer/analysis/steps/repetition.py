@@ -96,16 +96,16 @@ def _repeats_of(symbols: Integers, ns: Ints, pause: Ints, count: int) -> Iterato
     total, running = float(ns.sum()), np.append(0, np.cumsum(ns))
     candidates = []
     for period in _periods(symbols):
-        first, behind, same_share = _longest_repeating_stretch(symbols, period)
-        if same_share < _MIN_SAME_IN_ALL or behind - first < 2 * period:
+        first, stop, same_share = _longest_repeating_stretch(symbols, period)
+        if same_share < _MIN_SAME_IN_ALL or stop - first < 2 * period:
             continue
-        starts = _find_unit_starts(symbols, pause, period, first, behind)
+        starts = _find_unit_starts(symbols, pause, period, first, stop)
         end = int(min(starts[-1] + period, len(symbols)))
-        low, high = min(first, int(starts[0])), max(behind, end)
+        low, high = min(first, int(starts[0])), max(stop, end)
         # If equal units follow each other up to the end, only the program's initialization precedes them. It may take
         # long, so the share of operations is compared instead of the share of time.
-        is_exact = same_share == 1 and (first, behind) == (starts[0], len(symbols)) and len(starts) >= _MIN_LAYERS
-        covered = behind - first if is_exact else running[high] - running[low]
+        is_exact = same_share == 1 and (first, stop) == (starts[0], len(symbols)) and len(starts) >= _MIN_LAYERS
+        covered = stop - first if is_exact else running[high] - running[low]
         if covered < _MIN_COVERED_TIME * (len(symbols) if is_exact else total) or count not in (0, len(starts)):
             continue
         # A few additional operations between two units do not end the repetition.
@@ -113,7 +113,7 @@ def _repeats_of(symbols: Integers, ns: Ints, pause: Ints, count: int) -> Iterato
         is_regular = np.abs(np.diff(bounds) - period) <= (1 - _MIN_SAME_IN_UNIT) * period
         first_regular, end_regular = _longest_stretch(is_regular)
         regular_ns = running[bounds[end_regular]] - running[bounds[first_regular]]
-        covered_ns = max(running[behind] - running[first], regular_ns)
+        covered_ns = max(running[stop] - running[first], regular_ns)
         repeats = Repeats(period, starts, end, low, len(symbols) - high)
         candidates.append((-same_share * float(covered_ns), period, repeats))
     yield from (repeats for _, _, repeats in sorted(candidates, key=lambda candidate: candidate[:2]))
@@ -127,9 +127,9 @@ def has_layers(symbols: Integers, computes: Bools) -> bool:
         computes: shape (operations,), True if an operation has a class that every layer contains, such as matmul.
     """
     for period in _periods(symbols, _MIN_SAME_AT_LAG_OF_LAYERS):
-        first, behind, _ = _longest_repeating_stretch(symbols, period)
-        repeats = (behind - first) // period
-        is_large = period >= _MIN_OPERATIONS_OF_LAYER and behind - first >= _MIN_SHARE_OF_LAYERS * len(symbols)
+        first, stop, _ = _longest_repeating_stretch(symbols, period)
+        repeats = (stop - first) // period
+        is_large = period >= _MIN_OPERATIONS_OF_LAYER and stop - first >= _MIN_SHARE_OF_LAYERS * len(symbols)
         if is_large and repeats >= _MIN_LAYERS and computes[first : first + period].any():
             return True
     return False
@@ -151,12 +151,12 @@ def _periods(symbols: Integers, min_same: float = _MIN_SAME_AT_LAG) -> Iterator[
     estimated_same = equal / (len(sequence) - np.arange(1, len(equal) + 1))
     same_at: dict[int, float] = {}
     for lag in (np.flatnonzero(estimated_same >= min_same - _ESTIMATION_ERROR) + 1).tolist():
-        same = float((sequence[:-lag] == sequence[lag:]).mean())
+        equal_share = float((sequence[:-lag] == sequence[lag:]).mean())
         is_multiple = any(
-            lag % shorter == 0 and same_at[shorter] >= same - _MIN_GAIN_OF_MULTIPLE for shorter in same_at
+            lag % shorter == 0 and same_at[shorter] >= equal_share - _MIN_GAIN_OF_MULTIPLE for shorter in same_at
         )
-        if same >= min_same and not is_multiple:
-            same_at[lag] = same
+        if equal_share >= min_same and not is_multiple:
+            same_at[lag] = equal_share
             yield lag
 
 
@@ -167,15 +167,15 @@ def _longest_repeating_stretch(symbols: Integers, period: int) -> tuple[int, int
         The index of the first operation of this part, the index after its last operation, and the share of its
         operations that are equal to the operation one period later.
     """
-    same = symbols[:-period] == symbols[period:]
-    equal = np.append(0, np.cumsum(same))
+    is_equal = symbols[:-period] == symbols[period:]
+    equal = np.append(0, np.cumsum(is_equal))
     first, last = _longest_stretch(equal[period:] - equal[:-period] >= _MIN_SAME_IN_UNIT * period)
     if first == last:
         return 0, 0, 0.0
     # At each end, up to a tenth of a unit may differ. These operations are removed.
-    inside = first + np.flatnonzero(same[first : last + period - 1])
-    first, behind = int(inside[0]), int(inside[-1]) + 1
-    return first, behind + period, float(same[first:behind].mean())
+    inside = first + np.flatnonzero(is_equal[first : last + period - 1])
+    first, stop = int(inside[0]), int(inside[-1]) + 1
+    return first, stop + period, float(is_equal[first:stop].mean())
 
 
 def _longest_stretch(mask: Bools) -> tuple[int, int]:
@@ -187,24 +187,24 @@ def _longest_stretch(mask: Bools) -> tuple[int, int]:
     return int(edges[2 * longest]), int(edges[2 * longest + 1])
 
 
-def _find_unit_starts(symbols: Integers, pause: Ints, period: int, first: int, behind: int) -> Ints:
+def _find_unit_starts(symbols: Integers, pause: Ints, period: int, first: int, stop: int) -> Ints:
     """Returns the index of the first operation of each unit.
 
-    If the units extend to the end of the sequence without a rest, the first unit begins at ``first``. Otherwise, each
-    unit begins after the longest pause.
+    If whole units extend to the end of the sequence, the first unit begins at ``first``. Otherwise, each unit begins
+    after the longest pause.
     """
-    units = (behind - first) // period
+    units = (stop - first) // period
     offset = first
-    if behind < len(symbols) or (behind - first) % period:
+    if stop < len(symbols) or (stop - first) % period:
         table = pause[first : first + units * period].reshape(units, period)
         offset += int(np.argmax(np.median(table[1:] if units > 1 else table, axis=0)))
-    starts = np.arange(offset, behind - period + 1, period)
+    starts = np.arange(offset, stop - period + 1, period)
     # A longer unit shifts the units after it, so units are found by their first operations. These are taken from the
     # first, the middle or the last unit, whichever finds most units.
     typical = sorted({int(starts[0]), int(starts[len(starts) // 2]), int(starts[-1])})
     heads = max((_find_same_heads(symbols, start, min(period, _HEAD_LENGTH)) for start in typical), key=len)
-    inside = heads[(heads >= first) & (heads < behind)]
-    if len(inside) > units + 1:  # the same operations also occur inside units
+    heads_inside = heads[(heads >= first) & (heads < stop)]
+    if len(heads_inside) > units + 1:  # the same operations also occur inside units
         return starts
     return heads[: -1 if len(symbols) - heads[-1] < _MIN_SAME_IN_UNIT * period else None]
 

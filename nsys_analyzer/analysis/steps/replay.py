@@ -316,33 +316,39 @@ class Replay:
         )
         last_arrival = {collective: (position, piece) for _, collective, position, piece in arrivals}
         # The path starts from the latest end of all ranks: that of the last piece, or of the time after the last call.
-        at = max(range(len(ranks)), key=lambda rank: max(runs[rank].call_starts[-1], runs[rank].piece_ends.max()))
-        piece_ends, call = runs[at].piece_ends[:-1], len(ranks[at].cpu_ns)
-        ends_on_gpu = len(piece_ends) > 0 and piece_ends.max() > runs[at].call_starts[call]
+        current_rank = max(
+            range(len(ranks)), key=lambda rank: max(runs[rank].call_starts[-1], runs[rank].piece_ends.max())
+        )
+        piece_ends, call = runs[current_rank].piece_ends[:-1], len(ranks[current_rank].cpu_ns)
+        ends_on_gpu = len(piece_ends) > 0 and piece_ends.max() > runs[current_rank].call_starts[call]
         piece = int(piece_ends.argmax()) if ends_on_gpu else NONE
         while True:
             # Follow the GPU's work back to a piece whose launch determined its start.
             while piece != NONE:
-                piece_shares[at][piece] = 1.0
-                if len(ranks[at].collective) and ranks[at].waits_for_ranks[piece]:
-                    at, piece = last_arrival.get(int(ranks[at].collective[piece]), (at, piece))
-                call, piece = int(ranks[at].launch[piece]), limits[at].limiting_piece[piece]
+                piece_shares[current_rank][piece] = 1.0
+                if len(ranks[current_rank].collective) and ranks[current_rank].waits_for_ranks[piece]:
+                    current_rank, piece = last_arrival.get(
+                        int(ranks[current_rank].collective[piece]), (current_rank, piece)
+                    )
+                call, piece = int(ranks[current_rank].launch[piece]), limits[current_rank].limiting_piece[piece]
             # Follow the CPU back to the last call that waited for the GPU.
-            waits = limits[at].waits
+            waits = limits[current_rank].waits
             position = int(np.searchsorted(waits, call)) - 1
-            call_shares[at][waits[position] if position >= 0 else 0 : call] = 1.0
+            call_shares[current_rank][waits[position] if position >= 0 else 0 : call] = 1.0
             if position < 0:
                 break
-            piece = int(ranks[at].awaited[waits[position]])
-        for at, (rank, run) in enumerate(zip(ranks, runs, strict=True)):
+            piece = int(ranks[current_rank].awaited[waits[position]])
+        for current_rank, (rank, run) in enumerate(zip(ranks, runs, strict=True)):
             begin = 0.0
             if rank.steps >= MIN_STEPS and not from_start:
                 begin = max(run.call_starts[rank.first_call[1]], rank._earlier_work_ends(run.piece_ends)[1])
-            call_shares[at] = np.clip(
-                (run.call_starts[1:] - begin) / np.maximum(rank.cpu_ns, 1.0), 0.0, call_shares[at]
+            call_shares[current_rank] = np.clip(
+                (run.call_starts[1:] - begin) / np.maximum(rank.cpu_ns, 1.0), 0.0, call_shares[current_rank]
             )
             ends = run.piece_ends[:-1]
-            piece_shares[at] = np.clip((ends - begin) / np.maximum(rank.work_ns, 1.0), 0.0, piece_shares[at])
+            piece_shares[current_rank] = np.clip(
+                (ends - begin) / np.maximum(rank.work_ns, 1.0), 0.0, piece_shares[current_rank]
+            )
         for position in sorted(self.unawaited_ranks):
             call_shares.insert(position, np.zeros(len(self.ranks[position].cpu_ns)))
             piece_shares.insert(position, np.zeros(len(self.ranks[position].work_ns)))
@@ -359,8 +365,15 @@ class Replay:
         by_launch = call_starts[self.launch] + self.latency_ns >= starts
         limiting_piece = np.where(by_join, self.joined, np.where(by_stream, self.preceding, NONE))
         if len(self.collective):
-            last = np.flatnonzero((self.collective != NONE) & (by_join | by_stream | by_launch))
-            arrivals = [*zip(starts[last].tolist(), self.collective[last].tolist(), last.tolist(), strict=True)]
+            last_arrivals = np.flatnonzero((self.collective != NONE) & (by_join | by_stream | by_launch))
+            arrivals = [
+                *zip(
+                    starts[last_arrivals].tolist(),
+                    self.collective[last_arrivals].tolist(),
+                    last_arrivals.tolist(),
+                    strict=True,
+                )
+            ]
         else:
             arrivals = []
         return _Limits(
@@ -487,9 +500,9 @@ def run_together(ranks: Sequence[Replay]) -> list[Run]:
 def preceding_on_stream(stream: Ints) -> Ints:
     """Returns the index of the previous piece on the stream of each piece, or ``NONE``; shape (pieces,)."""
     order = np.argsort(stream, kind="stable")
-    preceding = np.full(len(stream), NONE)
-    preceding[order[1:]] = np.where(stream[order[1:]] == stream[order[:-1]], order[:-1], NONE)
-    return preceding
+    previous_piece = np.full(len(stream), NONE)
+    previous_piece[order[1:]] = np.where(stream[order[1:]] == stream[order[:-1]], order[:-1], NONE)
+    return previous_piece
 
 
 def _rows(index: Any, *columns: Any) -> Iterator[Any]:

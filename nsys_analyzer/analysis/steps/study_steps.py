@@ -165,14 +165,14 @@ def _find_operations(work: ProcessWork, device: int, calls: LaunchingCalls) -> L
     call_of_launch[work.launch_index[calls.positions]] = np.arange(len(calls.table))
     call_of_launch[NONE] = NONE
     call_of_operation = call_of_launch[attributed.attribution.launch]
-    of_process = np.concatenate(list(work.devices.values()))
+    process_operations = np.concatenate(list(work.devices.values()))
     # Streams of two devices may have the same number.
-    streams: Ints = table.stream[of_process].astype(np.int64)
+    streams: Ints = table.stream[process_operations].astype(np.int64)
     if (streams >> DEVICE_SHIFT).any():  # streams of AMD GPUs are numbered by addresses
         streams = dense_codes(streams)[1].astype(np.int64)
-    streams = streams + ((table.device[of_process].astype(np.int64) - device) << DEVICE_SHIFT)
-    is_studied = call_of_operation[of_process] != NONE
-    index, stream = of_process[is_studied], streams[is_studied]
+    streams = streams + ((table.device[process_operations].astype(np.int64) - device) << DEVICE_SHIFT)
+    is_studied = call_of_operation[process_operations] != NONE
+    index, stream = process_operations[is_studied], streams[is_studied]
     on_device = index[stream >> DEVICE_SHIFT == 0]
     if not len(on_device):
         return None
@@ -183,12 +183,12 @@ def _find_operations(work: ProcessWork, device: int, calls: LaunchingCalls) -> L
     order = order[table.end[index[order]] > table.start[index[order]]]
     index, stream = index[order], stream[order]
     start = table.start[index]
-    launched_at = work.launched_at[of_process]
+    launched_at = work.launched_at[process_operations]
     is_earlier = ~is_studied & (launched_at < calls.start[0]) & (launched_at > LONG_AGO)
     stream_ready = []
     for code in np.unique(stream):
-        precedes = (streams == code) & (table.start[of_process] < start[stream == code].min())
-        stream_ready.append(table.end[of_process[precedes]].max(initial=LONG_AGO))
+        precedes = (streams == code) & (table.start[process_operations] < start[stream == code].min())
+        stream_ready.append(table.end[process_operations[precedes]].max(initial=LONG_AGO))
     return LaunchedOperations(
         index,
         stream,
@@ -198,7 +198,7 @@ def _find_operations(work: ProcessWork, device: int, calls: LaunchingCalls) -> L
         np.isin(table.copy[index], (PAGEABLE_TO_DEVICE, DEVICE_TO_PAGEABLE)),
         exposed_ns[index],
         streams[is_earlier],
-        table.end[of_process[is_earlier]],
+        table.end[process_operations[is_earlier]],
         np.array(stream_ready),
     )
 

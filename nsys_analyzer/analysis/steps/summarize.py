@@ -346,9 +346,9 @@ def _by_ranges(
     "host", since the program does not wait for a device.
     """
     instances, ranges = work.attributed.instances, work.attributed.trace.ranges
-    loads = np.array([*map_by_shape(ranges.names, is_loading), False])[ranges.name]
-    loads &= process_of(ranges.thread) == work.process
-    spans = [(INPUT, ranges.start[loads], ranges.end[loads])]
+    is_loading_range = np.array([*map_by_shape(ranges.names, is_loading), False])[ranges.name]
+    is_loading_range &= process_of(ranges.thread) == work.process
+    spans = [(INPUT, ranges.start[is_loading_range], ranges.end[is_loading_range])]
     for code, name in enumerate(instances.phases[: -len((OTHER_STEP, STEP))]):
         is_phase = (instances.phase == code) & (instances.process == work.process)
         spans.append((name, instances.start[is_phase], instances.end[is_phase]))
