@@ -132,14 +132,18 @@ def read_nccl_ranges(reader: Reader, strings: Mapping[int, str]) -> list[NcclRan
     if not events or not has_nccl_names or "textId" not in reader.columns_of[events]:
         return []
     rows = list(iterate_rows(reader.read(schema.PAYLOADS)))
-    layouts = _read_payload_layouts(reader) if any(binary for *_, binary in rows) else {}
+    layouts: _PayloadLayouts = defaultdict(dict)
+    if any(binary for *_, binary in rows):
+        for schema_id, kind, name, offset in iterate_rows(reader.read(schema.PAYLOAD_FIELDS)):
+            if kind in _TYPES:
+                layouts[schema_id][name.lower()] = _TYPES[kind], offset
     return [
-        NcclRange(start, thread, strings.get(name, ""), {
+        NcclRange(start, thread, strings.get(name_id, ""), {
             **_parse_json_payload(json),
             **_parse_json_payload(strings.get(json_id, "")),
             **_parse_binary_payload(binary, layouts),
         })
-        for start, name, thread, json, json_id, binary in rows
+        for start, name_id, thread, json, json_id, binary in rows
     ]  # fmt: skip
 
 
@@ -153,16 +157,8 @@ def _parse_json_payload(text: str) -> dict[str, int]:
     return {name.lower(): int(value) for name, value in pairs if _INTEGER.fullmatch(str(value))}
 
 
+#: The type and the offset (bytes) of each integer field, by schema ID and field name in lower case.
 _PayloadLayouts = dict[int, dict[str, tuple[struct.Struct, int]]]
-
-
-def _read_payload_layouts(reader: Reader) -> _PayloadLayouts:
-    """Returns the type and the offset (bytes) of each integer field, by schema ID and field name in lower case."""
-    layouts: _PayloadLayouts = defaultdict(dict)
-    for schema_id, kind, name, offset in iterate_rows(reader.read(schema.PAYLOAD_FIELDS)):
-        if kind in _TYPES:
-            layouts[schema_id][name.lower()] = _TYPES[kind], offset
-    return layouts
 
 
 def _parse_binary_payload(blob: bytes, layouts: _PayloadLayouts) -> dict[str, int]:

@@ -150,7 +150,10 @@ class CountedStep:
         packet = getattr(function, "_overloadpacket", function)
         formula, name = self._formulas.get(packet), str(packet)
         if formula is not None:
-            flops, kind = int(formula(*arguments, **keywords, out_val=result)), _class_of(name)
+            flops = int(formula(*arguments, **keywords, out_val=result))
+            kind = "convolution" if "conv" in name else "matmul"  # the class of its kernels
+            if any(word in name for word in _FUSED):
+                kind = "fused attention"
             if kind == "fused attention":
                 if "backward" in name:
                     flops = flops * _MATMULS_OF_MODEL // _MATMULS_COUNTED
@@ -180,13 +183,6 @@ def _nested(flat: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
     for (outer, inner), value in flat.items():
         nested.setdefault(outer, {})[inner] = value
     return nested
-
-
-def _class_of(name: str) -> str:
-    """Returns the class of the kernels of an operator that has a formula."""
-    if any(word in name for word in _FUSED):
-        return "fused attention"
-    return "convolution" if "conv" in name else "matmul"
 
 
 def _formulas(torch: Any) -> dict[Any, Any]:
