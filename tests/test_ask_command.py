@@ -18,15 +18,19 @@ RealCapture = Callable[[str], Path]
 MS = 1_000_000
 
 
-@pytest.fixture
-def trace(tmp_path: Path) -> Path:
+def two_phases() -> Export:
     """Two steps of 10 ms: forward of 6 ms with 2 ms of GEMM, then 1 ms of ADD by the optimizer."""
     export = Export().gpu()
     for at in (0, 10 * MS):
         export.range("step", at, at + 9 * MS).range("forward", at, at + 6 * MS)
         export.range("optimizer", at + 6 * MS, at + 9 * MS)
         export.kernel(GEMM, at + MS, at + 2 * MS, at + 4 * MS).kernel(ADD, at + 7 * MS, at + 8 * MS, at + 9 * MS)
-    return export.write(tmp_path / "t.sqlite")
+    return export
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return two_phases().write(tmp_path / "t.sqlite")
 
 
 # --- ask

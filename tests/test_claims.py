@@ -20,9 +20,8 @@ from nsys_analyzer.report.renderers.html import render_fragment
 from nsys_analyzer.report.sections import build_report
 from tests.conftest import DATA, ROOT, Main
 from tests.support.copied import text_of
-from tests.support.export import ADD, GEMM, Export
+from tests.test_ask_command import two_phases
 
-MS = 1_000_000
 #: What ``ask`` and the report say of ``trace``.
 ASKED = "gpu_busy_ms phase=forward = 2 ms"
 WHOLE = f"{ASKED}, median of 2 instances of forward (2 rows of CUPTI_ACTIVITY_KIND_KERNEL in t.sqlite)"
@@ -35,13 +34,7 @@ REPORTED = ("train_small256", "graph_small256", "llama_bf16", "cpu_train", "ddp2
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two steps of 10 ms: forward of 6 ms with 2 ms of GEMM, then 1 ms of ADD by the optimizer."""
-    export = Export().gpu()
-    for at in (0, 10 * MS):
-        export.range("step", at, at + 9 * MS).range("forward", at, at + 6 * MS)
-        export.range("optimizer", at + 6 * MS, at + 9 * MS)
-        export.kernel(GEMM, at + MS, at + 2 * MS, at + 4 * MS).kernel(ADD, at + 7 * MS, at + 8 * MS, at + 9 * MS)
-    return export.write(tmp_path_factory.mktemp("claims") / "t.sqlite")
+    return two_phases().write(tmp_path_factory.mktemp("claims") / "t.sqlite")
 
 
 @pytest.fixture(scope="module")

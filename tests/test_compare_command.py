@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import lzma
 import re
 import shutil
 from collections.abc import Callable
@@ -13,12 +12,12 @@ from typing import Any
 import pytest
 
 import nsys_analyzer
-from tests.conftest import ROOT, Main
+from tests.conftest import Main
 from tests.support.export import ADD, GEMM, Export
+from tests.support.packed import EXAMPLES, unpack, unpack_fault
 
 MS = 1_000_000
-FAULTS = ROOT / "examples" / "faults" / "captures" / "transformer"
-COMPILED = ROOT / "examples" / "benches" / "compile" / "captures"
+COMPILED = EXAMPLES / "benches" / "compile" / "captures"
 
 
 def steps(matmul_us: int = 5_000, count: int = 4, gpu: str = "NVIDIA H200") -> Export:
@@ -269,12 +268,6 @@ def test_timings_of_the_sides(
 # --- real pairs: what it says first is what was changed
 
 
-def unpacked(name: str, folder: Path) -> Path:
-    path = folder / f"{name}.sqlite"
-    path.write_bytes(lzma.decompress((FAULTS / f"{name}.sqlite.xz").read_bytes()))
-    return path
-
-
 @pytest.mark.parametrize(
     ("fault", "finding", "part"),
     [
@@ -289,7 +282,7 @@ def unpacked(name: str, folder: Path) -> Path:
 )
 def test_a_fault_that_is_gone(fault: str, finding: str, part: tuple[str, str] | None, tmp_path: Path) -> None:
     """The captures of faults of the control's size, against the control."""
-    (one,) = nsys_analyzer.compare(unpacked(fault, tmp_path), unpacked("none", tmp_path)).compared
+    (one,) = nsys_analyzer.compare(unpack_fault(fault, tmp_path), unpack_fault("none", tmp_path)).compared
     assert one.findings
     assert (one.findings[0].finding.id, one.findings[0].status) == (finding, "gone")
     assert one.step
@@ -332,9 +325,10 @@ def test_a_capture_with_more_ranges_than_the_other(real_capture: Callable[[str],
     assert "The profiler slows the two sides down differently" in re.sub(r"\s+", " ", printed)
 
 
-def test_ranks_are_compared_one_by_one(real_capture: Callable[[str], Path], run_main: Main) -> None:
-    path = real_capture("ddp2_small256")
-    data = json.loads(run_main("compare", path, path, "--format", "json").out)
+def test_ranks_are_compared_one_by_one(real_capture: Callable[[str], Path], tmp_path: Path, run_main: Main) -> None:
+    report = tmp_path / "ranks.json"
+    run_main("report", real_capture("ddp2_small256"), "--format", "json", "-o", report)
+    data = json.loads(run_main("compare", report, report, "--format", "json").out)
     pairs = [(one["before"][0]["process"], one["after"][0]["process"]) for one in data["comparisons"]]
     assert len(pairs) == 2
     assert all(before == after for before, after in pairs)
@@ -343,9 +337,8 @@ def test_ranks_are_compared_one_by_one(real_capture: Callable[[str], Path], run_
 def test_models_without_a_module_in_common_are_refused(run_main: Main, tmp_path: Path) -> None:
     """Programs whose manifests name no model, but the modules whose FLOPs were counted; each is its own run."""
     for name in ("gan", "vision"):
-        packed = ROOT / "examples" / "programs" / "captures" / f"{name}.sqlite.xz"
-        (tmp_path / f"{name}.sqlite").write_bytes(lzma.decompress(packed.read_bytes()))
-        shutil.copy(packed.with_name(f"{name}.manifest.json"), tmp_path)
+        for ending in ("sqlite.xz", "manifest.json"):
+            unpack(EXAMPLES / "programs" / "captures" / f"{name}.{ending}", tmp_path)
     outcome = run_main("compare", tmp_path / "gan.sqlite", tmp_path / "vision.sqlite")
     assert outcome.code == 1
     assert "The models of gan and vision have no module in common" in outcome.err

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from nsys_analyzer.analysis.comparison.compare import compare, match_kernels
-from nsys_analyzer.analysis.comparison.comparison import Comparison
+from nsys_analyzer.analysis.comparison.comparison import Comparison, StepChange
 from nsys_analyzer.analysis.comparison.estimates import RunSpread
 from nsys_analyzer.analysis.comparison.pairs import Comparisons, UnmatchedRun, compare_runs, match_runs
 from nsys_analyzer.analysis.statistics import Stats
@@ -56,6 +56,13 @@ def compared(before: Summary, after: Summary) -> Comparison:
     return compare(side(before), side(after))
 
 
+def compared_steps(before: Any, after: Any) -> StepChange:
+    """The comparison of the steps of two sides."""
+    step = compare(before, after).step
+    assert step
+    return step
+
+
 def blocks_of(*pairs: Comparison) -> list[Block]:
     """What is written of comparisons, folded or not."""
     return [*unfold(answer_comparison(Comparisons(pairs, (), ()), 0.05).blocks)]
@@ -75,8 +82,7 @@ def remarks_of(before: Summary, after: Summary) -> list[str]:
 @given(SIDES, SIDES)
 def test_parts_and_kernels_add_up(before: Any, after: Any) -> None:
     """Kernels to their class, parts to the step."""
-    step = compare(before, after).step
-    assert step
+    step = compared_steps(before, after)
     assert sum(part.change.ms for part in step.parts) == pytest.approx(step.wall.ms, abs=1e-6)
     for part in (part for part in step.parts if part.kind == "compute"):
         assert sum(one.change.ms for one in part.kernels) == pytest.approx(part.change.ms, abs=1e-6)
@@ -108,9 +114,7 @@ def test_every_kernel_stands_in_one_pair(before: list[KernelTime], after: list[K
 @given(RUNS, RUNS)
 def test_there_and_back(before: Summary, after: Summary) -> None:
     """The change back is the same with the other sign."""
-    there, back = compared(before, after).step, compared(after, before).step
-    assert there
-    assert back
+    there, back = compared_steps(side(before), side(after)), compared_steps(side(after), side(before))
     assert there.wall.ms == pytest.approx(-back.wall.ms)
     if there.wall.low_ms is not None and back.wall.high_ms is not None:
         assert there.wall.low_ms == pytest.approx(-back.wall.high_ms)
@@ -160,8 +164,7 @@ def test_what_was_changed_comes_first() -> None:
     """10 ms of matmul become 4, 5 ms of waiting none, and launching takes 1 ms longer."""
     before = run([kernel("gemm", 10.0), kernel("add", 2.0, "elementwise")], {"sync": 5.0, "launch": 1.0})
     after = run([kernel("bf16 gemm", 4.0), kernel("add", 2.0, "elementwise")], {"launch": 2.0})
-    step = compared(before, after).step
-    assert step
+    step = compared_steps(side(before), side(after))
     assert [(part.kind, part.name, part.change.ms) for part in step.parts] == [
         ("compute", "matmul", -6.0), ("idle", "sync", -5.0), ("idle", "launch", 1.0), ("compute", "elementwise", 0.0),
     ]  # fmt: skip
@@ -251,8 +254,7 @@ def test_all_large_classes_by_one_factor(after: tuple[float, ...], factor: float
         run([kernel(name, ms, name) for name, ms in zip(classes, times, strict=True) if ms])
         for times in ((10.0, 4.0, 1.0, 5.0), after)
     ]
-    step = compared(*sides).step
-    assert step
+    step = compared_steps(*map(side, sides))
     assert step.common_factor == (None if factor is None else pytest.approx(factor))
     asked = f"The times of all large classes changed by the factor {factor or 0:.2f}: do batch sizes differ?"
     assert (asked in remarks_of(*sides)) == (factor is not None)

@@ -1,6 +1,6 @@
 """Findings: what each rule sees in steps that are worked out by hand, and what it says of captures of planted faults.
 
-Beside each expectation stands how a step is worked out: the GPU's work, or the calls one behind the other, whichever
+Beside each expectation stands how a step is worked out: the GPU's work, or the calls one after the other, whichever
 takes longer. See ``tests.support.steps`` for what a call takes.
 """
 
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import json
-import lzma
+import re
+import shlex
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -22,6 +23,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer import api, summarize
+from nsys_analyzer.analysis.findings import kernels as kernels_module
+from nsys_analyzer.analysis.findings import waits
 from nsys_analyzer.analysis.findings.finding import (
     Candidate,
     ColdStart,
@@ -40,18 +43,9 @@ from nsys_analyzer.analysis.findings.finding import (
     ReplayDiffers,
     Rule,
 )
-from nsys_analyzer.analysis.findings.kernels import (
-    find_cache_copies,
-    find_fp32_matmul,
-    find_layout_copies,
-    find_small_grids,
-    find_unfused_attention,
-    find_unfused_elementwise,
-    find_unfused_optimizer,
-)
+from nsys_analyzer.analysis.findings.kernels import find_unfused_attention
 from nsys_analyzer.analysis.findings.waits import (
     find_allocator,
-    find_between_steps,
     find_data_loading,
     find_device_to_host_copy,
     find_host_stall,
@@ -61,6 +55,7 @@ from nsys_analyzer.analysis.findings.waits import (
 )
 from nsys_analyzer.analysis.steps.step import IdleTime
 from nsys_analyzer.analysis.summary.complete import complete_captures, diagnose_capture
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.finding_texts import TEXTS, explain_missing_findings, ranks, write_finding
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.columns import (
@@ -70,14 +65,13 @@ from nsys_analyzer.trace.columns import (
     PAGEABLE_TO_DEVICE,
     PINNED_TO_DEVICE,
 )
-from tests.conftest import ROOT
+from tests.support.cases import CASES, Case, Line, read_cases
 from tests.support.export import ADD, GEMM, SOFTMAX
+from tests.support.packed import EXAMPLES, FAULTS, unpack_fault
 from tests.support.program import NCCL, Program
 from tests.support.steps import H200, US, Steps
 
-FAULTS = ROOT / "examples" / "faults"
-CAPTURES = FAULTS / "captures" / "transformer"
-MEASURED: dict[str, dict[str, Any]] = json.loads((FAULTS / "measured.json").read_text(encoding="utf-8"))["transformer"]
+MEASURED: dict[str, dict[str, Any]] = json.loads((EXAMPLES / "faults/measured.json").read_text())["transformer"]
 #: The finding that each planted fault is.
 PLANTED = {
     "loader": "data_loading", "item": "host_sync", "tiny_batch": "launch_bound", "pageable": "pageable_copy",
@@ -115,9 +109,7 @@ EVENT = "cudaEventRecord_v3020"
 @functools.cache
 def diagnosis_of(name: str) -> Diagnosis:
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"{name}.sqlite"
-        path.write_bytes(lzma.decompress((CAPTURES / f"{path.name}.xz").read_bytes()))
-        (capture,) = summarize(path)
+        (capture,) = summarize(unpack_fault(name, Path(folder)))
     assert capture.diagnosis is not None
     return capture.diagnosis
 
@@ -131,7 +123,7 @@ def saved_ms(name: str) -> float:
 def test_every_fault_was_captured_and_timed() -> None:
     """And what is no fault, and was changed to try what-if."""
     measured = {*PLANTED, "none", "bf16", "double_batch"}
-    assert {path.name.partition(".")[0] for path in CAPTURES.iterdir()} == MEASURED.keys() == measured
+    assert {path.name.partition(".")[0] for path in FAULTS.iterdir()} == MEASURED.keys() == measured
 
 
 def test_the_planted_fault_comes_first() -> None:
@@ -217,24 +209,6 @@ def kernels(count: int, us: float, name: str = GEMM, after: float = 10, steps: S
     return steps
 
 
-def layer(steps: Steps, softmax: str = SOFTMAX, *, part: str = "") -> Steps:
-    """Attention of a layer: 200 µs of matmuls, 300 of softmax."""
-    steps.kernel(100, BF16_GEMM, part=part).kernel(300, softmax, part=part, blocks=777)
-    return steps.kernel(100, BF16_GEMM, part=part)
-
-
-def router(steps: Steps, *others: str, softmax: str = SOFTMAX) -> Steps:
-    """A router's layer: a softmax between two matmuls, with what chooses experts by it."""
-    steps.kernel(100, BF16_GEMM).kernel(5, softmax, blocks=8)
-    return kernels(1, 5, steps=kernels(2, 100, *others, steps=steps) if others else steps, name=BF16_GEMM)
-
-
-def backward(steps: Steps) -> Steps:
-    """And 300 µs of as many blocks in a backward pass, between matmuls of 400."""
-    steps.phase = "backward"
-    return steps.kernel(200, BF16_GEMM).kernel(300, ADD, blocks=777).kernel(200, BF16_GEMM)
-
-
 def checkpoint(inside: str, after_us: float = 0) -> Steps:
     """100 + 1,000 µs of work that the program waits for, and a call in the same range."""
     steps = Steps().kernel(100).copy(1_000, DEVICE_TO_PAGEABLE, 8 << 20, waits=True, range=inside)
@@ -247,251 +221,83 @@ def optimizer(count: int, us: float, name: str = ADD) -> Steps:
 
 GTX_1080 = replace(H200, name="NVIDIA GeForce GTX 1080")
 MI355X = replace(H200, name="AMD Instinct MI355X")
-#: A rule, steps, the idle time of the cause that it asks for (ms), what each assumption saves (µs), and what is said.
-SAVED: list[tuple[Rule, Steps, dict[str, float], list[float], str]] = [
-    # 3,000 + 10 µs of calls, 100 of work. A batch that is ready leaves 500 + 10, or the work.
-    *(
-        (
-            find_data_loading, Steps().call(EVENT, 3_000, range=name).kernel(100), {"data": 2.9},
-            [3_010 - 510, 3_010 - 100], f"in the range {name}, in 1 pause.",
-        )
-        for name in ("data", "train_loader", "next batch", "DataLoader.__next__")
-    ),
-    # Without a range it is before a copy: 3,000 + 10 + 10 µs of calls, 20 + 100 of work.
-    *(
-        (
-            find_data_loading, Steps().call(EVENT, 3_000).copy(20, way, 1 << 20).kernel(100), {},
-            [3_020 - 520, 3_020 - 120], "between two steps, before the batch is copied",
-        )
-        for way in (PAGEABLE_TO_DEVICE, PINNED_TO_DEVICE)
-    ),
-    # The work ends at 20, the wait with it, 50 behind it: 70. Without the wait 10 + 25; without the call 20.
-    (
-        find_host_sync, Steps().kernel(20).sync(50, range="log"), {}, [70 - 35, 70 - 20],
-        "In each step, the program waits in 1 call: cudaStreamSynchronize, in the range log.",
-    ),
-    # Three waits a step with a backtrace, and one without, 10 behind each: 20 + 4 · 10; or 10 + 4 · 5, or 20.
-    (
-        find_host_sync,
-        Steps().kernel(20).sync(caller="item").sync(caller="nonzero").sync(caller="item").sync(), {},
-        [60 - 30, 60 - 20], "Backtraces show that these calls come from item (2 a step), nonzero (1 a step).",
-    ),
-    # The work ends at 20 + 2, the wait with it, 50 behind it: 72. 10 + 5 + 25 of calls, 22 of work; or 10 and 20.
-    (
-        find_host_sync, Steps().kernel(20).copy(2, DEVICE_TO_PAGEABLE, 4).sync(50), {}, [72 - 40, 72 - 20],
-        "In each step, 1 value is copied to the host",
-    ),
-    # 10 launches 10 µs apart, 3 µs of work each: 100, and 30 without what launching takes.
-    (
-        find_launch_bound, kernels(10, 3), {"launch": 0.07}, [70, 70],
-        "A step has 10 operations. On average, the GPU needs 3 µs for an operation",
-    ),
-    # 9 · 10 + 500 µs of calls, 30 of work: without launching 500, without both the work.
-    (find_launch_bound, kernels(9, 3).kernel(3, after=500), {"launch": 0.5}, [590 - 500, 590 - 30], ""),
-    # No graph holds a wait: between waits so close, nothing becomes one. Behind the last one 10 µs go, of three steps.
-    (find_launch_bound, kernels(10, 3).sync(), {"launch": 0.07}, [3.3, 3.3], ""),
-    # 400 + 100 µs of work, and 10 behind the wait. 2.5 MB take 100 at 25 GB/s; or the copy is hidden.
-    (
-        find_pageable_copy, Steps().copy(400, PAGEABLE_TO_DEVICE, 2_500_000, waits=True).kernel(100), {},
-        [510 - 200, 510 - 100], "Each step copies 2.4 MiB from pageable memory, in 1 copy and 0.4 ms (6.25 GB/s).",
-    ),
-    # 100 + 1,000 µs of work, and 10 behind the wait; of the copy 15 % is left, or nothing.
-    (
-        find_device_to_host_copy, checkpoint("checkpoint"), {}, [1_110 - 250, 1_110 - 100],
-        "Each step copies 8.0 MiB from the GPU in the range checkpoint, in 1 copy and 1 ms; 100\xa0% of the bytes go "
-        "to pageable memory.",
-    ),
-    # The code around it goes with it: 10 + 3,000 of calls behind the copy's end. At 1,100 it waits, until 4,110. A copy
-    # that is not waited for: 10 + 10 + 3,000 of calls; without the range's calls 10, and 100 of work.
-    (find_device_to_host_copy, checkpoint("checkpoint", 3_000), {}, [4_110 - 3_020, 4_110 - 100], ""),
-    # A copy in forward: the other calls of forward are no part of it.
-    (find_device_to_host_copy, checkpoint("forward", 3_000), {}, [4_110 - 3_020, 4_110 - 3_010], ""),
-    # The H200's peaks, 67 and 494.7 TFLOP/s, differ 7.38 times: 1 + 30 % of 6.38 is 2.915, 1 + 80 % of it 6.107. Of
-    # 1,000 µs 343.0 are left, or 163.8.
-    (
-        find_fp32_matmul, Steps().kernel(1_000, GEMM).kernel(500, BF16_GEMM), {}, [657.0, 836.2],
-        "In each step, matmuls run in fp32 for 1 ms (67\xa0% of the step), in 1 kernel.",
-    ),
-    # 100 · 20 µs of work: 40 % or 70 % less of it.
-    *(
-        (
-            find_unfused_optimizer, optimizer(100, 20, name), {}, [800, 1_400],
-            f"the optimizer runs 100 kernels ({kind}) for 2 ms",
-        )
-        for name, kind in ((FOREACH, "multi-tensor (foreach)"), (ADD, "one parameter at a time"))
-    ),
-    # 100 · 10 µs of calls, 100 · 1 of work: 40 launches are left, 400.
-    (find_unfused_optimizer, optimizer(100, 1), {}, [600, 600], ""),
-    # The wait ends with the work at 100, 10 + 200 µs behind it: 310. Without both calls the work is left.
-    (
-        find_allocator,
-        Steps().kernel(100).call("cudaDeviceSynchronize_v3020", waits=True).call("cudaFree_v3020", 200), {},
-        [310 - 100], "In each step, the program makes 1 call of cudaFree. A call that frees",
-    ),
-    # A wait that frees nothing stays. cudaMalloc takes 200: without it, the wait ends at 100 and takes 10 more.
-    (find_allocator, Steps().call("cudaMalloc_v3020", 200).kernel(100).sync(), {}, [310 - 110], ""),
-    # Attention by its ranges. Backward: the kernel of as many blocks is on the scores, the matmuls next to it are
-    # attention's, others not. 300 + 300 µs on the scores; matmuls of 200 + 400, of which nothing or 60 % goes.
-    (
-        find_unfused_attention,
-        backward(layer(Steps(), part="attention").kernel(500, BF16_GEMM))
-        .kernel(50, ADD).kernel(50, ADD).kernel(500, BF16_GEMM), {}, [600, 960],
-        "2 kernels over its scores for 0.6 ms, and 4 matmuls for 0.6 ms.",
-    ),
-    # Where forward has kernels of as many blocks outside of attention, too, no matmul of backward is attention's, and
-    # where they take more than half of the 300 µs inside, no kernel either.
-    *(
-        (find_unfused_attention, backward(layer(Steps(), part="attention").kernel(us, ADD, blocks=777)), {}, saved, "")
-        for us, saved in ((150, [600, 720]), (151, [300, 420]))
-    ),
-    # By its softmax: two layers have 600 µs of softmax, 400 of matmuls.
-    (find_unfused_attention, layer(layer(Steps())), {}, [600, 840], ""),
-    # 5 µs a call, 6 of work. The first softmax takes 90, as its kernel is loaded: 50 of it are saved, ten launches.
-    (
-        find_unfused_attention,
-        kernels(2, 1, BF16_GEMM, 5, kernels(1, 1, BF16_GEMM, 5).kernel(1, SOFTMAX, 90)).kernel(1, SOFTMAX, 5).kernel(
-            1, BF16_GEMM, 5
-        ), {}, [50 + 5, 50 + 5], "",
-    ),
-    # 5,000 + 10 µs of calls, 100 of work: pauses of 200 leave 210, those of 20 the work.
-    (
-        find_host_stall, Steps().call(EVENT, 5_000, pause="gc").kernel(100), {}, [5_010 - 210, 5_010 - 100],
-        "1 pause of 3 ms or more, 5 ms in total, in which the program makes no CUDA call. Most of this time is in the "
-        "range gc.",
-    ),
-    # Chains of 4 and of 5 kernels, 100 µs each: of 900 µs are left 2 · 200, or 2 · 100; (4 · 4 + 5 · 5) ÷ 9 is 4.6.
-    (
-        find_unfused_elementwise,
-        kernels(5, 100, ADD, steps=kernels(4, 100, ADD).kernel(100, BF16_GEMM)).kernel(100, BF16_GEMM), {},
-        [900 - 400, 900 - 200],
-        "In each step, 0.9 ms (82\xa0% of the step) pass in 9 kernels for elementwise operations, reductions, norms "
-        "and casts, 100 µs each. "
-        "They run in chains of consecutive kernels, with 4.6 kernels per chain on average.",
-    ),
-    # A chain of 4, of which a softmax keeps its time: of the others' 300 µs are left 150, or 75. Of a sum the same is
-    # left, unless it becomes one kernel with those before it.
-    (find_unfused_elementwise, kernels(3, 100, ADD).kernel(100, SOFTMAX).kernel(100, BF16_GEMM), {}, [150, 225], ""),
-    (find_unfused_elementwise, kernels(3, 100, ADD).kernel(100, REDUCTION).kernel(100, BF16_GEMM), {}, [150, 300], ""),
-    # 5 · 10 µs of calls, 5 · 8 of work, in a chain of 4 and a matmul: 2, or 1, of 4 launches are left. With 1 µs of
-    # work each, launching is the limit, and only that work is counted: none that the step waits for.
-    (find_unfused_elementwise, kernels(4, 8, ADD).kernel(8, BF16_GEMM), {}, [20, 30], ""),
-    (find_unfused_elementwise, kernels(4, 1, ADD).kernel(1, BF16_GEMM), {}, [0, 0], ""),
-    # 4 · 100 µs of copies, or 3 · 100 of CUDA's own: 65 % or all of it.
-    (
-        find_layout_copies, kernels(4, 100, CAST).kernel(100, BF16_GEMM), {}, [260, 400],
-        "pass in 4 copies that form chains of 3 or more",
-    ),
-    (
-        find_layout_copies,
-        Steps().kernel(100, BF16_GEMM).copy(100, ON_DEVICE, 9).copy(100, ON_DEVICE, 9).copy(100, ON_DEVICE, 9), {},
-        [195, 300], "",
-    ),
-    # 66 blocks on 132 multiprocessors, 200 µs: 50 % or 90 % of the half that has nothing to do.
-    (
-        find_small_grids, Steps().kernel(200, BF16_GEMM, blocks=66).kernel(100, BF16_GEMM), {}, [50, 90],
-        "0.2 ms pass in 1 kernel with fewer blocks (66 on average) than the GPU has multiprocessors (132).",
-    ),
-]  # fmt: skip
-
-SAVED += [
-    # 1,000 + 10 µs of calls, 100 of work. Of the time behind the last call 200 are left, or 20: then the work is.
-    (
-        find_between_steps,
-        Steps(kind="decode").kernel(100).call(EVENT, 1_000),
-        {},
-        [1_010 - 210, 1_010 - 100],
-        "1 ms pass from the last CUDA call of a step to the first CUDA call of the next",
-    ),
-    # 300 + 100 µs of copies: 70 % of them, or all.
-    (
-        find_cache_copies,
-        Steps(kind="decode").kernel(300, CAT).copy(100, ON_DEVICE, 1 << 20).kernel(600, BF16_GEMM),
-        {},
-        [280, 400],
-        "0.4 ms (40\xa0% of the step) pass in 2 copies that concatenate tensors or copy them on the device.",
-    ),
-]
+#: The rules by their names in the case file.
+RULES: dict[str, Rule] = {
+    name.removeprefix("find_"): rule
+    for module in (kernels_module, waits)
+    for name, rule in vars(module).items()
+    if name.startswith("find_")
+}
+#: The words of the case file that stand for something else.
+WORDS: dict[str, Any] = {
+    "-": None, "GTX_1080": GTX_1080, "MI355X": MI355X, "GEMM": GEMM, "BF16_GEMM": BF16_GEMM, "ADD": ADD, "CAT": CAT,
+    "SOFTMAX": SOFTMAX, "LOG_SOFTMAX": LOG_SOFTMAX, "CAST": CAST, "TOP_K": TOP_K, "GATHER": GATHER, "FLASH": FLASH,
+    "REDUCTION": REDUCTION, "FOREACH": FOREACH, "FUSED_ADAM": FUSED_ADAM, "NCCL": NCCL, "ON_DEVICE": ON_DEVICE,
+    "DEVICE_TO_PAGEABLE": DEVICE_TO_PAGEABLE, "PAGEABLE_TO_DEVICE": PAGEABLE_TO_DEVICE,
+    "PINNED_TO_DEVICE": PINNED_TO_DEVICE,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("rule", "steps", "idle_ms", "saved", "said"), SAVED)
-def test_what_a_rule_finds(rule: Rule, steps: Steps, idle_ms: dict[str, float], saved: list[float], said: str) -> None:
-    assert saved_us(rule, steps, **idle_ms) == saved
-    (candidate,) = rule(steps.case(**idle_ms))
-    assert said.replace("\xa0", " ") in evidence_of(candidate)
+def value_of(word: str) -> Any:
+    """What a word of the case file stands for: a name, a number, or itself."""
+    if word in WORDS:
+        return WORDS[word]
+    return int(word) if word.isdigit() else float(word) if re.fullmatch(r"\d+\.\d+", word) else word
 
 
-#: Steps in which a rule finds nothing, and why.
-NOTHING: list[tuple[Rule, Steps]] = [
-    (find_data_loading, Steps().call(EVENT, 99, range="data").kernel(10)),  # no pause: below 0.1 ms
-    (find_data_loading, Steps().call(EVENT, 3_000, range="BatchNorm2d").kernel(100)),  # a part of the model
-    (find_data_loading, Steps().call(EVENT, 3_000, range="gc").kernel(100)),
-    (find_data_loading, Steps().call(EVENT, 3_000).kernel(100)),  # in no range, and no copy behind it
-    (find_data_loading, Steps().call(EVENT, 3_000).copy(20, DEVICE_TO_PAGEABLE, 1 << 20).kernel(100)),
-    (find_host_sync, Steps().kernel(20)),
-    # the wait for a checkpoint is no value that is read
-    (find_host_sync, Steps().kernel(20).copy(900, DEVICE_TO_PAGEABLE, 1 << 20).sync(50)),
-    (find_host_sync, Steps().kernel(20).copy(900, PAGEABLE_TO_DEVICE, 1 << 20).sync(50)),
-    (find_launch_bound, kernels(10, 3)),
-    (find_pageable_copy, Steps().copy(400, PAGEABLE_TO_DEVICE, (64 << 10) - 1).kernel(100)),
-    (find_pageable_copy, Steps().copy(400, PINNED_TO_DEVICE, 1 << 30).kernel(100)),
-    (find_pageable_copy, Steps().copy(400, DEVICE_TO_PAGEABLE, 1 << 30).kernel(100)),
-    (find_device_to_host_copy, Steps().kernel(500).copy(1_000, DEVICE_TO_PAGEABLE, 4_096)),
-    (find_device_to_host_copy, Steps().kernel(500).copy(1_000, PAGEABLE_TO_DEVICE, 1 << 30)),
-    (find_device_to_host_copy, Steps().kernel(500).copy(1_000, ON_DEVICE, 1 << 30)),
-    (find_fp32_matmul, kernels(50, 14.9, after=1)),  # too small for tensor cores to matter
-    (find_fp32_matmul, Steps().kernel(1_000, BF16_GEMM)),
-    (find_fp32_matmul, Steps().kernel(1_000, ADD)),
-    (find_fp32_matmul, Steps(gpu=None).kernel(1_000, GEMM)),
-    *((find_fp32_matmul, Steps(gpu=gpu).kernel(1_000, GEMM)) for gpu in (GTX_1080, MI355X)),  # without TF32
-    (find_unfused_optimizer, optimizer(39, 20)),
-    (find_unfused_optimizer, kernels(60, 20, ADD, steps=optimizer(1, 20, FUSED_ADAM))),
-    (find_unfused_optimizer, kernels(100, 20, ADD, steps=Steps(phase="backward"))),
-    (find_unfused_attention, layer(Steps())),  # one softmax is the loss's
-    (find_unfused_attention, layer(layer(Steps(), LOG_SOFTMAX), LOG_SOFTMAX)),
-    (find_unfused_attention, layer(layer(Steps(phase="loss")))),
-    (find_unfused_attention, layer(layer(Steps())).kernel(100, FLASH)),
-    # A layer's, and one over a vocabulary.
-    (find_unfused_attention, layer(Steps()).kernel(50, BF16_GEMM).kernel(90, SOFTMAX, blocks=9).kernel(50, BF16_GEMM)),
-    # Experts are chosen by a softmax, and their weights gathered.
-    *((find_unfused_attention, router(router(Steps(), name), name)) for name in (TOP_K, GATHER)),
-    *((find_unfused_attention, router(router(Steps(), softmax=name), softmax=name)) for name in ("topkGatingSoftmax",)),
-    (find_unfused_attention, kernels(3, 100, SOFTMAX)),  # without matmuls around it
-    (find_unfused_attention, kernels(3, 100, FLASH)),
-    (find_unfused_attention, kernels(3, 100, BF16_GEMM)),
-    (find_unfused_attention, layer(Steps().kernel(100, FLASH, part="attention"))),
-    (find_host_stall, Steps().call(EVENT, 2_999, pause="gc").kernel(100)),
-    (find_host_stall, Steps().call(EVENT, 5_000, range="data").kernel(100)),  # it loads
-    (find_unfused_elementwise, kernels(3, 100, "triton_poi_fused_add_0")),
-    (find_unfused_elementwise, optimizer(3, 100)),
-    (find_unfused_elementwise, kernels(3, 100, BF16_GEMM)),
-    (find_unfused_elementwise, Steps().kernel(100, ADD)),
-    (find_unfused_elementwise, kernels(3, 100, CAST)),  # a chain of copies, which is a finding of its own
-    (find_unfused_elementwise, layer(layer(Steps()))),  # attention's
-    (find_layout_copies, kernels(2, 100, CAST).kernel(100, BF16_GEMM)),
-    (
-        find_layout_copies,
-        kernels(2, 100, CAST, steps=kernels(2, 100, CAST).kernel(100, BF16_GEMM)).kernel(100, BF16_GEMM),
-    ),
-    (find_layout_copies, optimizer(4, 100, CAST).kernel(100, BF16_GEMM)),
-    # Under autocast: a weight, its bias, an input.
-    (find_layout_copies, Steps().kernel(100, CAST).kernel(2, CAST, blocks=3).kernel(50, CAST).kernel(100, BF16_GEMM)),
-    (find_layout_copies, kernels(4, 100, ADD)),
-    (find_small_grids, Steps().kernel(19.9, BF16_GEMM, blocks=66)),
-    (find_small_grids, Steps().kernel(200, BF16_GEMM, blocks=132)),
-    (find_small_grids, Steps().kernel(200, BF16_GEMM, blocks=0)),  # not recorded
-    (find_small_grids, Steps(gpu=None).kernel(200, BF16_GEMM, blocks=66)),
-    (find_small_grids, Steps().kernel(200, NCCL, blocks=24)),  # a collective needs no more
-    (find_small_grids, Steps().copy(200, ON_DEVICE, 66)),
-    (find_between_steps, Steps().kernel(100).call(EVENT, 1_000)),  # no engine's
-    (find_between_steps, Steps(kind="decode").kernel(100).call(EVENT, 99)),
-    (find_cache_copies, Steps(kind="prefill").kernel(300, CAT)),
-    (find_host_stall, Steps(kind="decode").kernel(100).call(EVENT, 5_000)),  # it lies between the steps
-]
+class CheckedSteps:
+    """Builds the steps of a case of ``tests/cases/findings.txt`` row by row, and checks what rules find in them.
+
+    A row is a method of ``Steps`` with its arguments. ``steps`` gives the engine's kind or the GPU, ``phase`` the phase
+    of the kernels behind it, and ``idle`` the idle time of a cause in ms. ``repeat`` repeats the rows below it.
+    ``= RULE:`` is followed by what each assumption of the rule saves of a step, in µs, and ``= evidence has`` by a part
+    of what that rule says.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self.definitions = case.definitions
+        self.start_over()
+        for line in case.lines:
+            self.carry_out(line)
+
+    def start_over(self, **steps: Any) -> None:
+        self.steps, self.idle_ms = Steps(**steps), dict[str, float]()
+
+    def carry_out(self, line: Line) -> None:
+        if line.text.startswith("="):
+            self.compare(*line.text.removeprefix("= ").split(" ", maxsplit=1), f"line {line.number}")
+            return
+        verb, *words = shlex.split(line.text, comments=True)
+        given = [value_of(word) for word in words if "=" not in word]
+        options = {name: value_of(word) for name, equals, word in (word.partition("=") for word in words) if equals}
+        if verb in ("start", "steps"):
+            self.start_over(**options)
+        elif verb == "phase":
+            self.steps.phase = given[0]
+        elif verb == "idle":
+            self.idle_ms = options
+        elif verb == "call":
+            self.steps.call(f"{given[0]}_v3020", *given[1:], **options)
+        elif verb == "repeat" or verb in self.definitions:
+            times, rows = (given[0], line.below) if verb == "repeat" else (1, self.definitions[verb][1])
+            for row in (*rows,) * times:
+                self.carry_out(row)
+        else:
+            getattr(self.steps, verb)(*given, **options)
+
+    def compare(self, name: str, text: str, where: str) -> None:
+        if name == "evidence":
+            (candidate,) = self.rule(self.steps.case(**self.idle_ms))
+            assert text.removeprefix("has ").strip('"') in evidence_of(candidate), where
+            return
+        self.rule = RULES[name.removesuffix(":")]
+        expected = [] if text == "nothing" else eval(f"[{text}]")
+        assert saved_us(self.rule, self.steps, **self.idle_ms) == expected, where
 
 
-@pytest.mark.parametrize(("rule", "steps"), NOTHING)
-def test_what_a_rule_does_not_find(rule: Rule, steps: Steps) -> None:
-    assert saved_us(rule, steps) == []
+@pytest.mark.parametrize("case", read_cases(CASES / "findings.txt"), ids=lambda case: case.name)
+def test_what_a_rule_finds(case: Case) -> None:
+    CheckedSteps(case)
 
 
 @pytest.mark.parametrize(("between", "found"), [(18, True), (19, False)])
@@ -523,9 +329,14 @@ def test_an_allocation_now_and_then() -> None:
 # --- the ranking
 
 
-def found(steps: Steps, **given: Any) -> Diagnosis:
-    diagnosis = diagnose_capture(steps.capture(**given))
+def diagnosed(capture: CaptureSummary) -> Diagnosis:
+    diagnosis = diagnose_capture(capture)
     assert diagnosis is not None
+    return diagnosis
+
+
+def found(steps: Steps, **given: Any) -> Diagnosis:
+    diagnosis = diagnosed(steps.capture(**given))
     obeys_the_laws(diagnosis)
     return diagnosis
 
@@ -637,8 +448,7 @@ START_UP = "cudaFree 3,000 ms, cudaMalloc 900 ms"
 def test_a_cold_start_is_no_step(steps: int, after_us: float, said: str) -> None:
     """Calls that wait for nothing take 3 + 0.9 s of 4.9, or of 23.9; where they come in each step, it is no start."""
     made = Steps(steps).call("cudaFree_v3020", 3_000_000).call("cudaMalloc_v3020", 900_000)
-    diagnosis = diagnose_capture(made.kernel(100).call(EVENT, after_us).capture(allocator=3_000.0, launch=900.0))
-    assert diagnosis is not None
+    diagnosis = diagnosed(made.kernel(100).call(EVENT, after_us).capture(allocator=3_000.0, launch=900.0))
     if not said:
         assert not isinstance(diagnosis.doubt, ColdStart)
         return
@@ -755,8 +565,7 @@ def test_steps_that_a_replay_does_not_reproduce_have_no_findings() -> None:
 def test_a_program_that_records_graphs_is_at_no_step(prefix: str, records: bool) -> None:
     """10 + 900 of 920 µs between the two calls, in which nothing runs; 5 of work."""
     steps = Steps().kernel(5).call(f"{prefix}BeginCapture", 900).call(f"{prefix}EndCapture")
-    diagnosis = diagnose_capture(steps.capture(sync=0.9))
-    assert diagnosis is not None
+    diagnosis = diagnosed(steps.capture(sync=0.9))
     assert isinstance(diagnosis.doubt, RecordsGraphs) is records
     assert bool(diagnosis.findings) is not records
 
@@ -764,32 +573,30 @@ def test_a_program_that_records_graphs_is_at_no_step(prefix: str, records: bool)
 @pytest.mark.parametrize(("cause", "said"), [("unknown", 0), ("sync", 1)])
 def test_an_unknown_cause_is_told_only_where_a_replay_can_be_trusted(cause: str, said: int) -> None:
     """100 µs of work in 1,300: the replay is shorter, so that of the idle time only a known cause is told."""
-    diagnosis = diagnose_capture(Steps().kernel(100).capture(measured_us=1_300, **{cause: 1.2}))
-    assert diagnosis is not None
-    assert [one.id for one in diagnosis.findings] == ["gpu_idle"] * said
+    findings = diagnosed(Steps().kernel(100).capture(measured_us=1_300, **{cause: 1.2})).findings
+    assert [one.id for one in findings] == ["gpu_idle"] * said
+
+
+def texts_of_idle_time(cause: str, *rows: tuple[str | None, str | None, float]) -> FindingTexts:
+    """The texts of the one finding of steps that are too short to be replayed: range, call and ms of idle time."""
+    capture = kernels(2, 100).capture(measured_us=1_300, **{cause: sum(ms for *_, ms in rows)})
+    assert capture.step is not None
+    idle = tuple(IdleTime(cause, range_, api, ms, 1) for range_, api, ms in rows)  # type: ignore[arg-type]
+    (finding,) = diagnosed(replace(capture, step=replace(capture.step, idle_by_cause=idle))).findings
+    return write_finding(finding)
 
 
 @pytest.mark.parametrize(("second", "said"), [(0.2, True), (0.19, False)])
 def test_most_is_half_or_more(second: float, said: bool) -> None:
     """Idle time of 0.3 ms and 0.2 in two calls of a range, of 0.3 and 0.2 in two others: half of it is most."""
-    capture = kernels(2, 100).capture(measured_us=1_300, sync=1.0)
-    assert capture.step is not None
-    parts = (("a", 0.3), ("a", second), ("b", 0.3), ("c", 0.2))
-    rows = tuple(IdleTime("sync", range_, f"call {place}", ms, 1) for place, (range_, ms) in enumerate(parts))
-    diagnosis = diagnose_capture(replace(capture, step=replace(capture.step, idle_by_cause=rows)))
-    assert diagnosis is not None
-    (idle,) = map(write_finding, diagnosis.findings)
+    parts = (("a", "1", 0.3), ("a", "2", second), ("b", "3", 0.3), ("c", "4", 0.2))
+    idle = texts_of_idle_time("sync", *parts)
     assert ("mostly in the range" in plain(idle.evidence[0], "")) is said
 
 
 def test_idle_time_in_no_range_is_said_by_its_call() -> None:
     """Of 1.2 ms 1 is in launches of graphs: what to type is of them."""
-    capture = kernels(2, 100).capture(measured_us=1_300, launch=1.2)
-    assert capture.step is not None
-    rows = tuple(IdleTime("launch", None, api, ms, 1) for api, ms in (("cudaGraphLaunch", 1.0), (None, 0.2)))
-    diagnosis = diagnose_capture(replace(capture, step=replace(capture.step, idle_by_cause=rows)))
-    assert diagnosis is not None
-    (idle,) = map(write_finding, diagnosis.findings)
+    idle = texts_of_idle_time("launch", (None, "cudaGraphLaunch", 1.0), (None, None, 0.2))
     text = plain(idle.evidence[0]).replace("\N{NO-BREAK SPACE}", " ")
     assert "Of the remaining time, this idle time takes 1.1 ms, mostly in cudaGraphLaunch." in text
     assert "--cuda-graph-trace=graph" in idle.remedy[0]
@@ -830,9 +637,8 @@ def test_a_program_without_pytorch_is_told_nothing_of_it(tmp_path: Path, kernel:
 
 def test_without_steps_launches_or_a_gpu_nothing_is_looked_for() -> None:
     capture = calls().capture()
-    assert capture.step is not None
     assert capture.device is not None
-    assert diagnose_capture(capture) is not None
+    assert diagnosed(capture)
     assert diagnose_capture(replace(capture, step=None)) is None
     assert diagnose_capture(replace(capture, study=None)) is None
     assert diagnose_capture(replace(capture, device=replace(capture.device, name="CPU"))) is None

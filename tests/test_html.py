@@ -235,8 +235,8 @@ def test_what_is_folded_and_empty_is_left_out() -> None:
     assert BlockRenderer({}, {}).render(Details("Figures", (Bars("no drawing", "b", (), (), "ms"),))) == ""
 
 
-@given(TEXTS.map("x{}".format))
-def test_no_text_acts_on_a_page(text: str) -> None:
+def page_of(text: str) -> Page:
+    """A page with a block of each kind, and this text in every place of a text."""
     blocks = (
         Paragraph(phrase("{} and `{}`", text, text), text),
         Answer(text + code(text), text),
@@ -247,28 +247,14 @@ def test_no_text_acts_on_a_page(text: str) -> None:
         Details(text, (Paragraph(text),), text),
         TimelineLink(Place("kernel", text), text),
     )
-    plain_page = Page(html.render(Report("title", (Section("a", "a", tuple(map(_with, blocks, "w" * 8))),)), {}))
-    page = Page(html.render(Report(text, (Section(text, text, blocks),)), {}))
+    return Page(html.render(Report(text, (Section(text, text, blocks),)), {}))
+
+
+@given(TEXTS.map("x{}".format))
+def test_no_text_acts_on_a_page(text: str) -> None:
+    page, plain_page = page_of(text), page_of("word")
     assert not page.open
     assert [tag for tag, _ in page.tags if tag != "wbr"] == [tag for tag, _ in plain_page.tags if tag != "wbr"]
-
-
-def _with(block: Any, word: str) -> Any:
-    """A block of the same kind with a word in place of every text."""
-    match block:
-        case Paragraph():
-            return Paragraph(phrase("{} and `{}`", word, word), word)
-        case Answer():
-            return Answer(word + code(word), word)
-        case Listing(lines, kind):
-            return Listing((word,) * len(lines), kind, word)
-        case Table():
-            return Table((Column(word), Column(word, "code")), ((word, word),), word, word)
-        case StepBars():
-            return StepBars((word, word), (Bar(word, (1.0, 2.0)),), word, word, word)
-        case Details():
-            return Details(word, (Paragraph(word),), word)
-    return TimelineLink(Place("kernel", word), word)
 
 
 def test_the_worst_text_is_shown_letter_by_letter() -> None:

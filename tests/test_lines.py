@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import lzma
 import os
 import sqlite3
 import sys
@@ -34,13 +33,15 @@ from nsys_analyzer.system.machine import Nsys
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.nsys_report import ensure_export
 from nsys_analyzer.trace.stacks import StackFrame, Stacks, find_stack_files
-from tests.conftest import ROOT
 from tests.support.export import PID
+from tests.support.packed import unpack_fault
 from tests.support.prepared import run_prepared
 from tests.support.program import FREE, SYNC, Program
 from tests.test_real_nsys import profiled
 
 MS, US = 1_000_000, 1_000
+#: Samples of the pause of ``waiting``, in load().
+LOADING = [(at, at, (2, 0)) for at in range(225, 400, 50)]
 #: What the monotonic clock says at the capture's moment 0.
 AHEAD = 5_000_000_000
 SOURCE = {"train.py": {29: "def log():", 30: "    print(loss.item())", 31: "    return"}}
@@ -99,8 +100,7 @@ def named(step: StepSummary, cause: str) -> list[tuple[str, str, float]]:
 def test_the_samples_inside_a_wait_a_pause_and_the_allocator_name_their_lines(tmp_path: Path) -> None:
     # Every 50 µs: 20 to 210 waits in log(), 210 to 400 pauses in load(), 400 to 600 frees.
     moments: list[Sample] = [(at, at, (1, 0)) for at in range(25, 210, 50)]
-    moments += [(at, at, (2, 0)) for at in range(225, 400, 50)]
-    moments += [(at, at, (3, 0)) for at in range(425, 600, 50)] + [(800, 800, (0,))]
+    moments += [*LOADING, *((at, at, (3, 0)) for at in range(425, 600, 50)), (800, 800, (0,))]
     write_stacks(tmp_path, moments)
     step = step_of(clocked(waiting(), -20, 900), tmp_path)
     assert named(step, "host") == [("data.py:5", "train.py:9", 1.0)]
@@ -166,7 +166,7 @@ def test_processes_of_the_loader_have_lines_of_their_own(tmp_path: Path) -> None
 
 def test_clocks_that_drift_apart_are_aligned(tmp_path: Path) -> None:
     # By the first mark alone the samples would be 0.3 % of 100 ms late: 300 µs, in the time that frees.
-    write_stacks(tmp_path, [(at, at, (2, 0)) for at in range(225, 400, 50)], drift=0.003)
+    write_stacks(tmp_path, LOADING, drift=0.003)
     step = step_of(clocked(waiting(), -100_000, 900, drift=0.003), tmp_path)
     assert named(step, "host") == [("data.py:5", "train.py:9", 1.0)]
     assert named(step, "allocator") == []
@@ -174,7 +174,7 @@ def test_clocks_that_drift_apart_are_aligned(tmp_path: Path) -> None:
 
 def test_the_quickest_mark_of_a_row_is_believed(tmp_path: Path) -> None:
     # The thread lost its core for 300 µs between the clock and the range, twice of three times.
-    write_stacks(tmp_path, [(at, at, (2, 0)) for at in range(225, 400, 50)])
+    write_stacks(tmp_path, LOADING)
     late = clocked(waiting(), 1)
     for moment in (0, 2):
         late.open(f"nsys-analyze clock {PID} {AHEAD + moment * US}", 300 + moment, 301 + moment)
@@ -189,7 +189,7 @@ def test_marks_of_the_clock_are_no_ranges_of_the_program(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("clock", [(), (0.0,)])
 def test_stacks_of_another_process_or_without_a_clock_are_left_alone(tmp_path: Path, clock: Sequence[float]) -> None:
-    write_stacks(tmp_path, [(at, at, (2, 0)) for at in range(225, 400, 50)], pid=PID + bool(clock))
+    write_stacks(tmp_path, LOADING, pid=PID + bool(clock))
     step = step_of(clocked(waiting(), *clock), tmp_path)
     assert not step.lines
 
@@ -254,7 +254,7 @@ def test_a_line_has_the_work_that_its_calls_launch() -> None:
 
 
 def test_findings_and_the_idle_table_name_lines(tmp_path: Path) -> None:
-    write_stacks(tmp_path, [(at, at, (2, 0)) for at in range(225, 400, 50)])
+    write_stacks(tmp_path, LOADING)
     clocked(waiting(), 0).write(tmp_path / "t.sqlite")
     shown = CliRunner().invoke(cli, ["report", str(tmp_path / "t.sqlite"), "-o", str(tmp_path / "t.md")])
     assert shown.exit_code == 0, shown.output
@@ -263,7 +263,7 @@ def test_findings_and_the_idle_table_name_lines(tmp_path: Path) -> None:
 
 
 def test_share_leaves_the_stacks_out_but_where_they_are_asked_for(tmp_path: Path) -> None:
-    write_stacks(tmp_path, [(at, at, (2, 0)) for at in range(225, 400, 50)])
+    write_stacks(tmp_path, LOADING)
     export = clocked(waiting(), 0).write(tmp_path / "t.sqlite")
     (tmp_path / "t.manifest.json").write_text(json.dumps({"lines": {"Net": "train.py:3"}, "waits": {"train.py:4": 1}}))
     assert CliRunner().invoke(cli, ["share", str(export), "-o", str(tmp_path / "small.sqlite")]).exit_code == 0
@@ -374,13 +374,18 @@ sys.exit(recorder.main(["--output", "t.json.gz", "--", "train.py"]))
 ASKED = Annotation(warmup_steps=3, steps=6)
 
 
+def run_annotated(program: Path, text: str, **hooks: str) -> str:
+    """Runs a program under the hooks, and returns what it wrote to standard error."""
+    program.write_text(text)
+    ended = run_prepared(program, {**os.environ, **hooks})
+    assert ended.returncode == 0, ended.stderr
+    return ended.stderr
+
+
 def record(folder: Path, text: str, asked: Annotation = ASKED) -> None:
     """Records a program with the hooks."""
     (folder / "train.py").write_text(text)
-    (folder / "program.py").write_text(RECORDED)
-    environment = {**os.environ, **annotating(asked, stacks=folder / "t.stacks.gz")}
-    ended = run_prepared(folder / "program.py", environment)
-    assert ended.returncode == 0, ended.stderr
+    run_annotated(folder / "program.py", RECORDED, **annotating(asked, stacks=folder / "t.stacks.gz"))
 
 
 @pytest.mark.slow
@@ -428,9 +433,7 @@ for number in range(20):
 def test_what_waits_in_a_step_by_the_warnings_of_pytorch(tmp_path: Path, stacks: bool) -> None:
     asked = Annotation(warmup_steps=4, steps=4, stacks=stacks)
     text = TRAINING + WAITING
-    (tmp_path / "program.py").write_text(text)
-    ended = run_prepared(tmp_path / "program.py", {**os.environ, **annotating(asked, tmp_path / "results.json")})
-    assert ended.returncode == 0, ended.stderr
+    errors = run_annotated(tmp_path / "program.py", text, **annotating(asked, tmp_path / "results.json"))
     at = {words: number for number, line in enumerate(text.splitlines(), 1) if (words := line.strip())}
     warned = at['warnings.warn("called a synchronizing CUDA operation (Triggered internally at ...)")']
     found = json.loads((tmp_path / "results.json").read_text())["waits"]
@@ -438,8 +441,8 @@ def test_what_waits_in_a_step_by_the_warnings_of_pytorch(tmp_path: Path, stacks:
     called = at['print("loss", item(loss))']
     line = f"program.py:{warned} in item, called from program.py:{called}"
     assert found == ({line: 2} if stacks else None)
-    assert "synchronizing" not in ended.stderr
-    assert ended.stderr.count("Warning: something else") == 7  # the program is stopped in its 8th step
+    assert "synchronizing" not in errors
+    assert errors.count("Warning: something else") == 7  # the program is stopped in its 8th step
 
 
 MODEL = """
@@ -481,10 +484,8 @@ for number in range(20):
 @pytest.mark.parametrize("stacks", [True, False])
 def test_the_lines_of_modules_and_of_what_calls_the_phases(tmp_path: Path, stacks: bool) -> None:
     """Each class by its ``forward``; not those of PyTorch, and not two classes of one name."""
-    (tmp_path / "model.py").write_text(MODEL)
     asked = Annotation(warmup_steps=4, steps=4, stacks=stacks)
-    ended = run_prepared(tmp_path / "model.py", {**os.environ, **annotating(asked, tmp_path / "results.json")})
-    assert ended.returncode == 0, ended.stderr
+    run_annotated(tmp_path / "model.py", MODEL, **annotating(asked, tmp_path / "results.json"))
     at = {line.rpartition("# ")[2]: f"model.py:{number}" for number, line in enumerate(MODEL.splitlines(), 1)}
     found = json.loads((tmp_path / "results.json").read_text())["lines"]
     if not stacks:
@@ -543,8 +544,7 @@ RANGES = ("step", "data", "forward", "loss", "backward", "log", "optimizer", "ch
 
 def with_stacks_of_ranges(fault: str, folder: Path) -> Path:
     """A real capture with a sample every 5 ms whose line is the place of the program's innermost range in RANGES."""
-    export = folder / "t.sqlite"
-    export.write_bytes(lzma.decompress((ROOT / f"examples/faults/captures/transformer/{fault}.sqlite.xz").read_bytes()))
+    export = unpack_fault(fault, folder).rename(folder / "t.sqlite")
     ranges = Trace.load(export).ranges
     program = ranges.select(np.isin(ranges.name, [ranges.names.index(one) for one in RANGES if one in ranges.names]))
     program = program.select(np.argsort(program.start, kind="stable"))

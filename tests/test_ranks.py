@@ -16,6 +16,7 @@ from nsys_analyzer.analysis.attribution.processes import find_processes
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.report.facts import say_all
+from tests.support.cases import make_case_test
 from tests.support.export import GEMM, Export, global_tid, shared_copy
 from tests.support.kineto import Kineto
 from tests.support.ranks import INIT, binary, with_schemas
@@ -126,36 +127,7 @@ def test_an_export_without_payloads_is_told_how_to_keep_them(tmp_path: Path) -> 
 # --- the environment -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("variables", "label", "rank"),
-    [
-        ({"RANK": 3, "WORLD_SIZE": 8}, "rank 3", 3),
-        ({"OMPI_COMM_WORLD_RANK": 2, "OMPI_COMM_WORLD_SIZE": 4}, "rank 2", 2),
-        ({"PMI_RANK": 1}, "rank 1", 1),
-        ({"SLURM_PROCID": 5, "SLURM_NTASKS": 16}, "rank 5", 5),
-        ({"RANK": 0, "WORLD_SIZE": 1}, "", 0),  # the only one: there is nothing to tell apart
-        ({"SLURM_PROCID": 0}, "", None),  # a shell of Slurm's has it, too
-        (
-            {"SLURM_PROCID": 0, "SLURM_NTASKS": 4},
-            "",
-            None,
-        ),  # a script that starts no tasks, in a job that may have four
-        ({"SLURM_PROCID": 0, "RANK": 6, "WORLD_SIZE": 8}, "rank 6", 6),  # one task that started several
-        ({"LOCAL_RANK": 1}, "", None),  # of its machine, not of the run
-        ({"RANK": "first"}, "", None),
-        ({"MY_RANK": 4}, "", None),
-    ],
-)
-def test_the_environment_tells_the_rank_of_the_process_launched(
-    variables: dict[str, object], label: str, rank: int | None, tmp_path: Path
-) -> None:
-    assert labels_of(environment(one_process(), **variables), tmp_path) == [(label, rank, 100)]
-
-
-def test_a_task_of_slurm_that_uses_nccl_is_a_rank(tmp_path: Path) -> None:
-    export = one_process()
-    export.string("ncclDevKernel_AllReduce_Sum_f32_RING_LL")
-    assert labels_of(environment(export, SLURM_PROCID=0, SLURM_NTASKS=4), tmp_path) == [("rank 0", 0, 100)]
+test_environment = make_case_test("ranks", {"ranks": lambda capture: labels(capture.path)})
 
 
 @pytest.mark.parametrize(
@@ -172,10 +144,6 @@ def test_a_block_of_variables_tells_it_too(
     for block in blocks:
         export.string(block)
     assert labels_of(export, tmp_path) == [expected]
-
-
-def test_of_several_processes_the_environment_tells_none(tmp_path: Path) -> None:
-    assert labels_of(environment(two_processes(), RANK=0, WORLD_SIZE=2), tmp_path) == BY_DEVICE
 
 
 # --- a copy to share -----------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import lzma
 import shutil
 import sqlite3
 from collections import defaultdict
@@ -16,9 +15,10 @@ import pytest
 
 from nsys_analyzer.analysis.ranks.join import find_runs
 from nsys_analyzer.inputs.gather import gather
+from tests.conftest import ROOT
+from tests.support.packed import unpack
 from tests.support.ranks import summaries
 
-ROOT = Path(__file__).parent.parent
 #: The captures, with how many steps and collectives each rank has.
 CAPTURES = {
     "tests/data/ddp2_small256.sqlite.xz": (3, 57),
@@ -159,15 +159,9 @@ def plain_figures(ranks: list[RankRows]) -> list[dict[str, float]]:
     return found
 
 
-def unpacked(name: str, folder: Path) -> Path:
-    path = folder / Path(name).stem
-    path.write_bytes(lzma.decompress((ROOT / name).read_bytes()))
-    return path
-
-
 @pytest.mark.parametrize(("name", "count"), CAPTURES.items())
 def test_every_figure_is_that_of_a_plain_computation(name: str, count: tuple[int, int], tmp_path: Path) -> None:
-    path = unpacked(name, tmp_path)
+    path = unpack(ROOT / name, tmp_path)
     captures = summaries([path])
     (run,) = find_runs(captures)
     ranks = rows_of(path)
@@ -190,7 +184,7 @@ def test_the_late_rank_of_a_real_run(tmp_path: Path) -> None:
 
     Of the last step of device 1 the time to a next one is not known: two steps are of both.
     """
-    (run,) = find_runs(summaries([unpacked("tests/data/ddp2_small256.sqlite.xz", tmp_path)]))
+    (run,) = find_runs(summaries([unpack(ROOT / "tests/data/ddp2_small256.sqlite.xz", tmp_path)]))
     first, second = run.ranks
     assert run.slowest_rank is first
     assert first.communication_ms == pytest.approx(2.46, abs=0.05)
@@ -204,7 +198,7 @@ def test_the_late_rank_of_a_real_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CAPTURES)
 def test_the_ends_of_a_real_collective_agree(name: str, tmp_path: Path) -> None:
     """Which is what clocks are aligned by: to 10 µs on one clock. No rank waits longer than its collectives run."""
-    (run,) = find_runs(summaries([unpacked(name, tmp_path)]))
+    (run,) = find_runs(summaries([unpack(ROOT / name, tmp_path)]))
     assert run.alignment
     assert run.alignment.one_clock
     assert run.alignment.spread_ms < 0.020

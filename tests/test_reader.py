@@ -288,29 +288,36 @@ def test_operators_are_the_ranges_that_autograd_annotated(tmp_path: Path) -> Non
     assert len(trace.ranges) == 4
 
 
+def altered(path: Path, *statements: str) -> Path:
+    """An export after some statements of SQL."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for statement in statements:
+            connection.execute(statement)
+    return path
+
+
 def names_of(path: Path) -> list[str]:
     return [row.name for summary in summarize(Trace.load(path), "t") if summary.whole for row in summary.whole.kernels]
 
 
 def test_an_empty_newer_table_hides_no_older_one(tmp_path: Path) -> None:
     path = training_step(Export(rename={"StringIds": "StringIds_V2"})).write(tmp_path / "t.sqlite")
-    with sqlite3.connect(path) as connection:
-        connection.execute('CREATE TABLE "StringIds_V10" (id INTEGER, value TEXT)')
-        assert sorted(names_of(path)) == sorted({GEMM, ADD})
-        # Once it holds the names, it is the newer one: 10 is above 2.
-        connection.execute("INSERT INTO StringIds_V10 SELECT id, value || '_new' FROM StringIds_V2")
+    altered(path, 'CREATE TABLE "StringIds_V10" (id INTEGER, value TEXT)')
+    assert sorted(names_of(path)) == sorted({GEMM, ADD})
+    # Once it holds the names, it is the newer one: 10 is above 2.
+    altered(path, "INSERT INTO StringIds_V10 SELECT id, value || '_new' FROM StringIds_V2")
     assert sorted(names_of(path)) == sorted({f"{GEMM}_new", f"{ADD}_new"})
-    connection.close()
 
 
-@pytest.mark.parametrize("lost", ["DROP TABLE StringIds", "DELETE FROM StringIds", "ALTER TABLE StringIds RENAME TO s"])
-def test_without_names_the_share_of_matmul_is_not_known(tmp_path: Path, lost: str) -> None:
-    path = training_step(Export().gpu()).write(tmp_path / "t.sqlite")
-    with sqlite3.connect(path) as connection:
-        connection.execute(lost)
-        if lost.startswith("ALTER"):
-            connection.execute("CREATE VIEW StringIds AS SELECT * FROM s")
-    connection.close()
+@pytest.mark.parametrize(
+    "lost",
+    [
+        ["DROP TABLE StringIds"], ["DELETE FROM StringIds"],
+        ["ALTER TABLE StringIds RENAME TO s", "CREATE VIEW StringIds AS SELECT * FROM s"],
+    ],
+)  # fmt: skip
+def test_without_names_the_share_of_matmul_is_not_known(tmp_path: Path, lost: list[str]) -> None:
+    path = altered(training_step(Export().gpu()).write(tmp_path / "t.sqlite"), *lost)
     (summary,) = summarize(Trace.load(path), "t")
     assert summary.whole is not None
     assert {row.kernel_class for row in summary.whole.classes} == {"unknown"}
@@ -327,9 +334,7 @@ def test_without_names_the_share_of_matmul_is_not_known(tmp_path: Path, lost: st
 
 def test_one_lost_name_is_one_unknown_kernel(tmp_path: Path) -> None:
     path = training_step(Export().gpu()).write(tmp_path / "t.sqlite")
-    with sqlite3.connect(path) as connection:
-        connection.execute("DELETE FROM StringIds WHERE value = ?", [ADD])
-    connection.close()
+    altered(path, f"DELETE FROM StringIds WHERE value = '{ADD}'")
     (summary,) = summarize(Trace.load(path), "t")
     forward = summary.phase("forward")
     assert forward is not None

@@ -532,12 +532,6 @@ def test_the_folder_of_the_timings(timed: Path, monkeypatch: pytest.MonkeyPatch)
     assert [(c["name"], c["status"]) for c in captures] == [("small_ctx256", "ok"), ("2.7B_ctx512_b4_fp32", "oom")]
 
 
-def test_a_run_out_of_memory_that_only_the_timings_know(timed: Path) -> None:
-    text = report("small_ctx256.sqlite", "--csv", "timings.csv", "-o", "-")
-    assert captures_table(text) == [("small_ctx256", "ok"), ("2.7B_ctx512_b4_fp32", "out of memory")]
-    assert timed.exists()
-
-
 def test_only_another_precision_ran_out_of_memory(here: Path) -> None:
     """One row for it, whatever the modes, and for what was only timed; none for what has a capture."""
     two_steps().write(here / "small_ctx256_bf16.sqlite")

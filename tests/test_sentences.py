@@ -7,10 +7,8 @@ there, but follows from several, is computed in ``DERIVED``.
 from __future__ import annotations
 
 import json
-import lzma
 import math
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +21,7 @@ from nsys_analyzer.api import build_report, render, summarize
 from nsys_analyzer.report.model import Answer, Details, Paragraph, Report, unfold
 from nsys_analyzer.text import plain
 from tests.conftest import DATA, ROOT
+from tests.support.packed import unpack
 
 Json = dict[str, Any]
 
@@ -190,10 +189,7 @@ def unpacked(folder: Path, pattern: str) -> Callable[[Path], Path]:
 
     def into(place: Path) -> Path:
         for path in sorted(folder.glob(pattern)):
-            if path.suffix == ".xz":
-                (place / path.stem).write_bytes(lzma.decompress(path.read_bytes()))
-            else:
-                shutil.copy(path, place)
+            unpack(path, place)
         return place
 
     return into

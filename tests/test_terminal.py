@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -27,7 +28,7 @@ from nsys_analyzer.text import plain
 from tests.conftest import Main
 from tests.support.hostile import TEXTS, WORST, controls
 from tests.support.pages import EXAMPLES, built
-from tests.support.ranks import one_capture, own_captures, write
+from tests.support.ranks import Rank, one_capture, own_captures, write
 from tests.test_ranks_report import late
 from tests.test_report_command import RealCapture, two_steps
 from tests.test_screen import Tty
@@ -75,25 +76,34 @@ def printed(*captures: CaptureSummary, stream: io.StringIO | None = None) -> str
     return file.getvalue()
 
 
-def on_terminal(run_main: Main, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> list[str]:
-    """The lines that a command prints on a terminal, without colors."""
-    stream = Utf8Tty()
-    monkeypatch.setattr(sys, "stdout", stream)
-    assert run_main(*arguments).code == 0
-    plain = Text.from_ansi(stream.getvalue()).plain
-    assert not controls(plain)
-    return plain.splitlines()
+def without_colors(printed_text: str) -> str:
+    """What is read on a terminal: it starts nothing there."""
+    shown = Text.from_ansi(printed_text).plain
+    assert not controls(shown)
+    return shown
+
+
+@pytest.fixture
+def report_lines(run_main: Main, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[str]]:
+    """Returns the lines that the report of some captures prints on a terminal, without colors."""
+
+    def run(*captures: Path) -> list[str]:
+        stream = Utf8Tty()
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert run_main("report", *captures, "--no-figures", "-o", tmp_path / "report.md").code == 0
+        return without_colors(stream.getvalue()).splitlines()
+
+    return run
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", ["train_small256", "ddp2_small256", "functions_trace_gpt2", "graph_small256"])
 def test_one_screen(
-    real_capture: RealCapture, run_main: Main, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, width: int
-) -> None:
+    real_capture: RealCapture, report_lines: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    name: str, width: int,
+) -> None:  # fmt: skip
     monkeypatch.setenv("COLUMNS", str(width))
-    lines = on_terminal(
-        run_main, monkeypatch, "report", real_capture(name), "--no-figures", "-o", tmp_path / "report.md"
-    )
+    lines = report_lines(real_capture(name))
     bars = [line for line in lines if SHADE in line and " ms " not in line]
     assert bars
     assert {cell_len(line) for line in bars} == {width}
@@ -104,7 +114,7 @@ def test_one_screen(
 
 def test_the_bar_the_answer_and_three_findings(capture: CaptureSummary) -> None:
     """Of 90 ms 20 are matmuls, 10 elementwise and 60 idle: 17.8, 8.9 and 53.3 of 80 cells."""
-    shown = Text.from_ansi(printed(capture)).plain.replace("\N{NO-BREAK SPACE}", " ")
+    shown = without_colors(printed(capture)).replace("\N{NO-BREAK SPACE}", " ")
     lines = [line.rstrip() for line in shown.splitlines()]
     assert lines[:6] == [
         "train",
@@ -148,16 +158,13 @@ def test_names_are_text(capture: CaptureSummary, name: str) -> None:
     """No line is longer than the terminal, and none starts what is not ours, whatever a capture is called."""
     text = printed(replace(capture, name=name))
     assert {code[0] for code in text.split("\x1b")[1:]} <= {"["}
-    shown = Text.from_ansi(text).plain
-    assert not controls(shown)
-    assert all(cell_len(line) <= 80 for line in shown.splitlines())
+    assert all(cell_len(line) <= 80 for line in without_colors(text).splitlines())
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_worst_name(capture: CaptureSummary, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    shown = Text.from_ansi(printed(replace(capture, name=WORST))).plain
-    assert not controls(shown)
+    shown = without_colors(printed(replace(capture, name=WORST)))
     assert max(cell_len(line) for line in shown.splitlines()) == width
 
 
@@ -165,8 +172,7 @@ def test_many_captures_are_a_row_each(capture: CaptureSummary) -> None:
     """A table has 20 rows, and says how many more there are."""
     for count, left in ((7, 0), (30, 10)):
         captures = [replace(capture, name=f"{WORST} {i}") for i in range(count)]
-        text = Text.from_ansi(printed(*captures)).plain
-        assert not controls(text)
+        text = without_colors(printed(*captures))
         assert max(map(cell_len, text.splitlines())) <= 80
         assert text.startswith(f"{count} captures\n")
         assert (f"{left}\N{NO-BREAK SPACE}rows" in text) == (left > 0)
@@ -178,7 +184,7 @@ def side_by_side(monkeypatch: pytest.MonkeyPatch, table: Table, width: int) -> l
     monkeypatch.setattr(sys, "stdout", SafeStream(stream))
     monkeypatch.setenv("COLUMNS", str(width))
     print_table(table)
-    return Text.from_ansi(stream.getvalue()).plain.splitlines()
+    return without_colors(stream.getvalue()).splitlines()
 
 
 def test_a_path_keeps_its_end_and_the_number_of_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +199,7 @@ def test_a_path_keeps_its_end_and_the_number_of_its_line(monkeypatch: pytest.Mon
         ("4", "D" * 38, 1.5, "train.py:22"),
     )
     print_section(Section("decision", "", (Table(columns, rows, names=2),)))
-    shown = Text.from_ansi(stream.getvalue()).plain.splitlines()
+    shown = without_colors(stream.getvalue()).splitlines()
     assert max(map(cell_len, shown)) <= 80
     assert [line.split()[-1] for line in shown[-4:]] == [
         "…/programs/train.py:22", "…_name_without_a_folder.py:7", "a_kernel_of_a_very_lon…", "train.py:22"
@@ -252,14 +258,12 @@ def test_no_table_breaks_a_number(
             assert next(i for i, line in enumerate(lines) if first[0] in line) <= 3, table.columns
 
 
-@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("made", [one_capture, own_captures])
 def test_a_bar_for_each_rank(
-    run_main: Main, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, together: bool
+    report_lines: Callable[..., list[str]], made: Callable[[int], list[Rank]], tmp_path: Path
 ) -> None:
     """Rank 0 waits for 0.1 of 1 ms while rank 1 computes; then each rank in short."""
-    ranks = one_capture(2) if together else own_captures(2)
-    paths = write(late(ranks), tmp_path, "both" if together else "rank{}")
-    lines = on_terminal(run_main, monkeypatch, "report", *paths, "--no-figures", "-o", tmp_path / "report.md")
+    lines = report_lines(*write(late(made(2)), tmp_path))
     place = next(i for i, line in enumerate(lines) if line.startswith("rank 0"))
     first, second, legend = lines[place : place + 3]
     # Of 80 cells 8 are the label and 6 the time: of 66 cells 0.18 are 11.88, 0.28 are 18.48, and 0.1 are 6.6
@@ -270,19 +274,18 @@ def test_a_bar_for_each_rank(
     assert len(lines) <= ROOM
 
 
-def test_of_many_ranks_their_run(run_main: Main, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    paths = write(late(own_captures(8)), tmp_path)
-    lines = on_terminal(run_main, monkeypatch, "report", *paths, "--no-figures", "-o", tmp_path / "report.md")
+def test_of_many_ranks_their_run(report_lines: Callable[..., list[str]], tmp_path: Path) -> None:
+    lines = report_lines(*write(late(own_captures(8)), tmp_path))
     assert len([line for line in lines if SHADE * 2 in line]) == 8
     assert "rank2" not in " ".join(lines)  # no capture by itself
     assert len(lines) <= ROOM
 
 
-def test_of_many_runs_what_each_says(run_main: Main, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for number in range(7):
-        (tmp_path / f"{number}").mkdir()
-        write(late(own_captures(2), communicator=number + 1), tmp_path / f"{number}", f"run{number}_rank{{}}")
+def test_of_many_runs_what_each_says(report_lines: Callable[..., list[str]], tmp_path: Path) -> None:
     folders = [tmp_path / f"{number}" for number in range(7)]
-    lines = on_terminal(run_main, monkeypatch, "report", *folders, "--no-figures", "-o", tmp_path / "report.md")
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        write(late(own_captures(2), communicator=number + 1), folder, f"run{number}_rank{{}}")
+    lines = report_lines(*folders)
     assert len([line for line in lines if line.startswith("2 ranks, data parallel (DDP): 1")]) == 7
     assert not any(SHADE in line for line in lines)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import lzma
 import os
 import subprocess
 import sys
@@ -37,7 +36,7 @@ from nsys_analyzer.verify.ledger import (
 from nsys_analyzer.verify.section import describe_work_difference
 from nsys_analyzer.verify.turns import _run_jobs, checkout
 from nsys_analyzer.verify.verification import find_prediction
-from tests.conftest import ROOT
+from tests.support.packed import unpack_fault
 
 MOST = 10
 
@@ -229,12 +228,6 @@ open(sys.argv[2], "w").write(str(child.pid))
     assert not psutil.pid_exists(int((tmp_path / "order").read_text()))
 
 
-def unpacked_fault(name: str, folder: Path) -> Path:
-    path = folder / f"{name}.sqlite"
-    path.write_bytes(lzma.decompress((ROOT / f"examples/faults/captures/transformer/{name}.sqlite.xz").read_bytes()))
-    return path
-
-
 def entry(saved: float, prediction: Prediction | None = None) -> Entry:
     change = (10.0, 10 - saved, -saved, -saved - 0.5, -saved + 0.5)
     return Entry("faster", "2026-01-02T03:04:05+00:00", "old", "new", *change, 4, "0.2.0", prediction=prediction)
@@ -319,8 +312,8 @@ def test_a_prediction_holds_where_the_measured_interval_meets_it(saved: float, h
 
 
 def test_the_finding_that_is_gone_was_acted_on(tmp_path: Path) -> None:
-    (before,) = gather([unpacked_fault("item", tmp_path)]).captures
-    (after,) = gather([unpacked_fault("none", tmp_path)]).captures
+    (before,) = gather([unpack_fault("item", tmp_path)]).captures
+    (after,) = gather([unpack_fault("none", tmp_path)]).captures
     told, why = find_prediction(before, after, None)
     assert told is not None
     assert (told.finding, why) == ("host_sync", "")
@@ -335,7 +328,7 @@ def test_intervals_are_widened_by_a_ledger_and_say_so(tmp_path: Path) -> None:
     path, told = tmp_path / "ledger.jsonl", Prediction("host_sync", "", 2.0, 4.0)
     for _ in range(5):
         append_entry(entry(5.0, told), path)  # each lies two halves of its interval away
-    captures = gather([unpacked_fault("item", tmp_path)]).captures
+    captures = gather([unpack_fault("item", tmp_path)]).captures
     before, after = captures[0].findings[0], with_calibrated_intervals(captures, path)[0].findings[0]
     assert after.saves_ms_high - after.saves_ms == pytest.approx(2 * (before.saves_ms_high - before.saves_ms))
     assert "widened by a factor of 2.00, from 5 savings" in str(after.derivation)
@@ -345,7 +338,7 @@ def test_intervals_are_widened_by_a_ledger_and_say_so(tmp_path: Path) -> None:
 def verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
     """Runs the command on processes that were measured: its exit status and its output."""
     monkeypatch.chdir(tmp_path)
-    (before,) = gather([unpacked_fault("item", tmp_path)]).captures
+    (before,) = gather([unpack_fault("item", tmp_path)]).captures
     before = replace(before, run=Run(command="python old.py"))
     Path("new.py").touch()
     monkeypatch.setattr(verification, "_capture_of_program", lambda *_: before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import lzma
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,22 +19,15 @@ from nsys_analyzer.report.sections.what_if import what_if_section
 from nsys_analyzer.trace.columns import PAGEABLE_TO_DEVICE
 from tests.conftest import Main
 from tests.support.export import ADD
+from tests.support.packed import EXAMPLES, unpack
 from tests.support.program import SYNC, Program
 from tests.support.steps import Steps
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The path of a capture of the examples, uncompressed."""
-
-    def path_of(name: str) -> Path:
-        path = tmp_path_factory.getbasetemp() / f"{Path(name).name}.sqlite"
-        path.write_bytes(lzma.decompress((ROOT / "examples" / f"{name}.sqlite.xz").read_bytes()))
-        return path
-
-    return path_of
+    return lambda name: unpack(EXAMPLES / f"{name}.sqlite.xz", tmp_path_factory.getbasetemp())
 
 
 def timed(steps: Steps, us: float) -> CaptureSummary:

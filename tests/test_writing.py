@@ -36,8 +36,17 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def run_command(*words: str) -> Result:
+    return CliRunner().invoke(cli, words)
+
+
 def report(*words: str) -> Result:
-    return CliRunner().invoke(cli, ["report", *words])
+    return run_command("report", *words)
+
+
+def contents(folder: Path) -> dict[Path, tuple[bytes, int]]:
+    """The content of each file of a folder, and the number of its inode, which another file would not have."""
+    return {path: (path.read_bytes(), path.stat().st_ino) for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize(("name", "options"), [("report.md", ()), ("out.json", ("--format", "json", "-o", "out.json"))])
@@ -104,8 +113,7 @@ def test_a_figure_of_somebody_else_is_not_drawn_over(here: Path) -> None:
 def test_a_sweep_is_refused_before_it_runs(here: Path, profiled: list[str]) -> None:
     (here / "runs").mkdir()
     (here / "runs/report.md").write_text(NOTES, encoding="utf-8")
-    words = ["run", "--model", "small", "--device", "cpu", *profiled]
-    refused = CliRunner().invoke(cli, words)
+    refused = run_command("run", "--model", "small", "--device", "cpu", *profiled)
     assert str(refused.exception) == (
         "runs/report.md was not written by nsys-analyze, and would be replaced. "
         "Move it away, or name another --output-dir"
@@ -203,7 +211,7 @@ def test_a_report_behind_a_link(here: Path) -> None:
 
 def test_a_full_disk_while_figures_are_drawn(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report("small_ctx256.sqlite")
-    before = {path: path.read_bytes() for path in (here / "report_figures").iterdir()}
+    before = contents(here / "report_figures")
 
     def full(_figure: object, path: Path) -> None:
         path.write_bytes(b"half a figure")
@@ -214,7 +222,7 @@ def test_a_full_disk_while_figures_are_drawn(here: Path, monkeypatch: pytest.Mon
     assert isinstance(error, NoSpaceError)
     assert str(error).startswith("report_figures/")
     assert ".png cannot be written (No space left on device): " in str(error)
-    assert {path: path.read_bytes() for path in (here / "report_figures").iterdir()} == before
+    assert contents(here / "report_figures") == before
 
 
 @pytest.mark.parametrize("options", [(), ("--no-figures",)])
@@ -222,18 +230,16 @@ def test_a_report_that_cannot_be_written_changes_no_figure(
     here: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
     report("small_ctx256.sqlite")
-    (here / "report_figures" / "of-a-capture-that-is-gone.png").write_bytes(
-        next((here / "report_figures").iterdir()).read_bytes()
-    )
-    before = {path: (path.read_bytes(), path.stat().st_ino) for path in (here / "report_figures").iterdir()}
+    figure = next((here / "report_figures").iterdir())
+    figure.with_name("of-a-capture-that-is-gone.png").write_bytes(figure.read_bytes())
+    before = contents(here / "report_figures")
 
     def full(*_: object) -> None:
         raise NoSpaceError("full")
 
     monkeypatch.setattr("nsys_analyzer.report.writing.write_text", full)
     assert isinstance(report("small_ctx256.sqlite", *options).exception, NoSpaceError)
-    after = {path: (path.read_bytes(), path.stat().st_ino) for path in (here / "report_figures").iterdir()}
-    assert after == before
+    assert contents(here / "report_figures") == before
 
 
 @pytest.mark.parametrize(
@@ -246,10 +252,10 @@ def test_a_report_that_cannot_be_written_changes_no_figure(
     ],
 )
 def test_a_missing_folder_is_made_by_force_alone(here: Path, words: tuple[str, ...]) -> None:
-    refused = CliRunner().invoke(cli, words)
+    refused = run_command(*words)
     assert str(refused.exception) == "There is no folder new/deep. Create it, or add --force to create it"
     assert not (here / "new").exists()
-    done = CliRunner().invoke(cli, [*words, "--force"])
+    done = run_command(*words, "--force")
     assert done.exit_code == 0, done.output
     assert (here / words[-1]).is_file()
 
@@ -298,7 +304,7 @@ def test_figures_lie_beside_the_file_that_a_link_leads_to(tmp_path: Path) -> Non
     (tmp_path / "other").mkdir()
     (tmp_path / "link.md").symlink_to("other/real.md")
     capture = training_step(Export().gpu()).write(tmp_path / "t.sqlite")
-    result = CliRunner().invoke(cli, ["report", str(capture), "-o", str(tmp_path / "link.md")])
+    result = report(str(capture), "-o", str(tmp_path / "link.md"))
     assert result.exit_code == 0, result.output
     text = (tmp_path / "other/real.md").read_text(encoding="utf-8")
     shown = re.findall(r"!\[.*?\]\((.*?)\)", text)

@@ -161,7 +161,7 @@ def make_case_test(
     ``figures`` says what the names of figures mean, ``values`` what words stand for, and ``builders`` which rows begin
     a trace by another builder.
     """
-    cases = _read_cases(CASES / f"{file}.txt")
+    cases = read_cases(CASES / f"{file}.txt")
 
     @pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
     def test_case(case: Case, tmp_path: Path) -> None:
@@ -170,7 +170,8 @@ def make_case_test(
     return test_case
 
 
-def _read_cases(path: Path) -> list[Case]:
+def read_cases(path: Path) -> list[Case]:
+    """Returns the cases in a file."""
     cases: list[Case] = []
     definitions: dict[str, tuple[list[str], tuple[Line, ...]]] = {}
     lines = [(number, line) for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)]

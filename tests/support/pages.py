@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import lzma
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -16,8 +15,9 @@ from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.sections import build_report
 from nsys_analyzer.report.writing import write_report
 from nsys_analyzer.trace.phase_names import PhaseNames
+from tests.support.packed import EXAMPLES as EXAMPLES
+from tests.support.packed import unpack
 
-EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 #: Without a window, and without calls of its own to its maker's servers.
 _OPTIONS = (
@@ -69,10 +69,53 @@ class View:
         """Waits until what was asked for is drawn."""
         self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
+    def unfold(self) -> None:
+        """Opens all that is folded, but for the full names of kernels."""
+        self.page.locator("details:not(.name)").evaluate_all("(all) => all.forEach((one) => (one.open = true))")
+
+    def content_width(self) -> int:
+        """Returns the width of the page's content, in pixels: above that of the window if it has to be scrolled."""
+        return int(self.page.evaluate("document.documentElement.scrollWidth"))
+
+    def press(self, *keys: str) -> None:
+        """Presses some keys, one after the other, and waits until the timeline is drawn."""
+        for key in keys:
+            self.page.keyboard.press(key)
+        self.frames()
+
+    def find(self, text: str) -> str:
+        """Searches the timeline for a text, and returns how many matches the page tells."""
+        self.page.locator("#find").fill(text)
+        return self.matches()
+
+    def matches(self) -> str:
+        """Returns what the page tells of the matches of a search."""
+        return str(self.page.locator("#matches").inner_text())
+
+    def canvas_box(self) -> dict[str, float]:
+        """Scrolls to the timeline, and returns its place in the window: x, y, width and height."""
+        canvas = self.page.locator("#canvas")
+        canvas.scroll_into_view_if_needed()
+        box: dict[str, float] = canvas.bounding_box()
+        return box
+
+    def drag(self, start: float, end: float) -> None:
+        """Drags the mouse over the timeline, between two distances from its left side in pixels."""
+        box, mouse = self.canvas_box(), self.page.mouse
+        mouse.move(box["x"] + start, box["y"] + 60)
+        mouse.down()
+        mouse.move(box["x"] + end, box["y"] + 60, steps=4)
+        mouse.up()
+        self.frames()
+
+    def visible_range(self) -> str:
+        """Returns what the page tells of the time that the timeline shows."""
+        self.frames()
+        return str(self.page.locator("#visible-range").inner_text())
+
     def stretch_ns(self) -> float:
         """How much time the timeline shows, ns."""
-        self.frames()
-        number, unit = self.page.locator("#visible-range").inner_text().split()[:2]
+        number, unit = self.visible_range().split()[:2]
         return float(number.replace(",", "")) * {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9}[unit.rstrip(",")]
 
     def facts(self) -> dict[str, str]:
@@ -95,8 +138,7 @@ def write_page(path: Path, *sources: Path) -> Path:
 def unpack_ranks(folder: Path, run: str = "late_rank") -> Path:
     """The captures of a committed run of several ranks, in a folder."""
     for path in (EXAMPLES / "ranks" / "captures").glob(f"{run}_rank*"):
-        text = path.read_bytes()
-        (folder / path.name.removesuffix(".xz")).write_bytes(lzma.decompress(text) if path.suffix == ".xz" else text)
+        unpack(path, folder)
     return folder
 
 

@@ -180,6 +180,8 @@ class ProcessPairs:
         A loss that is NaN in every process of one side and in no process of the other differs as well.
         """
         steps = min(len(process.losses) for pair in self.pairs for process in pair)
+        if not steps:
+            return None
         tables = [np.array([process.losses[:steps] for process in side]) for side in zip(*self.pairs, strict=True)]
         sides = [np.ma.masked_invalid(table) for table in tables]
         middle = [side.mean(axis=0).filled(math.nan) for side in sides]
