@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -29,72 +30,55 @@ def phase_of(summary: CaptureSummary, name: str) -> PhaseSummary:
     return phase
 
 
-# Means per instance (wall: median), found by an independent script that reads kernels alone: its busy time leaves
-# out the fills (48 a forward in train_small256), which makes it the kernel sum where no kernels overlap.
-REFERENCE = [
-    ("train_small256", "forward", 3, 0, 644, 20.905, 8.989, 20.798),
-    ("train_small256", "backward", 3, 0, 1300, 34.829, 19.065, 39.729),
-    ("train_small256", "optimizer", 3, 0, 1776, 22.467, 5.335, 22.069),
-    ("full_small128", "forward", 3, 5, 692, 21.378, 5.096, 21.123),
-    ("full_small128", "backward", 3, 5, 1348, 33.704, 11.003, 35.829),
-    ("bf16_sdpa_small1024", "forward", 3, 0, 682, 20.948, 5.981, 20.857),
+class Reference(NamedTuple):
+    """Figures of a phase per instance: the mean, and the median of the wall time.
+
+    An independent script that reads only kernels found them. Its busy time has no fills (48 a forward pass in
+    train_small256), so it is the total kernel time where no kernels overlap. Its share of matmul counts GEMMs by name:
+    it leaves split-K reductions out and counts attention kernels in. The classes do the opposite.
+    """
+
+    capture: str
+    phase: str
+    warmup: int
+    kernels: int
+    wall_ms: float
+    kernel_busy_ms: float
+    span_ms: float
+    matmul_share: float
+
+
+REFERENCES = [
+    Reference("train_small256", "forward", 0, 644, 20.905, 8.989, 20.798, 0.778),
+    Reference("train_small256", "backward", 0, 1300, 34.829, 19.065, 39.729, 0.711),
+    Reference("train_small256", "optimizer", 0, 1776, 22.467, 5.335, 22.069, 0.0),
+    Reference("full_small128", "forward", 5, 692, 21.378, 5.096, 21.123, 0.755),
+    Reference("full_small128", "backward", 5, 1348, 33.704, 11.003, 35.829, 0.668),
+    Reference("bf16_sdpa_small1024", "forward", 0, 682, 20.948, 5.981, 20.857, 0.317),
 ]
 
 
-@pytest.mark.parametrize(("name", "phase", "instances", "warmup", "kernels", "wall", "kernel_busy", "span"), REFERENCE)
-def test_reference_figures(
-    real_capture: Capture,
-    name: str,
-    phase: str,
-    instances: int,
-    warmup: int,
-    kernels: int,
-    wall: float,
-    kernel_busy: float,
-    span: float,
-) -> None:
-    (summary,) = entries(real_capture, name)
-    found = phase_of(summary, phase)
-    assert (found.instances, found.warmup_instances) == (instances, warmup)
-    assert found.kernels_per_instance == kernels
-    assert found.wall_ms.median == pytest.approx(wall, rel=EXACT)
-    assert found.kernel_time_ms.mean == pytest.approx(kernel_busy, rel=EXACT)
-    assert found.gpu_span_ms.mean == pytest.approx(span, rel=EXACT)
+@pytest.mark.parametrize("reference", REFERENCES, ids=lambda row: f"{row.capture}-{row.phase}")
+def test_reference_figures(real_capture: Capture, reference: Reference) -> None:
+    (summary,) = entries(real_capture, reference.capture)
+    found = phase_of(summary, reference.phase)
+    assert (found.instances, found.warmup_instances) == (3, reference.warmup)
+    assert found.kernels_per_instance == reference.kernels
+    assert found.wall_ms.median == pytest.approx(reference.wall_ms, rel=EXACT)
+    assert found.kernel_time_ms.mean == pytest.approx(reference.kernel_busy_ms, rel=EXACT)
+    assert found.gpu_span_ms.mean == pytest.approx(reference.span_ms, rel=EXACT)
     fills = sum(row.ms_per_instance for row in found.memory)
-    assert found.gpu_busy_ms.mean == pytest.approx(kernel_busy + fills, rel=EXACT)
-
-
-# A GEMM by name alone. The reference leaves split-K reductions out and counts attention kernels in; the classes
-# do the opposite, so the reference is matmul minus split-K, plus fused attention.
-MATMUL_BY_NAME = [
-    ("train_small256", "forward", 0.778),
-    ("train_small256", "backward", 0.711),
-    ("train_small256", "optimizer", 0.0),
-    ("full_small128", "forward", 0.755),
-    ("full_small128", "backward", 0.668),
-    ("bf16_sdpa_small1024", "forward", 0.317),
-]
-
-
-@pytest.mark.parametrize(("name", "phase", "share"), MATMUL_BY_NAME)
-def test_matmul_share(real_capture: Capture, name: str, phase: str, share: float) -> None:
-    (summary,) = entries(real_capture, name)
-    found = phase_of(summary, phase)
+    assert found.gpu_busy_ms.mean == pytest.approx(reference.kernel_busy_ms + fills, rel=EXACT)
     split_k = sum(row.share for row in found.kernels if "splitKreduce" in row.name)
-    by_name = found.share_of("matmul") - split_k + found.share_of("fused attention")
-    assert by_name == pytest.approx(share, abs=0.0006)
+    share_by_name = found.share_of("matmul") - split_k + found.share_of("fused attention")
+    assert share_by_name == pytest.approx(reference.matmul_share, abs=0.0006)
 
 
 def test_every_kernel_of_every_capture_is_accounted_for(real_capture: Capture) -> None:
     kernels = {
-        "train_small256": 11_166,
-        "full_small128": 30_546,
-        "bf16_sdpa_small1024": 11_262,
-        "mem_small256": 11_166,
-        "graph_small256": 0,
-        "graphnode_small256": 1_932,
-        "ddp2_small256": 12_792,
-    }
+        "train_small256": 11_166, "full_small128": 30_546, "bf16_sdpa_small1024": 11_262, "mem_small256": 11_166,
+        "graph_small256": 0, "graphnode_small256": 1_932, "ddp2_small256": 12_792,
+    }  # fmt: skip
     for name, expected in kernels.items():
         coverages = [s.coverage for s in entries(real_capture, name) if s.coverage]
         assert sum(c.kernels for c in coverages) == expected
@@ -106,11 +90,8 @@ def test_ranks_are_kept_apart(real_capture: Capture) -> None:
     first, second = entries(real_capture, "ddp2_small256")
     assert (first.process, first.pid, second.process, second.pid) == ("device 0", 615, "device 1", 616)
     for summary in (first, second):
-        assert [phase_of(summary, p).kernels_per_instance for p in ("forward", "backward", "optimizer")] == [
-            647,
-            1429,
-            56,
-        ]
+        phases = [phase_of(summary, name) for name in ("forward", "backward", "optimizer")]
+        assert [phase.kernels_per_instance for phase in phases] == [647, 1429, 56]
     # The second process waits in NCCL for the first: overlap makes its kernel sum larger than its busy time.
     backward = phase_of(second, "backward")
     assert backward.share_of("communication") > 0.7

@@ -12,15 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer.analysis.intervals import NONE, Cover
-from nsys_analyzer.analysis.steps.anatomy import (
-    COMMUNICATING,
-    COMPUTE,
-    COPYING,
-    Anatomy,
-    Fragments,
-    Gaps,
-    dissect,
-)
+from nsys_analyzer.analysis.steps.anatomy import COMMUNICATING, COMPUTE, COPYING, Anatomy, Fragments, Gaps, dissect
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.columns import Operations
@@ -32,7 +24,7 @@ BOUNDS = (-10, 70)  # operations may lie outside all steps, or span several
 
 @dataclass(frozen=True)
 class Operation:
-    """A plain operation; ``mine`` is False for one of another device."""
+    """A plain operation; ``mine`` is False for an operation of another device."""
 
     start: int
     end: int
@@ -59,31 +51,17 @@ def windows_of(bounds: list[tuple[int, int]]) -> Windows:
 
 
 def operations_of(rows: list[Operation]) -> tuple[Operations, Ints, Ints]:
-    """The operations, the indices of this device's in the order of their starts, and the ranks of all."""
+    """Returns the operations, the indices of this device's in the order of their starts, and the ranks of all."""
     count = len(rows)
     start, end, rank, stream, mine = (
         np.array([getattr(row, name) for row in rows], np.int64) for name in ("start", "end", "rank", "stream", "mine")
     )
-    zeros = np.zeros(count, np.int64)
-    small = zeros.astype(np.int32)
-    of_device = (1 - mine).astype(np.int32)
-    names = ("kernel",)
+    zeros, small = np.zeros(count, np.int64), np.zeros(count, np.int32)
     operations = Operations(
-        start,
-        small,
-        end,
-        of_device,
-        small,
-        stream.astype(np.int32),
-        zeros,
-        zeros,
-        small,
-        zeros,
-        zeros,
-        small,
-        small,
-        names,
-    )
+        start=start, end=end, device=(1 - mine).astype(np.int32), stream=stream, names=("kernel",),
+        **dict.fromkeys(("correlation", "process", "graph_node", "size"), zeros),
+        **dict.fromkeys(("kind", "context", "name", "copy", "continues"), small),
+    )  # fmt: skip
     chosen = np.flatnonzero(mine)
     return operations, chosen[np.argsort(start[chosen], kind="stable")], rank
 

@@ -16,14 +16,8 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 
 Capture = Callable[[str], Path]
 NAMES = [
-    "checkpoint_fp16",
-    "compile_bf16",
-    "graphcapture_fp32",
-    "llama_bf16",
-    "jax_mlp",
-    "oom_fp32",
-    "accumulate_tf32",
-]
+    "checkpoint_fp16", "compile_bf16", "graphcapture_fp32", "llama_bf16", "jax_mlp", "oom_fp32", "accumulate_tf32",
+]  # fmt: skip
 
 
 def summary_of(real_capture: Capture, name: str) -> CaptureSummary:
@@ -83,13 +77,8 @@ def test_other_names_and_two_backward_passes_a_step(real_capture: Capture) -> No
     # Ranges fwd, criterion, bwd, opt in `step 2` to `step 4`; gradients of two passes add up; TF32 allowed, while
     # attention in fp32 stays so.
     summary = summary_of(real_capture, "accumulate_tf32")
-    assert {p.phase: p.instances for p in summary.phases} == {
-        "forward": 6,
-        "loss": 6,
-        "backward": 6,
-        "optimizer": 3,
-        "step": 3,
-    }
+    instances = {phase.phase: phase.instances for phase in summary.phases}
+    assert instances == {"forward": 6, "loss": 6, "backward": 6, "optimizer": 3, "step": 3}
     assert next(iter(summary.precisions)) == "tf32"
 
 
