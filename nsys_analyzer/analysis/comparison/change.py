@@ -1,9 +1,9 @@
-"""The change of a figure from one run to another, with its confidence interval.
+"""Computes the change of a figure from one run to another, with the confidence interval of the change.
 
 Two captures of one program differ for two reasons: steps vary inside a capture, and runs vary among themselves. The
 steps of a capture show the first variation, but one capture of each program cannot show the second. It was measured on
-programs that were run many times. An interval from the variation of the steps alone would call half of all pairs of
-unchanged runs changed (``examples/comparison``).
+programs that were run many times. An interval from the variation of the steps alone would report a change for half of
+all pairs of unchanged runs (``examples/comparison``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nsys_analyzer.trace.arrays import Floats, Ints
 GPU_SPREAD, PAUSES_SPREAD, CPU_SPREAD = 0.0025, 0.04, 0.25
 
 RESAMPLES = 1_000
-#: The fewest values whose serial correlation is estimated, and the largest estimate.
+#: Serial correlation is estimated only from at least this many values. The estimate is at most the second value.
 _FEWEST_CORRELATED, _MAX_CORRELATION = 8, 0.95
 #: The 95 % quantile of Student's t (two-sided) for 1 to 30 degrees of freedom, then for infinitely many.
 _STUDENT_T_95 = (
@@ -33,18 +33,18 @@ _STUDENT_T_95 = (
 )  # fmt: skip
 #: The standard error of a median ÷ that of a mean, for normally distributed values: √(π/2).
 _MEDIAN_TO_MEAN_ERROR = math.sqrt(math.pi / 2)
-#: The largest logarithm: the exponential of a much larger one exceeds the range of a float.
+#: Larger logarithms are limited to this value, because their exponential exceeds the range of a float.
 _LARGEST_LOGARITHM = 700.0
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """An estimate of a time: from the instances in one run, or from several runs of one program.
+    """An estimate of a time, from the instances in one run or from several runs of one program.
 
     Attributes:
         ms: the median or the mean.
         n: the number of instances or runs; None if it is not known.
-        error_ms: the standard error, as if the instances were independent; None if a single instance does not show it.
+        error_ms: the standard error, assuming independent instances; None if there is only one instance.
         run_error_ms: the standard deviation from run to run; 0 if several runs already show it in ``error_ms``.
     """
 
@@ -55,7 +55,7 @@ class Estimate:
 
     @staticmethod
     def of_values(values: Sequence[float], n: int | None = None) -> Estimate:
-        """Returns the median of values that are a sample of ``n`` instances. The error is that of the sample."""
+        """Returns the median of values that are a sample of ``n`` instances, with the standard error of the sample."""
         return Estimate(float(np.median(values)), n or len(values), median_error(values))
 
     @staticmethod
@@ -65,7 +65,7 @@ class Estimate:
 
     @staticmethod
     def of_stats(stats: Stats) -> Estimate:
-        """Returns the median of instances whose statistics are known, or the mean if the median is not."""
+        """Returns the median of instances from their statistics, or the mean if the median is not known."""
         wider = 1.0 if stats.median is None else _MEDIAN_TO_MEAN_ERROR
         n, std = stats.n, stats.std
         error = None if std is None or n is None or n < 2 else wider * std / math.sqrt(n)
@@ -73,7 +73,7 @@ class Estimate:
 
     @staticmethod
     def of_runs(figures: Sequence[Estimate]) -> Estimate:
-        """Returns the mean over runs of one program. Several runs show by themselves how much runs differ."""
+        """Returns the mean over runs of one program. The variation between the runs determines its error."""
         if len(figures) == 1:
             return figures[0]
         ms = [figure.ms for figure in figures]
@@ -81,7 +81,7 @@ class Estimate:
 
     @staticmethod
     def nothing(n: int) -> Estimate:
-        """Returns the estimate of a part that none of ``n`` instances has: zero without error."""
+        """Returns the estimate of a part that occurs in none of ``n`` instances: zero, with no error."""
         return Estimate(0.0, n, 0.0)
 
     def with_run_error(self, run_error_ms: float) -> Estimate:
@@ -93,13 +93,13 @@ class Estimate:
 class SerialCorrelation:
     """The effect of serial correlation on the error of a difference between the steps of two runs.
 
-    Consecutive steps are correlated: a GPU warms up, or a host is busy for a while. They therefore tell less than the
-    same number of independent steps. Step k of one run is also correlated with step k of the other if both warm up in
-    the same way. What they have in common does not add to the error of the difference.
+    Consecutive steps are correlated: a GPU warms up, or a host is busy for a while. They therefore contain less
+    information than the same number of independent steps. Step k of one run is also correlated with step k of the other
+    if both warm up in the same way. This common variation does not add to the error of the difference.
 
     Attributes:
         factor: the variance of the difference ÷ the variance that independent steps would give.
-        freedom: the degrees of freedom of that variance.
+        freedom: the degrees of freedom of the variance of the difference.
     """
 
     factor: float
@@ -107,7 +107,7 @@ class SerialCorrelation:
 
     @staticmethod
     def of(before: Sequence[float], after: Sequence[float]) -> SerialCorrelation | None:
-        """Returns the effect for the steps of two runs; None if they are too few, or all the same."""
+        """Returns the effect for the steps of two runs; None if they have too few steps, or if all steps are equal."""
         runs = [np.asarray(values, np.float64) for values in (before, after)]
         if min(map(len, runs)) < _FEWEST_CORRELATED or not any(run.var() for run in runs):
             return None
@@ -123,7 +123,7 @@ class SerialCorrelation:
 def _estimate_correlation(values: Floats) -> float:
     """Returns the correlation ρ of each value with the next one, at least 0.
 
-    The estimate from n values is too low by (1 + 3·ρ) ÷ n on average (Kendall 1954); this is corrected.
+    The usual estimate from n values is too low by (1 + 3·ρ) ÷ n on average (Kendall 1954), which is corrected.
     """
     deviation, n = values - values.mean(), len(values)
     square = float(deviation @ deviation)
@@ -166,7 +166,7 @@ class Change:
     is_change: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        """Fills the values that follow from the estimates and the interval."""
+        """Computes the values that follow from the estimates and the interval."""
         ms, low, high, before = self.after_ms - self.before_ms, self.low_ms, self.high_ms, self.before_ms
         shares = [value / before if before and value is not None else None for value in (ms, low, high)]
         vars(self).update(zip(("ms", "share", "low_share", "high_share"), (ms, *shares), strict=True))
@@ -194,8 +194,8 @@ class Change:
 def _share_ends(before_ms: float, after_ms: float, width_ms: float) -> tuple[float | None, float | None]:
     """Returns the ends of the relative change, from the logarithm of after ÷ before, because no time is below 0.
 
-    Half the interval in ms is divided by the logarithmic mean of both times, as the difference is. This interval thus
-    excludes 0 exactly if the interval in ms does.
+    Half the width of the interval in ms is divided by the logarithmic mean of both times, as the difference is. This
+    interval thus excludes 0 exactly if the interval in ms does.
     """
     if before_ms <= 0:
         return None, None

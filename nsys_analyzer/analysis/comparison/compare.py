@@ -50,8 +50,8 @@ def compare(before: Side, after: Side, cpu_spread: float = CPU_SPREAD) -> Compar
 
     Args:
         before, after: the sides.
-        cpu_spread: how much the time that the GPU waits for the program differs from run to run, as a standard
-            deviation divided by that time. It is not used for a side with several runs, which show it themselves.
+        cpu_spread: the standard deviation from run to run of the time in which the GPU waits for the program, as a
+            share of that time. It is not used for a side with several runs, whose own variation is measured.
     """
     spread = RunSpread(cpu_spread)
     return Comparison(
@@ -68,7 +68,7 @@ def compare(before: Side, after: Side, cpu_spread: float = CPU_SPREAD) -> Compar
 
 
 def _fingerprint(run: Summary) -> tuple[object, ...]:
-    """Returns figures that no two runs have in common, to recognize the same capture under any name."""
+    """Returns figures that identify a capture, because no two runs have them in common."""
     phases = [(phase.phase, phase.wall_values_ms, phase.busy_values_ms) for phase in run.phases]
     return run.pid, run.configuration, run.run, run.step, phases, run.unprofiled
 
@@ -117,7 +117,7 @@ def _compare_times(
 ) -> tuple[Change, SerialCorrelation | None]:
     """Returns the change of a time of steps or of a phase, and the serial correlation of its instances.
 
-    The correlation is used only if each side is a single run, because several runs show their error themselves.
+    The correlation is used only if each side is a single run. The error of several runs follows from their variation.
     """
     runs = [values(run) for side in sides for run in side]
     correlation = SerialCorrelation.of(*runs) if len(runs) == len(sides) else None
@@ -130,7 +130,7 @@ def _compare_times(
 def _compare_kernels(
     sides: Sequence[Sequence[StepSummary]], correlation: SerialCorrelation | None
 ) -> list[tuple[str, KernelChange]]:
-    """Returns every kernel that computes with its class, the largest change first."""
+    """Returns the changes of all computing kernels, each with the kernel's class, the largest change first."""
     tables = [_average_kernels(side) for side in sides]
     changes = []
     for pair in match_kernels(*([kernel for kernel, _ in table.values()] for table in tables)):
@@ -148,7 +148,7 @@ def _compare_kernels(
 
 
 def _average_kernels(steps: Sequence[StepSummary]) -> dict[_KernelKey, tuple[KernelTime, Estimate]]:
-    """Returns the kernels of some runs, each with its means over the runs."""
+    """Returns the kernels of the given runs, each with its means over the runs."""
     tables = [{(kernel.name, kernel.kernel_class): kernel for kernel in step.kernels} for step in steps]
     means: dict[_KernelKey, tuple[KernelTime, Estimate]] = {}
     for key in dict.fromkeys(chain.from_iterable(tables)):
@@ -166,12 +166,13 @@ def _average_kernels(steps: Sequence[StepSummary]) -> dict[_KernelKey, tuple[Ker
 def match_kernels(
     before: Sequence[KernelTime], after: Sequence[KernelTime]
 ) -> tuple[tuple[KernelTime | None, KernelTime | None], ...]:
-    """Returns every kernel of both runs once: paired by name and class, then by class, layout and launches per step.
+    """Pairs the kernels of both runs by name and class, then by class, layout and launches per step.
 
     A matmul in another precision or with another tile is a kernel of another name, but is launched as often and has the
-    same operands transposed. The layout tells it from the gradients of the input and of the weight. If several kernels
-    match, they are paired in the order of their times. The grid is not used: persistent kernels have about one block
-    per multiprocessor for any shape, and the grid of other kernels depends on the tile and on how the sum is split.
+    same operands transposed. The layout distinguishes it from the matmuls of the gradients of the input and of the
+    weight. If several kernels match, they are paired in the order of their times. The grid is not used: persistent
+    kernels have about one block per multiprocessor for any shape, and the grid of other kernels depends on the tile and
+    on how the sum is split.
 
     A kernel without a counterpart is paired with None.
     """
@@ -228,7 +229,7 @@ def _compare_findings(before: Side, after: Side) -> tuple[FindingChange, ...] | 
 def _common_findings(side: Side) -> dict[str, Finding] | None:
     """Returns the findings that most of a side's runs have, with the medians of their savings over these runs.
 
-    Runs whose findings are not known do not count. Returns None if those of no run are known.
+    Runs whose findings are not known do not count. Returns None if no run has known findings.
     """
     by_run = [run.findings for run in side.runs if run.findings is not None]
     by_id: defaultdict[str, list[Finding]] = defaultdict(list)

@@ -21,26 +21,27 @@ PartKind = Literal["compute", "exposed copies", "exposed communication", "idle"]
 ObstacleKind = Literal[
     "not analysed", "no step", "hardware", "timing", "setting", "modules", "kind of step", "work of a step",
 ]  # fmt: skip
-#: The change of the step to look for if no other limit is given, as a share of it.
+#: The change of the step that a comparison looks for if no other limit is given, as a share of the step.
 DEFAULT_THRESHOLD = 0.05
-#: The settings that define the work of a run, by their keys in the JSON; then the dimensions that a model stands for.
+#: The keys of the settings that define the work of a run, and the dimensions that a model name stands for.
 _WORK = ("model", "context_length", "batch_size", "mode")
 _DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size")
 #: The settings that people change to make a program faster.
 _OPTIONS = ("precision", "attention", "compile", "cuda_graph", "optimizer", "device")
 #: The whole configuration: runs with the same value of every key are runs of one program.
 CONFIGURATION = (*_WORK, *_OPTIONS)
-#: What differs between machines and days.
+#: The keys of the versions and commits, which differ between machines and days.
 _VERSIONS = ("torch", "cuda", "driver", "nsys", "host_cpu", "git_commit")
 #: A precision with a larger share of the matmul time is the precision of the run.
 _MAIN_PRECISION_SHARE = 0.5
-#: A kernel class with a larger share of the compute time is a large one.
+#: A kernel class is large if it has more than this share of the compute time.
 _LARGE_SHARE = 0.1
-#: The factors of large classes are alike within this factor. A common factor beyond the second one shows other work.
+#: The changes of large classes have a common factor if they agree within the first factor. A common factor above the
+#: second factor shows that the work differs.
 _ALIKE_FACTOR, _OTHER_WORK_FACTOR = 1.2, 1.3
 #: The class whose work does not depend on the batch.
 OPTIMIZER = "optimizer"
-#: Steps without a name do the same work if their numbers of matmuls differ by at most this factor.
+#: Steps without a name are assumed to do equal work if their numbers of matmuls differ by at most this factor.
 _SAME_WORK_FACTOR = 1.1
 
 
@@ -68,7 +69,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Obstacle:
-    """A reason against comparing runs. ``report.sections.comparison`` puts it into words.
+    """A reason against comparing runs. ``report.sections.comparison`` writes its sentence.
 
     Attributes:
         kind: what the reason is about.
@@ -99,7 +100,7 @@ class KernelChange:
 class PartChange:
     """A part of the step on the GPU, mean ms: compute of a kernel class, exposed copies, or idle time of a cause.
 
-    ``kernels`` are those of the class, the largest change first. Their changes add up to the change of the class.
+    ``kernels`` are the kernels of the class, the largest change first. Their changes add up to the change of the class.
     """
 
     kind: PartKind
@@ -115,7 +116,7 @@ class StepChange:
     Attributes:
         wall: the length of the step.
         busy: the GPU's work in the step, median.
-        parts: the parts of the step, the largest change first. They add up to the change of its length.
+        parts: the parts of the step, the largest change first. Their changes add up to the change of the step's length.
         before_launches, after_launches: the number of kernels and fills per step.
     """
 
@@ -164,7 +165,7 @@ class PhaseChange:
 
 @dataclass(frozen=True)
 class FindingChange:
-    """A finding of one side or both; None for a side without it."""
+    """A finding of one side or of both sides; None for a side that does not have the finding."""
 
     before: Finding | None
     after: Finding | None
@@ -188,7 +189,7 @@ class FindingChange:
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """The most that a run may take of a quantity per step, and what it takes; None if that is not known."""
+    """The limit of a quantity per step, and its value in a run; None if the value is not known."""
 
     quantity: str = msgspec.field(name="what")
     unit: BudgetUnit
@@ -206,10 +207,10 @@ class Comparison:
         step: the step under the profiler; None if a side has no step.
         unprofiled: the step without the profiler; None if it was not measured on both sides.
         phases: the phases that all runs have.
-        findings: the findings of most runs of a side, with median savings; None if those of a side are not known.
+        findings: the findings of most runs of a side, with median savings; None if a side has no known findings.
         cautions: the reasons against comparing the sides. They are compared nevertheless if ``--force`` is given.
         same: whether both sides are the same capture.
-        budgets: the given budgets, with what ``after`` takes.
+        budgets: the given budgets, with the values of ``after``.
     """
 
     before: Side
@@ -231,7 +232,7 @@ class Comparison:
 
     @property
     def headline(self) -> Change | None:
-        """Returns the change that decides: of the step without the profiler if it was measured, else under it."""
+        """Returns the change that the verdict is based on: without the profiler if it was measured, else under it."""
         return self.unprofiled or (self.step.wall if self.step else None)
 
     @property
@@ -241,7 +242,7 @@ class Comparison:
 
     @property
     def is_slowed_on_one_side(self) -> bool:
-        """Returns whether the profiler makes only one side longer, and no times without it show the difference."""
+        """Returns whether the profiler makes only one side longer, and no times without the profiler were measured."""
         is_slowed = {
             any(run.step and run.step.profiler_overhead_ms for run in side.runs) for side in (self.before, self.after)
         }
@@ -261,8 +262,8 @@ class Comparison:
     def is_slower_by(self, share: float) -> bool:
         """Returns whether the step is slower by more than this share: by its best estimate, and not by chance.
 
-        If the lower end of the interval had to exceed the share, changes above it by less than half the interval would
-        pass.
+        If the lower end of the interval had to exceed the share, a change that exceeds the share by less than half the
+        interval would pass.
         """
         change = self.headline
         return change is not None and change.is_change and change.ms > share * change.before_ms
@@ -278,10 +279,10 @@ def setting_of(run: Summary, key: str) -> Any:
 
 
 def compare_settings(before: Side, after: Side) -> tuple[Difference, ...]:
-    """Returns the settings that both sides record and that differ, then the versions."""
+    """Returns the settings and then the versions that both sides record and that differ."""
     runs = before.runs[0], after.runs[0]
     settings = list(differing_settings(*runs, (*_WORK, *_DIMENSIONS, *_OPTIONS)))
-    # The precision of most of the matmul time; empty if no precision has so much.
+    # The precision of most of the matmul time; empty if no precision has a majority.
     precisions = [
         next(
             (name for name, share in run.precisions.items() if share > _MAIN_PRECISION_SHARE and name != "unknown"), ""
@@ -307,7 +308,7 @@ def differing_settings(before: Summary, after: Summary, keys: Iterable[str], unk
 
 
 def find_obstacles(before: Side, after: Side) -> tuple[Obstacle, ...]:
-    """Returns why two sides cannot be compared; nothing if they can."""
+    """Returns why two sides cannot be compared; nothing if they can be compared."""
     first, *later_runs = runs = (*before.runs, *after.runs)
     of_runs = (obstacle for run in runs for obstacle in find_run_obstacles(run))
     of_pairs = (obstacle for run in later_runs for obstacle in _find_pair_obstacles(first, run))
@@ -315,7 +316,7 @@ def find_obstacles(before: Side, after: Side) -> tuple[Obstacle, ...]:
 
 
 def find_run_obstacles(run: Summary) -> Iterator[Obstacle]:
-    """Yields why a run cannot be compared with any other; nothing if it can."""
+    """Yields why a run cannot be compared with any other run; nothing if it can be compared."""
     if run.status == "not_profiled" and run.unprofiled and run.unprofiled.trusted_ms(STEP):
         return  # only its times without the profiler are compared
     if run.status != "ok":

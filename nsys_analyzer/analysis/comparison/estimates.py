@@ -1,4 +1,4 @@
-"""Estimates what a run takes, with the spread between runs, and checks it against budgets."""
+"""Estimates the times of a run, with their spread between runs, and checks them against budgets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LAUNCHES, _MEMORY = "launches", "peak memory"
 
 @dataclass(frozen=True)
 class RunSpread:
-    """How much times of one program differ from run to run, as standard deviations in ms.
+    """The spread of a program's times from run to run, as standard deviations in ms.
 
     The GPU's work differs little. The time in which the GPU waits for the program differs much.
 
@@ -54,7 +54,7 @@ class RunSpread:
 
     @staticmethod
     def of_kernels(step: StepSummary, ms: float) -> float:
-        """Returns the spread of some kernels of a step, as if each kernel varied independently of the others."""
+        """Returns the spread of the given kernels of a step, assuming that kernels vary independently."""
         return GPU_SPREAD * math.sqrt(ms * step.compute_ms)
 
 
@@ -86,7 +86,7 @@ def estimate_parts(step: StepSummary, spread: RunSpread) -> dict[PartKey, Estima
 
 def estimate_phase(phase: PhaseSummary, spread: RunSpread) -> Estimate:
     """Returns the length of a run's phase under the profiler."""
-    # If nobody waits for the work of a phase, the phase lasts as long as launching that work.
+    # If the program does not wait for the GPU work of a phase, the phase lasts as long as launching the work.
     estimate = Estimate.of_values(phase.wall_values_ms, phase.instances)
     busy_ms = Estimate.of_values(phase.busy_values_ms).ms if phase.synchronized else 0.0
     return estimate.with_run_error(spread.of(busy_ms, estimate.ms - busy_ms))
@@ -127,7 +127,7 @@ def read_budgets(path: Path) -> Budgets:
     """Reads budgets from a TOML file.
 
     Raises:
-        ConfigurationError: the file holds something else.
+        ConfigurationError: the file contains anything else.
     """
     budgets = read_toml(path, Budgets, _EXAMPLE)
     if unknown := budgets.classes_ms.keys() - known_classes():
@@ -137,9 +137,9 @@ def read_budgets(path: Path) -> Budgets:
 
 
 def check_budgets(budgets: Budgets, side: Side, cpu_spread: float = CPU_SPREAD) -> Iterator[Budget]:
-    """Yields each budget with what the runs of a side take.
+    """Yields each budget with the value of the runs of a side.
 
-    For the step and its phases this is the time without the profiler if it was measured for all runs.
+    The value of the step or of a phase is the time without the profiler if it was measured for all runs.
     """
     spread = RunSpread(cpu_spread)
     are_timed = all(estimate_unprofiled(run, STEP, spread) for run in side.runs)

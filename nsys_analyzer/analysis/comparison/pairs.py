@@ -42,7 +42,7 @@ class Comparisons:
     Attributes:
         compared: the comparisons that were made.
         refused: the pairs that cannot be compared, with the reasons in their ``cautions``.
-        unmatched: the runs without a counterpart and those that are left out; those of ``before`` come first.
+        unmatched: the runs without a counterpart and the runs that are left out; the runs of ``before`` come first.
     """
 
     compared: tuple[Comparison, ...]
@@ -74,7 +74,7 @@ def compare_runs(
         budgets: the budgets of ``after``.
 
     Raises:
-        NsysAnalyzerError: a side has no run, or no run of one side matches one of the other.
+        NsysAnalyzerError: a side has no run, or no run of one side matches a run of the other side.
     """
     pairs, unmatched = match_runs(before, after, repeats=repeats)
     compared: list[Comparison] = []
@@ -128,7 +128,7 @@ def match_runs(
     for side in (before, after):
         group_of_side: defaultdict[object, list[Summary]] = defaultdict(list)
         for run, place in _process_keys(side):
-            # Values are compared as text, because those from files can have any type.
+            # Values are compared as text, because values from files can have any type.
             settings = tuple(None if (value := setting_of(run, key)) is None else str(value) for key in CONFIGURATION)
             # Without the model, the other settings fit many programs.
             names = settings if setting_of(run, "model") is not None else (*settings, run.name)

@@ -6,14 +6,15 @@ interval of Student's t would exclude 0 sooner or later if it were computed agai
 include 0 at all times for 95 % of unchanged programs, however often they are computed.
 
 The first interval estimates the deviation from the pairs (a mixture sequential test of the t statistic: Lai 1976; Wang
-and Ramdas 2025). It is about 1.8 times as wide as Student's, excludes 0 for at most 4 % of unchanged programs, and
-needs four pairs.
+and Ramdas 2025). It is about 1.8 times as wide as Student's interval, excludes 0 for at most 4 % of unchanged programs,
+and needs four pairs.
 
 The second interval assumes the largest deviation that pairs of one program have, and excludes 0 for at most 1 %. With
-it, a single pair shows that one program takes less than half of the other's time. It is not used if the pairs deviate
-by more than it assumes, or if the error of a pair, estimated from its blocks, exceeds half of that deviation.
+it, a single pair is enough to show that one program takes less than half of the other's time. It is not used if the
+pairs deviate by more than it assumes, or if the error of a pair, estimated from its blocks, exceeds half of that
+deviation.
 
-Together both hold for 95 %, so the narrower one can be used.
+Together, both intervals include 0 for 95 % of unchanged programs, so the narrower interval can be used.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _MOST_PAIRS = 1_000
 
 @dataclass(frozen=True)
 class WorkDifference:
-    """A sign that two programs do not compute the same. ``verify.section`` puts it into words.
+    """A sign that two programs compute different results. ``verify.section`` writes its sentence.
 
     Attributes:
         kind: whether the rows of a batch or the losses differ.
@@ -72,8 +73,8 @@ class TimedProcess:
     """The measurements of one process of a program.
 
     Attributes:
-        steps_ms: its measured steps.
-        block: the number of steps in each turn; then the other program ran.
+        steps_ms: the lengths of the measured steps.
+        block: the number of steps in each turn, after which the other program has its turn.
         losses: the losses of the first backward passes.
         rows: the rows of the batch of each of the first steps.
     """
@@ -93,7 +94,7 @@ class TimedProcess:
 
     @property
     def step_ms(self) -> float:
-        """Returns the median of the blocks, ms, in which a single stall does not count."""
+        """Returns the median of the blocks, ms, which a single stall does not change."""
         return float(np.median(self.blocks_ms))
 
 
@@ -135,7 +136,7 @@ class ProcessPairs:
     def more_pairs(self) -> int | None:
         """Returns how many more pairs would confirm the observed change, or that there is none; None if too many.
 
-        After one pair, whose deviation is not known, this is the number of pairs with which any interval begins.
+        After one pair, whose deviation is not known, this is the smallest number of pairs that have an interval.
         """
         n, change = len(self.pairs), max(NARROW_SHARE, abs(float(self._logarithms.mean())))
         if n == 1:
@@ -143,7 +144,7 @@ class ProcessPairs:
         return next((count for count in range(_MOST_PAIRS) if self._half_width(n + count) < change), None)
 
     def _half_width(self, pairs: int) -> float:
-        """Returns half the width of the interval after this many pairs, if they deviate as the present ones do.
+        """Returns half the width of the interval after the given number of pairs, if their deviation stays the same.
 
         It is the narrower of the two intervals. The second one counts only if it shows a change.
         """
@@ -159,7 +160,7 @@ class ProcessPairs:
 
     @cached_property
     def work_differences(self) -> tuple[WorkDifference, ...]:
-        """Returns the differences which show that the programs do not compute the same; nothing if there are none."""
+        """Returns the differences which show that the programs compute different results; empty if there are none."""
         sides = list(zip(*self.pairs, strict=True))
         before, after = (float(np.median([row for run in side for row in run.rows] or [0])) for side in sides)
         other_batch = before and after and abs(after - before) > _ROWS_SHARE * before
@@ -170,7 +171,7 @@ class ProcessPairs:
 
     @property
     def unclear_loss_difference(self) -> WorkDifference | None:
-        """Returns a difference of losses that may be chance, because there are too few pairs; None without one."""
+        """Returns a difference of losses that may be chance, because there are too few pairs; None if losses agree."""
         is_clear = any(difference.kind == "loss" for difference in self.work_differences)
         return self._find_loss_difference(0.0) if len(self.pairs) < _FEWEST_LOSS_PAIRS and not is_clear else None
 
@@ -216,6 +217,6 @@ def _sequential_t(pairs: int) -> float:
 
 
 def _sequential_z(pairs: int) -> float:
-    """Returns such a limit of the mean ÷ its error if the deviation is known, for 1 of 100 series (Robbins 1970)."""
+    """Returns the limit of the mean ÷ its error for a known deviation, exceeded in 1 of 100 series (Robbins 1970)."""
     wide = 1 + pairs * _Z_CHANGE_VARIANCE
     return math.sqrt(wide / (wide - 1) * (2 * math.log(1 / _Z_LEVEL) + math.log(wide)))

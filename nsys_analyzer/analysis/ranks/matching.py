@@ -1,4 +1,4 @@
-"""Finds what belongs together in the records of ranks: the members of each run, collectives, and clocks.
+"""Matches the records of ranks: finds the members of each run, their shared collectives, and their clocks.
 
 Clocks are aligned on the ends of collectives, because a collective ends on all of its ranks at the same time.
 """
@@ -26,9 +26,9 @@ from nsys_analyzer.analysis.steps.member import (
 )
 from nsys_analyzer.trace.arrays import Ints, dense_codes
 
-#: The clocks of the hosts of one job differ by less than this, ns.
+#: The clocks of the hosts of one job are assumed to differ by less than this, ns.
 _LARGEST_CLOCK_DIFFERENCE_NS = 10_000_000_000
-#: A larger world size is taken for an error in the file.
+#: A world size above this is treated as an error in the file.
 _MOST_RANKS = 1_000_000
 #: The kinds of collectives in which every rank waits for all others, so that all ranks finish at about the same time.
 END_TOGETHER = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL)
@@ -114,7 +114,7 @@ def _join_by_keys(members: Sequence[Member]) -> Iterator[list[Member]]:
 
 
 def _split_by_rank(group: Sequence[Member]) -> list[list[Member]]:
-    """Returns the group in parts that hold each rank once. The first part has the earliest capture of each rank."""
+    """Splits a group into parts with each rank at most once. The first part has each rank's earliest capture."""
     parts: list[list[Member]] = []
     for member in sorted(group, key=lambda member: (member.started_utc_ns, member.capture)):
         free = [part for part in parts if member.rank is None or member.rank not in _ranks(part)]
@@ -126,7 +126,7 @@ def _split_by_rank(group: Sequence[Member]) -> list[list[Member]]:
 
 
 def _find_separation(group: Sequence[Member], earlier_group: Sequence[Member]) -> JoinNote | None:
-    """Returns why two groups without a common key do not belong to one run; None if they do."""
+    """Returns why two groups without a common key do not belong to one run; None if they belong to one run."""
     members = (*group, *earlier_group)
     shared_ranks = _ranks(group) & _ranks(earlier_group)
     sizes = sorted({member.world_size for member in members if member.world_size})
@@ -159,9 +159,9 @@ def _ranks(group: Sequence[Member]) -> set[int]:
 
 
 def _with_all_to_all(members: Sequence[Member]) -> tuple[Member, ...]:
-    """Returns the members with sends and receives between all ranks turned into the all-to-all that they carry out.
+    """Returns the members, with sends and receives between all ranks replaced by the all-to-all that they implement.
 
-    NCCL carries out an all-to-all by sends and receives. The message size becomes the bytes between two ranks.
+    NCCL implements an all-to-all by sends and receives. The message size becomes the bytes between two ranks.
     """
     size: dict[int, int] = defaultdict(lambda: 2)  # the number of ranks of each communicator with an ID
     for member in members:
@@ -191,10 +191,10 @@ Match: TypeAlias = "dict[int, Ints]"
 
 
 def match_collectives(members: Sequence[Member]) -> tuple[list[Match], Ints, list[int]]:
-    """Returns the collectives that ranks share, the step numbers that all members have, and those of differing steps.
+    """Returns the collectives that ranks share, the step numbers of all members, and the numbers of differing steps.
 
-    The n-th collective of a step in a communicator is the same one on all ranks. Each match is of one communicator. A
-    step differs if its collectives are not the same on all ranks: it is not known who waits in it.
+    The n-th collective of a step in a communicator is one collective on all ranks. Each match has one communicator. A
+    step differs if its collectives are not equal on all ranks: it is not known which rank waits in it.
 
     Collectives that a program launches between two steps, such as the average of a loss, are matched among themselves.
     They belong to no step, but a rank may still wait for them in the next one.
@@ -223,13 +223,13 @@ def match_collectives(members: Sequence[Member]) -> tuple[list[Match], Ints, lis
 
 
 def step_numbers(members: Sequence[Member]) -> list[Ints]:
-    """Returns the step numbers of each member; positions if the ranges' names hold numbers for some members only."""
+    """Returns the step numbers of each member; positions if only some members have numbers in their ranges' names."""
     alike = len({member.has_numbers for member in members}) == 1
     return [member.number if alike else np.arange(len(member)) for member in members]
 
 
 def _split_exchanges(members: Sequence[Member], users: Match) -> Iterator[Match]:
-    """Yields the collectives to match with each other: first those of all users, then the exchanges of each pair."""
+    """Yields the collectives to match: first the collectives of all users, then the exchanges of each pair of ranks."""
     for is_exchange in (False, True):
         kinds = {position: members[position].collectives.kind[index] for position, index in users.items()}
         selected = {at: index[(kinds[at] == SEND_RECEIVE) == is_exchange] for at, index in users.items()}
@@ -284,10 +284,10 @@ class Clock:
     """The clock of a member compared with that of the first member.
 
     Attributes:
-        offset_ns: how far it is ahead in the middle of the capture.
+        offset_ns: how far the member's clock is ahead in the middle of the capture.
         drift: the growth of the offset, ns per ns.
         middle: the middle of the capture on its own clock, ns.
-        spread_ns: the standard deviation of the ends of shared collectives after alignment; 0 without any.
+        spread_ns: the standard deviation of the ends of shared collectives after alignment; 0 if none are shared.
         collectives: the number of shared collectives that the alignment rests on.
     """
 
@@ -337,7 +337,7 @@ def _align_clock(
 
 
 def _fit_clock(ends: Ints, reference_ends: Ints) -> Clock:
-    """Returns the clock whose drift is the slope from the median of the first third to that of the last third.
+    """Fits a clock. Its drift is the slope from the median of the first third of the ends to that of the last third.
 
     The drift is 0 if it is not significant.
     """
@@ -365,7 +365,7 @@ def _robust_deviation(differences: npt.NDArray[np.floating[Any]]) -> float:
 def _shared_ends(
     members: Sequence[Member], matches: Sequence[Match], position: int, reference: int
 ) -> tuple[Ints, Ints]:
-    """Returns when shared collectives ended on two members. Only kinds that end together count, if there are any."""
+    """Returns the ends of shared collectives on two members, of only those kinds that end together if there are any."""
     empty = np.zeros(0, np.int64)
     rows = [(empty, empty, empty)]
     for match in matches:

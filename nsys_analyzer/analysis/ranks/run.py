@@ -41,8 +41,8 @@ class RankStep:
 
     Attributes:
         number: the number of the step.
-        step_ms: its length.
-        own_ms: its length without exposed waiting; None if waiting is not known.
+        step_ms: the length of the step.
+        own_ms: the length of the step without exposed waiting; None if waiting is not known.
     """
 
     number: int
@@ -55,15 +55,15 @@ class RankFigures:
     """The figures of one rank. Values without statistics are means over the steps, in ms per step.
 
     compute + exposed copies + exposed communication + idle = step, and waiting + transfer = communication. Values that
-    need the times of other ranks are None if those are not known.
+    need the times of other ranks are None if those times are not known.
 
     Attributes:
         label: "rank 1"; "device 1" if the rank is not known or if a process drives several devices.
-        rank: its number in the run; None if it is not known.
-        process: the global ID of its process.
-        capture: the name of its capture.
-        source: the file name of its capture.
-        device: the number of its GPU.
+        rank: the number of the rank in the run; None if it is not known.
+        process: the global ID of the rank's process.
+        capture: the name of the rank's capture.
+        source: the file name of the rank's capture.
+        device: the number of the rank's GPU.
         step_ms: the length of a step.
         compute_ms: the time in which the GPU computes.
         exposed_copy_ms: the time in which the GPU only copies.
@@ -76,13 +76,13 @@ class RankFigures:
         exposed_waiting_ms: the part of the exposed communication in which the last rank has not yet started.
         exposed_transfer_ms: the part of the exposed communication in which the collective transfers data.
         own_ms: the step without exposed waiting, as if no other rank were late.
-        late_ms: how much longer its own time is than that of the fastest rank, step by step. It includes by how much
-            the collectives that waited beside the fastest rank's work slowed that work down.
-        late_unprofiled_ms: how much longer than the fastest rank it takes without the profiler, by a replay. None if
+        late_ms: the rank's own time minus the fastest rank's own time, step by step. It includes the time by which
+            collectives that waited beside the fastest rank's work slowed that work down.
+        late_unprofiled_ms: how late the rank is without the profiler, by a replay. None if
             the profiler does not make the step longer, if no rank is late under it, or if no replay is possible.
-        slowest_steps: the number of steps in which it has the longest own time.
-        offset_ms: how far its clock is ahead of the first rank's clock.
-        shift_ns: how far the times in its capture are ahead of those in the first rank's capture.
+        slowest_steps: the number of steps in which the rank has the longest own time.
+        offset_ms: how far the rank's clock is ahead of the first rank's clock.
+        shift_ns: how far the times in the rank's capture are ahead of the times in the first rank's capture.
         steps: the steps that the means are taken from.
     """
 
@@ -123,10 +123,10 @@ class CollectiveFigures:
 
     Attributes:
         kind: one of ``COLLECTIVE_KINDS``.
-        phase: the phase that launches them; empty outside of the phases.
+        phase: the phase that launches the collectives; empty outside of the phases.
         bytes: the message size of one rank, as NCCL counts it; None if it is not known.
         ranks: the number of ranks that take part; None if captures of ranks are missing and NCCL does not record it.
-        count: the number of such collectives per step and rank.
+        count: the number of these collectives per step and rank.
         duration_ms: the duration of one collective on one rank.
         waiting_ms: the total waiting per step, as a mean over the ranks; None if captures of ranks are missing.
         transfer_ms: the total transfer time per step, as a mean over the ranks; None if captures of ranks are missing.
@@ -176,8 +176,8 @@ class Alignment:
 
     Attributes:
         one_clock: whether all ranks are in one capture.
-        spread_ms: how far apart the ranks see the end of the same collective, a standard deviation.
-        collectives: the number of shared collectives that the alignment rests on, of the rank with the fewest.
+        spread_ms: the standard deviation of the times at which the ranks see the end of one collective.
+        collectives: the smallest number of shared collectives on which the alignment of a rank rests.
     """
 
     one_clock: bool
@@ -187,13 +187,13 @@ class Alignment:
 
 @dataclass(frozen=True)
 class JoinNote:
-    """Something that a reader must know about how ranks were joined. ``report.sections.ranks`` puts it into words.
+    """A note on how ranks were joined. ``report.sections.ranks`` writes its sentence.
 
     Attributes:
         kind: what the note is about.
-        names: the captures or ranks that it is about.
+        names: the captures or ranks that the note is about.
         numbers: ranks, world sizes or step numbers. For "different steps": the number of steps that all ranks have,
-            then that of each rank in ``names``.
+            followed by the number of steps of each rank in ``names``.
         ms: how far clocks or the ends of collectives are apart.
     """
 
@@ -204,28 +204,28 @@ class JoinNote:
 
 
 class ParallelRun(msgspec.Struct, frozen=True):
-    """Several ranks of one run, joined step by step, as the JSON of a report holds them.
+    """Several ranks of one run, joined step by step, in the form of a report's JSON.
 
     Attributes:
         name: the name of the run, made from the names of its captures.
         strategies: how the ranks share the work, such as "data parallel (DDP)", inferred from their collectives.
         world_size: the number of ranks of the run; None if it is not known.
         missing: the ranks without a capture.
-        steps: the number of steps that all ranks have with the same collectives. The figures are means over them.
+        steps: the number of steps that all ranks have with equal collectives. The figures are means over these steps.
         ranks: the figures of each rank.
         collectives: the figures of the collectives.
         slowest, fastest: the positions of the ranks with the longest and the shortest own time; None if waiting is not
             known.
         takes_turns: whether another rank has the longest own time in more than a quarter of the steps.
-        skew_ms: how late the slowest rank is under the profiler, a median over the steps.
+        skew_ms: how late the slowest rank is under the profiler, as a median over the steps.
         unprofiled_ms: the longest step of a rank without the profiler, if it was measured on every rank.
-        lost: where the slowest rank loses time to the fastest one, the largest part first.
+        lost: the time that the slowest rank loses to the fastest rank, by part, the largest part first.
         slowed_ms: how much longer the work of the fastest rank took because its collectives waited beside that work.
-            The sum of ``lost`` less this value is the mean difference of their own times.
+            The sum of ``lost`` minus this value is the mean difference of the two ranks' own times.
         alignment: how well the clocks agree; None if they could not be aligned.
         ranks_from: where the rank numbers come from, if neither captures nor manifests hold them.
         findings: changes that would make the step shorter, the largest saving first.
-        notes: what a reader must know about how the ranks were joined.
+        notes: the notes on how the ranks were joined.
     """
 
     name: str = msgspec.field(name="run")
@@ -254,7 +254,7 @@ class ParallelRun(msgspec.Struct, frozen=True):
 
     @property
     def least_cpu_ms(self) -> float:
-        """Returns the longest CPU time per step of a rank other than the slowest. No step can be shorter."""
+        """Returns the longest CPU time per step of a rank other than the slowest, which is a lower bound of a step."""
         return max((rank.cpu_ms for rank in self.ranks if rank is not self.slowest_rank), default=0.0)
 
     @property

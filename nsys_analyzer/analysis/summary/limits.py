@@ -2,7 +2,8 @@
 
 The rates follow from the FLOPs of the model and from the bytes that must be moved at least. MFU (model FLOPs
 utilization) is the model's FLOPs ÷ time ÷ peak, see https://arxiv.org/abs/2204.02311, appendix B. A rate above a peak
-is impossible: it shows that the configuration or the precision is not the capture's. It is left out with the reason.
+is impossible: it shows that the configuration or the precision does not belong to the capture. Such a rate is left out,
+and the reason is given.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS
 PEAK_TOLERANCE = 0.02
 #: Precisions with fewer than 16 bits.
 _NARROW_PRECISIONS = ("fp8", "fp4")
-#: A precision has a roof of its own if it has at least this share of the matmul time.
+#: A precision has its own peak in the report if it has at least this share of the matmul time.
 _LEAST_SHARE_OF_ROOF = 0.05
 #: The matmuls of unfused attention, which are also part of the class matmul.
 ATTENTION_MATMUL = "attention matmul"
@@ -45,12 +46,12 @@ ATTENTION_MATMUL = "attention matmul"
 COPY_CLASSES = tuple("copy" if kind == "other" else f"copy, {kind}" for kind in COPY_KINDS)
 #: The passes whose FLOPs are known.
 _PASSES = ("forward", "backward")
-#: The kernel classes that may need fewer FLOPs than counted, with the fact that says so.
+#: The kernel classes that may compute fewer FLOPs than are counted, and the ID of the fact that reports it.
 _SKIPPED_WORK: dict[str, FactId] = {FUSED: "skipped_scores", "convolution": "skipped_convolution_work"}
 
 
 def compare_with_peaks(capture: CaptureSummary) -> Limits | None:
-    """Returns the rates of a capture compared with its GPU's peaks; None on a CPU, and without any work on a GPU."""
+    """Returns the rates of a capture compared with its GPU's peaks; None if nothing ran on a GPU."""
     return None if capture.on_cpu or capture.whole is None else _RatesOfCapture(capture).limits()
 
 
@@ -90,7 +91,7 @@ class _RatesOfCapture:
             if name in peak_rates and share >= _LEAST_SHARE_OF_ROOF
         }
         self.roofs = tuple((name, peak_rates[name]) for name in shares)
-        # The mean assumes that the matmuls of each precision reach the same share of its peak.
+        # The weighted mean assumes that the matmuls in each precision reach an equal share of the precision's peak.
         weighted_peaks = sum(share * peak_rates[name] for name, share in shares.items())
         self.peak_flops = weighted_peaks / sum(shares.values()) if self.precision in shares else None
         # Training in 16 bits is not compared with narrower precisions.
@@ -100,7 +101,7 @@ class _RatesOfCapture:
         self.notes: list[Fact] = []
 
     def limits(self) -> Limits:
-        """Returns the rates of phases and classes; no rates if one of them is impossible."""
+        """Returns the rates of phases and classes; no rates if any rate is impossible."""
         capture, best = self.capture, self.best_precision
         phases, classes = tuple(self.phase_rates()), tuple(self.class_rates())
         doubt = self.find_doubt(phases, classes)
@@ -152,7 +153,7 @@ class _RatesOfCapture:
         """Returns the FLOPs of each phase that were counted in one step of the program."""
         if counted_flops.unknown:
             self.notes.append(Fact("uncounted_operators", operators=tuple(counted_flops.unknown)))
-        # A prompt's pass and the passes of single tokens differ: their mean describes neither.
+        # The pass of a prompt and the passes of single tokens differ, so their mean would describe neither of them.
         has_backward = self.capture.phase("backward")
         similar_passes = [name for name in _PASSES if counted_flops.passes.get(name) == 1 or has_backward]
         flops: dict[str, int | None] = {
@@ -215,7 +216,7 @@ class _RatesOfCapture:
         return (wall_ms, "wall") if wall_ms else (busy_ms, "gpu_busy") if busy_ms else None
 
     def class_rates(self) -> Iterator[ClassRate]:
-        """Yields the rates of classes with known FLOPs in forward and backward, and those of the parts of attention."""
+        """Yields the rates of the classes with known FLOPs in forward and backward, and of the parts of attention."""
         if not (self.shapes or self.counted) or (self.capture.coverage and self.capture.coverage.lost_launches):
             return
         for name, forward_multiple in zip(_PASSES, (1, 2), strict=True):
@@ -248,9 +249,9 @@ class _RatesOfCapture:
     def work_of_shapes(
         self, phase: PhaseSummary, forward_multiple: int, shapes: _Shapes
     ) -> Iterator[tuple[str, int, int | None]]:
-        """Yields matmul and fused attention with their FLOPs and elements, ``forward_multiple`` times those of forward.
+        """Yields matmul and fused attention with their FLOPs and elements: those of forward × ``forward_multiple``.
 
-        If only some layers use fused attention, the FLOPs of neither class are known.
+        If only some layers use fused attention, the FLOPs of both classes are unknown.
         """
         attention, flops = attention_matmul_flops(*shapes), forward_flops(*shapes)
         fused_launches = phase.launches_of(FUSED)
@@ -262,7 +263,7 @@ class _RatesOfCapture:
             yield FUSED, forward_multiple * attention, forward_multiple * fused_attention_elements(*shapes)
 
     def note_skipped_work(self, rate: ClassRate) -> bool:
-        """Returns whether a rate is so high that the kernels must have skipped work, and notes that if so."""
+        """Returns whether a rate is so high that the kernels must have skipped work; if so, adds a note."""
         peak = rate.peak_flops_per_s or self.peak_rates.get(self.best_precision or "")
         is_impossible = peak and (rate.flops_per_s or 0.0) > peak * (1 + PEAK_TOLERANCE)
         skipped_work = _SKIPPED_WORK.get(rate.kernel_class) if is_impossible else None
@@ -289,7 +290,7 @@ class _RatesOfCapture:
     def matmul_rate(
         self, kernel_class: str, phase: str, ms: float, flops: int, elements: int | None, precision: str | None
     ) -> ClassRate:
-        """Returns the rate of matmuls; without a ``precision`` of their own, that of the capture is assumed.
+        """Returns the rate of matmuls. If ``precision`` is empty, the precision of the capture is assumed.
 
         The bytes are known only if the number of elements is.
         """
@@ -300,7 +301,7 @@ class _RatesOfCapture:
         return ClassRate(kernel_class, phase, ms, flops, moved_bytes, bytes_per_s, precision, peak)
 
     def possible_bytes_per_s(self, bytes_per_s: float) -> float | None:
-        """Returns a rate of bytes; None above the memory's peak, because the L2 cache then served a part of them."""
+        """Returns a rate of bytes; None above the memory's peak, because the L2 cache then served some of the bytes."""
         peak = self.peak_bytes_per_s
         return None if peak and bytes_per_s > peak * (1 + PEAK_TOLERANCE) else bytes_per_s
 

@@ -1,4 +1,4 @@
-"""Defines the summary of one process of one capture: the type that a report's JSON is written from and read into."""
+"""Defines the summary of one process of one capture, which a report's JSON is written from and read into."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class PhaseRate:
     """The model's FLOPs in one instance of a phase, and the rate that follows from its time.
 
     Attributes:
-        mfu: the rate as a share of the peak of the precision that ran; None if that precision is not known.
+        mfu: the rate as a share of the peak in the matmuls' precisions; None if these precisions are not known.
         mfu_of_best: the rate as a share of the GPU's highest peak.
     """
 
@@ -68,8 +68,8 @@ class ClassRate(msgspec.Struct, frozen=True):
 
     Attributes:
         kernel_class: a class, ``ATTENTION_MATMUL``, or a kind of copy.
-        bytes: a lower bound of the bytes moved, counted and not measured. For copies, the bytes they moved.
-        bytes_per_s: None also if the rate exceeds the memory's peak, because a cache served part of the bytes.
+        bytes: a lower bound of the moved bytes, derived from shapes and not measured. For copies, the copied bytes.
+        bytes_per_s: the rate of the moved bytes; None also above the memory's peak, where a cache served some bytes.
         peak_flops_per_s: the peak in the precision of these kernels; None if the precision is not known, and for work
             without matmuls.
         flops_per_s: the achieved rate.
@@ -109,7 +109,7 @@ class Limits:
         peak_flops: the mean of the roofs in FLOP/s, weighted by the matmul time in each precision.
         roofs: each precision that ran, with its peak in FLOP/s.
         missing: the facts that are missing for a rate: "model", "context length", "batch size", "peaks".
-        notes: the assumptions behind the figures, and what they leave out.
+        notes: the assumptions behind the figures, and the work that the figures leave out.
         doubt: the reason why figures are left out.
     """
 
@@ -128,7 +128,7 @@ class Limits:
     doubt: FactOrText | None = None
 
     def phase(self, name: str) -> PhaseRate | None:
-        """Returns the rate of the phase with this name; None without one."""
+        """Returns the rate of the phase with this name; None if the phase has no rate."""
         return next((rate for rate in self.phases if rate.phase == name), None)
 
     @property
@@ -139,11 +139,11 @@ class Limits:
 
 #: The statuses of a capture.
 STATUSES = ("ok", "oom", "partial", "no_kernels", "failed", "timeout", "not_profiled")
-#: Phases stand for the whole capture if they hold at least this share of its GPU time.
+#: Phases represent the whole capture if they contain at least this share of its GPU time.
 _SUFFICIENT_SHARE_IN_PHASES = 0.9
 #: Matches the names of PyTorch's own kernels.
 _PYTORCH_KERNEL = re.compile(r"\bat::|\bc10::|\bat_cuda|^triton_")
-#: An inferred phase is uneven if its largest instance has more kernels than this many times those of its smallest.
+#: An inferred phase is uneven if its largest instance has more than this factor times as many kernels as its smallest.
 _UNEVEN_KERNELS_RATIO = 1.5
 
 
@@ -152,10 +152,11 @@ class BusyShare:
     """The GPU's busy time in one phase divided by the phase's wall time.
 
     Attributes:
-        unprofiled: whether the wall time is from an unprofiled run.
-        low, high: bounds of the share, equal if the wall time is unprofiled. ``high`` is 1 if nothing bounds it.
-        estimated: the lowest and the highest share if the step's unprofiled length is estimated; else None.
-        verdict: the verdict on both bounds; "undecided" if they have different verdicts.
+        unprofiled: whether the wall time was measured in a run without the profiler.
+        low, high: the bounds of the share. They are equal if the wall time is unprofiled. ``high`` is 1 if no bound is
+            known.
+        estimated: the lowest and the highest share if the step's unprofiled length is an estimate; otherwise None.
+        verdict: the verdict on both bounds; "undecided" if the verdicts on the two bounds differ.
     """
 
     busy_ms: float
@@ -182,8 +183,8 @@ class PhaseSummary(msgspec.Struct, frozen=True):
         incomplete_instances: the number of instances that were left out because they are incomplete.
         wall_ms: the duration of the range on the CPU's clock.
         gpu_span_ms: the time from the first start to the last end of the phase's GPU operations.
-        gpu_busy_ms: the union of the intervals of these operations.
-        kernel_time_ms: the total kernel time; without figures if an opaque graph hides kernels.
+        gpu_busy_ms: the time in which at least one of the phase's GPU operations runs.
+        kernel_time_ms: the total kernel time; without values if an opaque graph hides kernels.
         python_ms: the times of an unprofiled run; None without timings.
         synchronized: whether the GPU work ends before the ranges do, so that the wall time includes the work.
         holds_backward: whether a backward pass starts inside the first instance, as in a training step.
@@ -191,7 +192,7 @@ class PhaseSummary(msgspec.Struct, frozen=True):
         kernels_least: the fewest kernels of an instance; 0 if the phase is not inferred.
         kernels_most: the most kernels of an instance; 0 if the phase is not inferred.
         wall_values_ms, busy_values_ms: the times of each instance, or of an evenly spread sample if there are many.
-        busy_share: the GPU's busy share of the range; None if the wall time does not include the phase's work.
+        busy_share: the share of the range's time in which the GPU is busy; None if the range ends before its GPU work.
     """
 
     phase: str
@@ -249,11 +250,11 @@ class PhaseSummary(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Coverage:
-    """The kernels of a process by how they were attributed. Each kernel counts once: attributed + unattributed = all.
+    """The numbers of kernels of a process, by how the kernels were attributed. Each kernel counts once.
 
     Attributes:
-        attributed: kernels launched inside a range.
-        unattributed: kernels launched outside every range, or without a launch row.
+        attributed: the kernels launched inside a range. All other kernels are unattributed.
+        unattributed: the kernels launched outside of all ranges, or without a recorded launch.
         in_phases: kernels in a phase, including the step and warm-up.
         ambiguous: kernels launched while several threads had phases open.
         how: the number of kernels by the way they were attributed.
@@ -277,15 +278,16 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Unprofiled:
-    """The times of phases in a run without a profiler. None is unknown.
+    """The times of phases in a run without a profiler. None means unknown.
 
     Attributes:
-        status: "ok", "oom", "failed", "timeout", "missing" or a word of the timings file; ``message`` says why.
+        status: "ok", "oom", "failed", "timeout", "missing", or a word of the timings file. ``message`` gives the
+            reason.
         phases: the times of each phase in ms.
         device: "cuda" or "cpu".
-        doubts: for each phase whose time cannot be right, the reasons.
+        doubts: the reasons why the time of a phase cannot be right, by phase.
         tokens_per_second: batch size × context length ÷ the time of a step.
-        profiler_overhead: for each phase, its wall time under the profiler ÷ its unprofiled time − 1.
+        profiler_overhead: the wall time under the profiler ÷ the unprofiled time − 1, by phase.
     """
 
     status: str
@@ -299,7 +301,7 @@ class Unprofiled:
     profiler_overhead: dict[str, float | None] = field(default_factory=dict)
 
     def typical_ms(self, phase: str) -> float | None:
-        """Returns the median time of a phase in ms, or the mean without a median; None if it was not timed."""
+        """Returns the median time of a phase in ms, or the mean if there is no median; None if it was not timed."""
         return self.phases[phase].typical if phase in self.phases else None
 
     def trusted(self, phase: str) -> Stats | None:
@@ -314,7 +316,7 @@ class Unprofiled:
 
 @dataclass(frozen=True)
 class Conditions:
-    """The versions of the trace and of the machine, "unknown" if the trace does not record them, and the GPU's size."""
+    """The versions of the schema and of the machine's software ("unknown" if not recorded), and the GPU's size."""
 
     schema_version: str
     platform: str
@@ -328,18 +330,18 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Summary:
-    """One process of one capture, as a report's JSON holds it. None is unknown or not recorded.
+    """One process of one capture, in the form of a report's JSON. None means unknown or not recorded.
 
     Attributes:
         process: the label of the process in tables; None if the capture has a single process without a rank.
         source: the name of the file.
-        status: one of ``STATUSES``; ``message`` says why it is not ok.
+        status: one of ``STATUSES``. ``message`` gives the reason for a status other than ok.
         gpu: the name of the GPU.
         precisions: the share of the matmul time in each precision.
         phases: the phases in the order of a step.
         whole: all operations of the process outside warm-up, as one phase with one instance.
         share_in_phases: the share of the whole capture's GPU time in phases other than the step.
-        phases_suffice: whether the phases stand for the capture: they include forward and nearly all GPU time, and
+        phases_suffice: whether the phases represent the capture: they include forward and nearly all GPU time, and
             none is uneven.
         modules: the time of each module of the model; None if no range names a module.
         step: what fills the steps; None if the capture has no step.
@@ -347,7 +349,7 @@ class Summary:
             allocator was recorded, else memory that the driver allocated.
         serving: the steps of an inference engine by kind; None if no range marks them.
         findings: what slows the steps down, the largest saving first; None if no finding can be derived.
-        findings_missing: the reason why some or all findings are missing, as the report says it.
+        findings_missing: the sentence on why some or all findings are missing.
     """
 
     name: str
@@ -402,7 +404,7 @@ class Summary:
 
     @property
     def shares_gpu(self) -> bool:
-        """Returns whether the process shares its GPU with others of the capture, so that only its ID identifies it."""
+        """Returns whether the process shares its GPU with other processes. Only the process ID then identifies it."""
         return self.pid is not None and self.process == make_pid_label(self.pid)
 
     @property
@@ -445,7 +447,7 @@ class Summary:
 
     @property
     def on_cpu(self) -> bool:
-        """Returns whether its kernels are operators that ran on the CPU, because no GPU was used."""
+        """Returns whether the program ran on the CPU, so that operators take the place of kernels."""
         return self.gpu == CPU
 
     @property
@@ -460,12 +462,12 @@ class Summary:
 
 @dataclass(frozen=True, repr=False)
 class CaptureSummary(Summary):
-    """The summary of a process, with the parts that its analysis and a timeline need and the JSON does not hold.
+    """The summary of a process, with parts that only the analysis or the timeline needs and the JSON omits.
 
     Attributes:
         device: the GPU.
         diagnosis: what slows the steps down; None if no launch is known.
-        missing_reason: the reason why some or all findings are missing; None if all were looked for.
+        missing_reason: the reason why some or all findings are missing; None if all findings were looked for.
         study: some of the steps in detail; None if no launch is known.
         members: what each device of the process did step by step, if it exchanges data with other devices.
         tracks: every operation of the measured steps, if a timeline was requested.

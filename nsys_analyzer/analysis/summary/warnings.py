@@ -21,11 +21,12 @@ from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP
 from nsys_analyzer.trace.ranks import INIT_COMMUNICATOR
 from nsys_analyzer.trace.trace import Trace
 
-#: The way to annotate a program: ranges of NVTX or of PyTorch's profiler around phases, or NVTX ranges around steps.
+#: How to annotate a program: with NVTX or PyTorch profiler ranges around phases, or with NVTX ranges around steps.
 Annotation = Literal["nvtx", "record_function", "steps"]
-#: GPU work after the end of a range is a warning if the phase has at least this share of the longest phase's GPU time.
+#: A warning is given on GPU work after the end of a phase's range if the phase has at least this share of the GPU time
+#: of the longest phase.
 _NOTABLE_PHASE_SHARE = 0.02
-#: Steps that are left out are a warning if they are at least this share of all steps.
+#: A warning is given on left-out steps if they are at least this share of all steps.
 _NOTABLE_SHARE_OF_UNLIKE_STEPS = 0.25
 #: The most ranges that are named if none of them is a phase.
 _MAX_LISTED_RANGES = 5
@@ -45,7 +46,7 @@ def find_warnings(
 
     Args:
         summary: the summary of the process.
-        coverage: its kernels by how they were attributed.
+        coverage: the numbers of the process's kernels, by how the kernels were attributed.
         attributed: the trace.
         process: the global ID of the process.
     """
@@ -110,7 +111,7 @@ class _Checks:
             yield Fact("partial_instances", instances=partial)
 
     def hidden_kernels(self) -> Iterator[Fact]:
-        """Yields kernels without a name, inside an opaque graph, without a launch, or without a row."""
+        """Yields kernels without a name, inside an opaque graph, without a launch, or missing in the capture."""
         rows = self.whole.kernels if self.whole else ()
         unnamed = [row.share for row in rows if row.name.startswith(UNNAMED_KERNEL)]
         if unnamed:
