@@ -46,7 +46,7 @@ class Timeline:
         self._open = np.append(ranges[order], NONE)[top]
 
     def open_at(self, group: Ints, time: Ints) -> Ints:
-        """Returns the index of the range that is open at each (group, time), or -1; the shape is that of ``time``."""
+        """Returns the index of the range that is open at each (group, time), or -1; shape as ``time``."""
         segment = np.searchsorted(self._boundaries, self._axis.place(group, time), side="right") - 1
         return self._open[segment]  # segment -1, before the first boundary, selects the last entry, which is -1
 
@@ -93,7 +93,8 @@ def is_contained(group: Ints, start: Ints, end: Ints) -> Bools:
     """
     order = np.lexsort((-end, start, group))
     end_position = Axis(group, end).place(group[order], end[order])
-    # All ends of an earlier group lie before the ends of this group on the axis, so they do not count as containing it.
+    # On the axis, the ends of an earlier group lie before all ends of a later group. So a range of another group never
+    # counts as containing a range.
     furthest_end = np.maximum.accumulate(np.append(NONE, end_position))[:-1]
     inside = np.empty(len(order), np.bool_)
     inside[order] = furthest_end >= end_position
@@ -127,7 +128,7 @@ def count_moments(group: Ints, time: Ints, at_group: Ints, start: Ints, end: Int
 
 
 def find_last_before(group: Ints, time: Ints, at_group: Ints, end: Ints) -> Ints:
-    """Returns the last time of the group ``at_group`` before each ``end``, or ``LONG_AGO``; the shape of ``end``."""
+    """Returns the last time of the group ``at_group`` before each ``end``, or ``LONG_AGO``; shape as ``end``."""
     axis = Axis(group, time)
     order = np.lexsort((time, group))
     last_before = np.searchsorted(axis.place(group, time)[order], axis.place(at_group, end))
@@ -176,7 +177,7 @@ class Cover:
         return Cover(starts, ends, np.append(0, np.cumsum(ends - starts)))
 
     def covered_before(self, time: Ints) -> Ints:
-        """Returns how long the intervals cover the time axis before each ``time``, ns."""
+        """Returns the total time that the intervals cover before each ``time``, ns."""
         if not len(self.start):
             return np.zeros(len(time), np.int64)
         started_count = np.searchsorted(self.start, time, side="right")
@@ -226,7 +227,7 @@ def find_overlaps(start: Ints, end: Ints, at_start: Ints, at_end: Ints) -> tuple
 
 
 class Axis:
-    """Maps values of several groups to positions on one axis, which are sorted by group, then by value.
+    """Maps values of several groups to positions on one axis. Positions are sorted by group, then by value.
 
     Each group has a stretch of the axis that is as long as the range of all values. If these stretches do not fit into
     64 bits, for example because a time is broken, the position depends on the rank of a value among all values.
@@ -268,5 +269,5 @@ class Axis:
         if self._ranked is None:
             limits = np.iinfo(np.int64)
             return value.clip(max(self._low - 1, limits.min), min(self._high + 1, limits.max)) - self._low + 1
-        # An odd position is that of a value, an even position lies between two values.
+        # A value on the axis has an odd position. The even positions lie between two values.
         return np.searchsorted(self._ranked, value) + np.searchsorted(self._ranked, value, side="right")

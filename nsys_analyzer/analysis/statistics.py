@@ -10,9 +10,9 @@ import numpy as np
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.schema import NS_PER_MS
 
-#: The most values of a figure that a summary keeps. A sample of this size suffices to estimate the spread of a median.
+#: The maximum number of values of a figure in a summary. A sample of this size suffices for the spread of a median.
 MOST_VALUES = 200
-#: The statistics that change by a constant if the constant is added to all values. The standard deviation does not.
+#: The statistics that increase by a constant if the constant is added to all values.
 _LOCATIONS = ("mean", "min", "median", "max")
 
 
@@ -59,7 +59,7 @@ def sample_ms(durations_ns: Ints) -> tuple[float, ...]:
 
 
 class Moments:
-    """Adds up the time per step of each kind of activity, and returns its mean and standard deviation over the steps.
+    """Adds up the time of each kind of activity in each step, to compute the mean and standard deviation over steps.
 
     Attributes:
         total: shape (kinds,), the sum of the times of all steps, ns.

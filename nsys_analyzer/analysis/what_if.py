@@ -23,7 +23,7 @@ from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.columns import GRAPH
 from nsys_analyzer.trace.schema import NS_PER_MS
 
-#: Where a part of the critical path is; "queue" stands for the time between a launch and the start of its work.
+#: The location of a part of the critical path; "queue" is the time between a launch and the start of its work.
 Where = Literal["GPU", "CPU", "queue"]
 #: The parts of the critical path that are not the GPU's work.
 LAUNCHING, LOADING, PAUSES, LATENCY = "calls and launches", "loading of batches", "pauses", "latency and gaps"

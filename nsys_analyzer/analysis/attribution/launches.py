@@ -21,27 +21,29 @@ from nsys_analyzer.trace.metadata import CUDA, HIP
 from nsys_analyzer.trace.time_checks import ExcludedRows, TimedRows, describe_excluded_rows, timed_calls
 from nsys_analyzer.trace.trace import Trace
 
-#: The times of an operation are wrong on every platform if it starts more than this before its launch. The difference
-#: between clocks is smaller.
+#: The times of an operation are wrong if it starts more than this before its launch, since the clocks of GPU and CPU
+#: differ by less on every platform.
 _CLOCK_ERROR_NS = 100_000_000
 #: On platforms that synchronize the clocks of GPU and CPU, the times of an operation are wrong if it starts more than
 #: this before its launch.
 _SYNCHRONIZED_ERROR_NS = 1_000_000
-#: If more than this share of the operations exceeds ``_SYNCHRONIZED_ERROR_NS``, ``_CLOCK_ERROR_NS`` is the limit.
+#: If more than this share of the operations exceeds ``_SYNCHRONIZED_ERROR_NS``, ``_CLOCK_ERROR_NS`` is used instead.
 _MAX_EARLY_SHARE = 0.01
 _PLATFORMS_WITH_SYNCHRONIZED_CLOCKS = (CUDA, HIP)
-#: The clock of a device is behind the CPU's clock if this share of its operations starts before their launch.
+#: The clock of a device is behind the CPU's clock if this share of the device's operations starts before their launch.
 _LATE_CLOCK_QUANTILE = 0.75
-#: The offset of such a clock is this quantile of the times from launch to start, since a few times may be broken.
+#: The offset of a clock that is behind is estimated as this quantile of the times from launch to start. The minimum is
+#: not used, since a few times may be broken.
 _OFFSET_QUANTILE = 0.1
 #: The end of a call that lasts longer than ``_LONG_CALL_NS`` is wrong if ``_MIN_CALLS_INSIDE_WRONG_CALL`` or more other
 #: calls of the same thread start before this end.
 _LONG_CALL_NS, _MIN_CALLS_INSIDE_WRONG_CALL = 10_000_000, 100
-#: Matches calls whose work may start while earlier work on the same stream still runs.
+#: Matches API calls whose work may start while earlier work on the same stream still runs.
 _MAY_OVERLAP = re.compile("LaunchKernelEx|GraphLaunch")
 #: Profilers round times, so an operation may end up to this much after the start of the next operation on its stream.
 _ROUNDING_NS = 2_000
-#: The maximum number of instantiations between a node of a CUDA graph and its capture. Graphs nest a few levels deep.
+#: The maximum number of instantiations from the capture of a CUDA graph's node to its replay. Graphs nest a few levels
+#: deep.
 _MAX_INSTANTIATIONS = 8
 
 

@@ -1,1 +1,1 @@
-"""What slows a step down: rules in a file for each family, and the diagnosis that ranks what they find."""
+"""Findings: the causes that make steps longer. Rules find them, and the diagnosis ranks them."""

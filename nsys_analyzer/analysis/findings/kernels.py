@@ -313,7 +313,7 @@ def find_unfused_elementwise(steps: StepsToExplain) -> Iterator[Candidate]:
     separate = (
         study.of_class(*_ONE_PASS_CLASSES) & ~study.kernel_matches(_COMPILED_KERNEL) & ~study.in_phase("optimizer")
     )
-    # Attention's kernels and chains of copies have findings of their own.
+    # Other rules report attention's kernels and chains of copies.
     separate &= ~_find_attention(study)[1] & ~_find_copy_chains(study)
     if study.operations_per_step(separate) < 2:
         return

@@ -282,7 +282,7 @@ _MAX_WARNED_LINES = 3
 
 
 def find_host_sync(steps: StepsToExplain) -> Iterator[Candidate]:
-    """Finds synchronizations and device-to-host copies of a few scalars, which wait until the GPU's queue is empty."""
+    """Finds synchronizations and device-to-host copies of a few scalars, in which the program waits for the GPU."""
     study = steps.study
     scalars = _scalar_copies(study)
     reading = study.calls_of(scalars)

@@ -34,7 +34,7 @@ _PROFILER_CALL = re.compile(r"nn\.Module: (?P<kind>[^:]+?)_\d+")
 _NSYS_CALL = re.compile(r"torch\.nn\.modules\.Module\.__call__")
 _NSYS_FORWARD = re.compile(r"torch\.nn\.modules\.\w+\.forward")
 _NUMBERED_BLOCK = re.compile(r"(?i)(?:\w*block|layer|stage|decoder|encoder|h)s?[\s._-]*\d+")
-#: The greatest depth of a module. A deeper call counts as part of the call around it. Most models nest ten deep.
+#: The maximum depth of nested modules. A deeper call counts as part of the call around it. Most models have ten levels.
 _MAX_DEPTH = 100
 #: Matches the operators that run a node of autograd's graph.
 _AUTOGRAD_NODE = re.compile(
@@ -212,7 +212,7 @@ class CallFinder:
             )
             moments = np.flatnonzero((running != NONE) & (process_of(thread) == process))
             sequence_number = nodes.sequence[running[moments]]
-            # Find the last forward operator before the moment whose number is at most the number of the node.
+            # Find the last forward operator that started before the moment and has at most the node's sequence number.
             count_by_number = np.searchsorted(node_makers.sequence, sequence_number, side="right")
             count = np.minimum(count_by_number, np.searchsorted(node_makers.start, time[moments]))
             moments, last_maker = moments[count > 0], count[count > 0] - 1

@@ -217,7 +217,7 @@ class _Inference:
         }
 
     def _join_calls(self, calls: _Spans, backward: _Spans, optimizer: _Spans) -> _Spans:
-        """Joins the calls before each backward pass into one forward pass, such as those of a model and its criterion.
+        """Joins all calls before a backward pass into one forward pass, such as calls of a model and its criterion.
 
         Calls that no backward pass follows, as in an evaluation, are left out. If there is no backward pass at all,
         each call is a forward pass.

@@ -123,7 +123,7 @@ class AttributedTrace:
         index, phase = index[order], phase[order]
         selected = ranges.select(index)
         process, start, end = process_of(selected.thread), selected.start, selected.end
-        # If some steps of a process have a backward pass, a step without one usually is an evaluation.
+        # If some steps of a process have a backward pass, a step without a backward pass usually is an evaluation.
         is_step, is_backward = phase == phases.index(STEP), phase == phases.index("backward")
         trains = is_step & has_moments(process[is_backward], start[is_backward], process, start, end)
         phase[is_step & ~trains & np.isin(process, process[trains])] = phases.index(OTHER_STEP)
@@ -180,8 +180,8 @@ class AttributedTrace:
         index = np.flatnonzero(family)
         is_instance = family.copy()
         is_instance[index] = ~is_contained(ranges.thread[index], ranges.start[index], ranges.end[index])
-        # If autograd's thread opens a phase while another thread is in a phase, the first is part of the second. An
-        # example is a forward pass that is recomputed in a backward pass.
+        # If autograd's thread opens a phase while another thread is in a phase, the new phase is part of the other
+        # thread's phase. An example is a forward pass that is recomputed in a backward pass.
         engine = self.attribution.engine_threads
         autograd = np.flatnonzero(np.isin(ranges.thread, engine) & family)
         process, start = process_of(ranges.thread[autograd]), ranges.start[autograd]

@@ -37,7 +37,8 @@ _MIN_PASSES_IN_STEPS = 0.5
 _MIN_PASSES_OF_GENERATION = 8
 #: The time between two steps of a server is a pause without requests if it is longer than usual by this factor.
 _SERVER_PAUSE_FACTOR = 10
-#: The only pass of each phase is a step if the phases contain at least this share of the time of all operations.
+#: If each phase occurs once, the phases together are a step only if they contain at least this share of the time of all
+#: operations.
 _MIN_TIME_IN_PHASES = 0.8
 #: Two steps do the same work if at least this share of their operations is equal.
 _MIN_SAME_OPERATIONS = 0.9

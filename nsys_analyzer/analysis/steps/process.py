@@ -371,10 +371,10 @@ class ProcessWork:
         launch = np.maximum(launch, np.where(is_known, slow_launch_end[launch_of_next], 0))
         is_queued = is_known & (launch <= gaps.start - CLOCK_SKEW_NS)
         late_until = np.where(is_queued, gaps.start, np.clip(launch, gaps.start, gaps.end))
-        # Until `late_until`, the cause is what keeps the program busy.
+        # Before `late_until`, the cause of the idle time is the cause of the stretch of `self.busy`, if there is one.
         gap, part, start, end = find_overlaps(self.busy.start, self.busy.end, gaps.start, late_until)
         busy = self.busy.select(part)
-        # The cause of the rest of a gap is the call that waits when the gap begins.
+        # The cause of the remaining idle time is the call that waits when the gap begins, or the launch.
         waiting = self.waiting_calls
         last_wait = np.searchsorted(self.calls.start[waiting], gaps.start + CLOCK_SKEW_NS, side="right") - 1
         waits = (last_wait >= 0) & (np.append(self.calls.end[waiting], 0)[last_wait] + CLOCK_SKEW_NS >= gaps.start)

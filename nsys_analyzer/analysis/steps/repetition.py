@@ -17,7 +17,7 @@ from nsys_analyzer.trace.arrays import Bools, Integers, Ints, distinct_rows
 
 #: A period is accepted only if its units cover at least this share of the time.
 _MIN_COVERED_TIME = 0.8
-#: A unit repeats if at least this share of its operations is equal to those of the next unit.
+#: A unit repeats if at least this share of its operations is equal to the operations of the next unit.
 _MIN_SAME_IN_UNIT = 0.9
 #: A period is accepted only if at least this share of all operations is equal to the operation one period later.
 _MIN_SAME_IN_ALL = 0.95
@@ -35,7 +35,7 @@ _MIN_LAYERS, _MIN_OPERATIONS_OF_LAYER = 3, 5
 _MIN_SHARE_OF_LAYERS = 0.15
 #: When layers are searched, a lag may be a period if at least this share of the pairs at the lag is equal.
 _MIN_SAME_AT_LAG_OF_LAYERS = 0.1
-#: A multiple of a period is preferred if its share of equal pairs exceeds that of the period by more than this.
+#: A multiple of a period is preferred if its share of equal pairs exceeds the period's share by more than this.
 _MIN_GAIN_OF_MULTIPLE = 0.03
 #: The number of operations at the start of a unit by which other units are recognized.
 _HEAD_LENGTH = 64
