@@ -7,7 +7,6 @@ for the gradient of each of its two inputs.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -186,37 +185,6 @@ def test_the_same_numbers(tmp_path: Path, text: str) -> None:
     with_modules = run(tmp_path, f"import recording\n{text}", asked, **annotating(asked))
     for one in (counting, with_modules):
         assert (one.code, one.out, one.err) == (0, without.out, "")
-
-
-# --- FLOPs of a step -------------------------------------------------------------------------------------------------
-
-
-def test_flops_of_our_own_transformer(tmp_path: Path) -> None:
-    """The formulas of a forward pass, B = 2, S = 32, d = 64, d_ff = 128, L = 2, V = 10,000; backward twice that."""
-    projections = 8 * 2 * 32 * 64**2 * 2
-    attention = 4 * 2 * 32**2 * 64 * 2
-    feed_forward = 6 * 2 * 32 * 64 * 128 * 2
-    head = 2 * 2 * 32 * 64 * 10_000
-    forward = projections + attention + feed_forward + head
-    assert forward == 93_454_336
-    words = "--model small --d-model 64 --d-ff 128 --num-layers 2 --num-heads 2 --context-length 32 --batch-size 2"
-    more = "--device cpu --no-ranges --steps 1 --warmup 3"
-    done = subprocess.run(
-        [sys.executable, "-m", "profiling_targets.transformer", *words.split(), *more.split()],
-        capture_output=True, text=True, timeout=LONGEST_S,
-        env={**os.environ, **annotating(replace(ASKED, steps=1), tmp_path / "results.json")},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    results = json.loads((tmp_path / "results.json").read_text())
-    flops = results["flops"]
-    assert flops["classes"] == {"forward": {"matmul": forward}, "backward": {"matmul": 2 * forward}}
-    assert flops["modules"]["Transformer/head: Linear"] == {"forward": head, "backward": 2 * head}
-    # of each layer the two matmuls of attention, which no module of their own computes
-    of_attention = {"forward": attention // 2, "backward": attention}
-    assert flops["modules"]["Transformer/blocks.1.attention: SelfAttention"] == of_attention
-    assert flops["unknown"] == []
-    dimensions = {"num_layers": 2, "vocab_size": 10_000, "d_model": 64, "batch_size": 2, "context_length": 32}
-    assert {key: results.get(key) for key in dimensions} == dimensions
 
 
 # --- FLOPs of operators ----------------------------------------------------------------------------------------------

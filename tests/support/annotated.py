@@ -29,7 +29,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,6 +40,8 @@ from nsys_analyzer.capture.profilers import annotating
 from nsys_analyzer.capture.targets import Annotation
 from tests.support.prepared import run_prepared
 
+#: The sides of an expectation, around the first colon and space that are in no text.
+_SIDES = re.compile(r'((?:"[^"]*"|[^":]|:(?! ))+): (.*)')
 CASES = Path(__file__).parents[1] / "cases"
 ASKED = Annotation(warmup_steps=3, steps=4)
 LONGEST_S = 240
@@ -86,24 +88,32 @@ class ProgramCase:
     ranges: list[str] = field(default_factory=list)
 
     def check(self, folder: Path) -> None:
-        """Runs the program, and compares each value with the expected one: it ends well and in silence by default."""
+        """Runs the program with the hooks, and compares each value with the expected one."""
         for module in self.needs:
             pytest.importorskip(module)
-        for name, lines in self.files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text("\n".join(lines))
+        self.write_files(folder)
         options = {**self.options}
         afresh, recorded = options.pop("afresh", False), options.pop("recorded", False)
         asked = replace(ASKED, **options)
         ran = run(folder, self.text, asked, afresh=afresh, **(annotating(asked) if recorded else {}))
-        names = _Results(ran.results, code=ran.code, out=ran.out, err=ran.err, instances=ran.instances())
-        expected = dict(line.split(": ", 1) for line in self.expected)
+        self.compare(ran.code, ran.out, ran.err, {**ran.results, "instances": ran.instances()})
+
+    def write_files(self, folder: Path) -> None:
+        """Writes the files beside the program."""
+        for name, lines in self.files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text("\n".join(lines))
+
+    def compare(self, code: int, out: str, err: str, results: Mapping[str, Any]) -> None:
+        """Compares what a program left with the expected values: it ends well and in silence by default."""
+        names = _Results(results, code=code, out=out, err=err)
+        expected = dict(_SIDES.fullmatch(line).groups() for line in self.expected)  # type: ignore[union-attr]
         for name, value in {"code": "0", "out": "''", "err": "''"}.items():
             if not any(re.search(rf"\b{name}\b", left) for left in expected):
                 expected[name] = value
         for left, right in expected.items():
             actual, wanted = (eval(expression, {}, names) for expression in (left, right))
-            assert actual == wanted, f"{left} is {actual!r}, and {right} is expected: {ran.err}"
+            assert actual == wanted, f"{left} is {actual!r}, and {right} is expected: {err}"
 
 
 class _Results(dict[str, Any]):
