@@ -1,4 +1,4 @@
-"""The collectives of a run: who waits for whom, how fast they transfer, and which parallel strategy they show."""
+"""Computes the figures of collectives: how long ranks wait for each other, transfer rates, and parallel strategies."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from nsys_analyzer.analysis.steps.member import (
 from nsys_analyzer.trace.arrays import Ints, distinct_rows
 from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS
 
-#: The most bytes of a message that carries a loss, a norm or a flag: activations, gradients and weights are larger.
+#: A message with at most this many bytes is assumed to contain a loss, a norm or a flag, and no tensor of the model.
 _SMALL_MESSAGE_BYTES = 4096
-#: Without sizes, collectives that are rarer than this share of the most frequent ones count as small messages.
+#: If sizes are unknown, collectives count as small messages if their number is below this share of that of the most
+#: frequent collectives.
 _RARE_SHARE = 0.1
 
 
@@ -37,9 +38,9 @@ class Waits:
     """The waiting of one rank for others, on its own clock.
 
     Attributes:
-        transfer_start: when the last rank has started each collective, shape (collectives,), ns.
+        transfer_start: the time at which the last rank has started each collective, shape (collectives,), ns.
         waiting: the time in each step in which all running collectives wait, shape (steps,), ns.
-        exposed_waiting: the part of it in which nothing else runs on the GPU, shape (steps,), ns.
+        exposed_waiting: the part of the waiting in which nothing else runs on the GPU, shape (steps,), ns.
     """
 
     transfer_start: Ints
@@ -48,7 +49,7 @@ class Waits:
 
 
 def find_waits(members: Sequence[Member], matches: Sequence[Match], clocks: Sequence[Clock]) -> list[Waits]:
-    """Returns the waiting of each member. Collectives without a match are taken to transfer from their start."""
+    """Returns the waiting of each member. Collectives without a match are assumed to transfer from their start."""
     starts = [clock.aligned(member.collectives.start) for member, clock in zip(members, clocks, strict=True)]
     last_starts = [start.copy() for start in starts]
     for match in matches:
@@ -70,7 +71,7 @@ def find_waits(members: Sequence[Member], matches: Sequence[Match], clocks: Sequ
     return waits
 
 
-#: The kind, the phase, the bytes, and the number of ranks that take part; 0 if it is not known.
+#: The kind, phase and bytes of a collective, and the number of ranks that take part, which is 0 if it is not known.
 _Key = tuple[int, str, int, int]
 
 
@@ -78,7 +79,7 @@ def summarize_collectives(
     members: Sequence[Member], matches: Sequence[Match], steps: Sequence[Ints], waits: Sequence[Waits],
     *, lacks_ranks: bool,
 ) -> tuple[CollectiveFigures, ...]:  # fmt: skip
-    """Returns the figures of the collectives by kind, phase and size. Those with the longest total time come first.
+    """Returns the figures of the collectives by kind, phase and size. The longest total time comes first.
 
     Args:
         members: the members of the run.
@@ -128,8 +129,8 @@ def _group_alike(
 ) -> dict[_Key, list[tuple[int, Ints]]]:
     """Returns the collectives of the steps, grouped by key: positions of members, and indices into their collectives.
 
-    The number of ranks of a communicator with an ID is the one that NCCL records, else the number of members that use
-    it. It is not known if NCCL does not record it and ranks of the run are not among the members.
+    The number of ranks of a communicator with an ID is the number that NCCL records, else the number of members that
+    use the communicator. It is not known if NCCL does not record it and some ranks of the run are not members.
     """
     is_whole = not lacks_ranks and (len(members) > 1 or members[0].world_size == 1)
     users: dict[int, int] = defaultdict(int)
@@ -166,8 +167,8 @@ def _group_alike(
 def _bytes_per_link(kind: int, size: int, ranks: int) -> float | None:
     """Returns the bytes that pass each rank's link, as nccl-tests (PERFORMANCE.md) defines bus bandwidth.
 
-    For an all-reduce, a broadcast and a reduce, NCCL's message size is that of the whole message. For the others it is
-    the part of one rank, or the part between two ranks. Returns None if the bytes are not known.
+    For an all-reduce, a broadcast and a reduce, NCCL's message size is the size of the whole message. For other kinds
+    it is the size of one rank's part, or of the part between two ranks. Returns None if the bytes are not known.
     """
     if size <= 0 or ranks < 2 or kind == OTHER_KIND:
         return None
@@ -194,13 +195,13 @@ def name_strategies(members: Sequence[Member]) -> tuple[str, ...]:
         usual = first[times >= least]
         for communicator, kind, phase in zip(*(column[usual].tolist() for column in columns), strict=True):
             name = collectives.names[phase] if phase != NONE else ""
-            # One communicator may use several streams, so communicators without an ID are taken together.
+            # One communicator may use several streams, so all communicators without an ID are treated as one.
             patterns[max(communicator, 0)].add((COLLECTIVE_KINDS[kind], name))
     return tuple(dict.fromkeys(name for pattern in patterns.values() if (name := _name_strategy(pattern))))
 
 
 def _name_strategy(pattern: set[tuple[str, str]]) -> str:
-    """Returns the strategy that one communicator's kinds of collectives and their phases show; empty if none."""
+    """Returns the strategy that a communicator's kinds of collectives and phases indicate; empty if there is none."""
     phases: dict[str, set[str]] = defaultdict(set)
     for kind, phase in pattern:
         phases[kind].add("forward" if phase == "loss" else phase)

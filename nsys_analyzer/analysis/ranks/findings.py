@@ -1,7 +1,7 @@
-"""Where the ranks of a run lose time: one rank compared with another, and all ranks to what makes their steps longer.
+"""Finds where the ranks of a run lose time: a slow rank to a faster rank, and all ranks to communication.
 
-Each finding is a type of figures and the function that finds them. ``report/finding_texts/ranks.py`` puts them into
-words.
+Each finding has a type of figures and a function that finds them. ``report/finding_texts/ranks.py`` writes the
+sentences.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 
 #: A timeline shows the findings of a run by its collectives.
 _COLLECTIVES = Place("class", COMMUNICATION)
-#: The shares by which times differ: the GPU's work in two runs, the work of two GPUs, the CPU's own time in two runs.
+#: The shares by which equal work differs in time: GPU work in two runs, on two GPUs, and CPU work in two runs.
 _GPU_TIME_TOLERANCE, _TWO_GPUS_TOLERANCE, _CPU_TIME_TOLERANCE = 0.03, 0.1, 0.29
 #: PyTorch's default size of a bucket of gradients, bytes.
 DEFAULT_BUCKET_BYTES = 25 * 2**20
-#: Buckets are too large if they are this many times larger than the default.
+#: A bucket is too large if its size exceeds the default size by this factor.
 _TOO_LARGE_FACTOR = 2
 #: Hidden collectives slow down the work beside them by at most this share of their own time: by a quarter to a third
 #: on an H200 (all-reduce of two ranks, over NVLink and over the host's memory).
 HIDDEN_COLLECTIVE_COST = 0.35
-#: At most this many of the last buckets are exposed, because they may be ready late.
+#: At most this many of the last buckets stay exposed, because they may be ready late.
 MAX_EXPOSED_BUCKETS = 3
-#: A cause explains a loss if it makes up at least this share of it.
+#: A cause explains a loss if it makes up at least this share of the loss.
 _LEAST_EXPLAINED_SHARE = 0.5
 
 Key = TypeVar("Key", bound=Hashable)
@@ -43,13 +43,13 @@ def find_losses(
 ) -> tuple[tuple[LostTime, ...], float] | None:
     """Returns where a rank needs more own time than a faster one, ms per step; None if a step is unknown.
 
-    A collective that waits occupies a part of the GPU. So kernels beside it take longer than on the rank that it waits
-    for, if it waits beside other work.
+    A waiting collective occupies a part of the GPU. If it waits beside other work, the kernels of this work take longer
+    than on the rank for which the collective waits.
 
     Returns:
         The differences by phase and part, the largest first, and the time by which the work of the faster rank took
-        longer because its collectives waited beside it. The sum of the differences less this time is what the ranks'
-        steps differ by without exposed waiting, if all steps were analyzed.
+        longer because its collectives waited beside this work. The sum of the differences minus this time is the
+        difference of the ranks' steps without exposed waiting, if all steps were analyzed.
     """
     devices = [
         device
@@ -71,7 +71,7 @@ def find_losses(
     transfer_ms = (slow[0].exposed_transfer_ms or 0.0) - (fast[0].exposed_transfer_ms or 0.0)
     rows = [LostTime(phase, part, ms) for (phase, part), ms in lost_ms.items()]
     rows = sorted((*rows, LostTime("", "transferring", transfer_ms)), key=lambda row: -row.ms)
-    # The largest losses in compute and in idle time get the cause of most of them.
+    # The largest losses in compute and in idle time are labeled with their main cause.
     largest: dict[Part, int] = {}
     for place, row in enumerate(rows):
         largest.setdefault(row.part, place)
@@ -101,8 +101,8 @@ def find_losses(
 def _subtract_slowdown(lost_ms: dict[tuple[str, Part], float], fast: RankFigures) -> float:
     """Subtracts from the losses the time by which waiting collectives slowed the faster rank's kernels down.
 
-    These are the phases in which the faster rank computes for longer, unless its other parts are shorter: kernels that
-    take longer leave less idle time.
+    The faster rank was slowed down in the phases in which it computes for longer, unless its other parts are shorter
+    there: kernels that take longer leave less idle time.
 
     Returns:
         The subtracted time, ms.
@@ -138,12 +138,12 @@ def _find_explanation(loss_ms: float, difference_ms: Mapping[Key, float]) -> Key
 def find_in_run(run: ParallelRun) -> tuple[FindingWithFigures, ...]:
     """Returns the findings about all ranks of a run, the largest saving first."""
     slowest = run.slowest_rank
-    # If ranks are missing, it is unknown who waits for them.
+    # If ranks are missing, it is unknown which ranks wait for them.
     if slowest is None or slowest.own_ms is None or len(run.ranks) < 2 or run.missing:
         return ()
-    # The GPU's own work stays, whatever the other ranks do.
+    # No step is shorter than the GPU's own work, whatever the other ranks do.
     most_ms = max(run.step_ms - slowest.compute_ms - slowest.exposed_copy_ms, 0.0)
-    # Exposed communication is explained by the size of the buckets if they are too large, else in general.
+    # Exposed communication has the finding on large buckets if there are any, else the general finding.
     exposed = list(_find_large_buckets(run, slowest)) or list(_find_exposed_communication(run, slowest))
     findings = []
     left_ms = run.step_ms
@@ -151,7 +151,7 @@ def find_in_run(run: ParallelRun) -> tuple[FindingWithFigures, ...]:
     for finding in by_saving:
         low, high = (min(ms, most_ms) for ms in (finding.saves_ms_low, finding.saves_ms_high))
         if (low + high) / 2 >= SMALLEST_SAVING * run.step_ms:
-            # The findings are about different time, so their savings add up.
+            # The findings are about separate parts of the step, so their savings add up.
             left_ms = max(left_ms - (low + high) / 2, 0.0)
             finding = replace(finding, saves_ms_low=low, saves_ms_high=high)
             findings.append(replace(finding, left_after_all_ms=left_ms, place=_COLLECTIVES))
@@ -160,16 +160,16 @@ def find_in_run(run: ParallelRun) -> tuple[FindingWithFigures, ...]:
 
 @dataclass(frozen=True)
 class LateRankFigures(FindingFigures):
-    """The rank that all others wait for.
+    """The figures of the rank that all other ranks wait for.
 
     Attributes:
         rank: the label of the rank.
-        late_ms: its own time in a step less that of the rank with the shortest, under the profiler.
-        slowest_steps: the number of steps in which it is the slowest.
+        late_ms: the own time of the rank minus the shortest own time of a rank, per step under the profiler.
+        slowest_steps: the number of steps in which the rank is the slowest.
         steps: the number of all steps.
         is_replayed: whether the saving is from replays of the ranks without the profiler.
         tolerance: the share by which the saving differs from run to run.
-        place: the range or module in which it loses most time; empty if unknown.
+        place: the range or module in which the rank loses most time; empty if it is not known.
     """
 
     rank: str
@@ -182,7 +182,7 @@ class LateRankFigures(FindingFigures):
 
 
 def _find_late_rank(run: ParallelRun, slowest: RankFigures) -> Iterator[FindingWithFigures]:
-    """Yields the rank that all others wait for."""
+    """Yields the finding on the rank that all other ranks wait for."""
     others_ms = sorted(rank.late_ms.median or 0.0 for rank in run.ranks if rank is not slowest and rank.late_ms)
     late_ms = run.skew_ms or 0.0
     # The stages of a pipeline are not meant to take equally long.
@@ -223,8 +223,8 @@ class LargeBucketsFigures(FindingFigures):
 
     Attributes:
         largest_bytes: the size of the largest bucket.
-        transfer_ms: the time that all of them transfer.
-        exposed_ms: the part of it that nothing hides.
+        transfer_ms: the time in which these buckets are transferred.
+        exposed_ms: the part of the transfer time that nothing hides.
         default_buckets: the number of buckets of the default size.
     """
 
@@ -236,7 +236,7 @@ class LargeBucketsFigures(FindingFigures):
 
 
 def _find_large_buckets(run: ParallelRun, slowest: RankFigures) -> Iterator[FindingWithFigures]:
-    """Yields gradients that wait for the end of backward because a bucket holds too many of them."""
+    """Yields the finding on gradients that wait for the end of backward because their bucket is too large."""
     exposed_ms = slowest.exposed_transfer_ms or 0.0
     # Only the all-reduces that backward launches, in a run with data parallelism alone.
     is_data_parallel = run.strategies == (DATA_PARALLEL,)
@@ -268,9 +268,9 @@ class ExposedCommunicationFigures(FindingFigures):
 
     Attributes:
         rank: the label of the rank.
-        transfer_ms: the time that its collectives transfer; waiting for other ranks is not counted.
-        exposed_ms: the part of it that nothing hides.
-        has_replicas: whether the ranks hold replicas of the model, or shards of them.
+        transfer_ms: the transfer time of the rank's collectives, without waiting for other ranks.
+        exposed_ms: the part of the transfer time that nothing hides.
+        has_replicas: whether each rank has a replica of the model, or a shard of a replica.
     """
 
     rank: str

@@ -42,15 +42,15 @@ from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.phase_names import STEP
 from nsys_analyzer.trace.schema import NS_PER_MS
 
-#: Clocks are aligned if their spread is at most this share of a step. Else they do not show who waits for whom.
+#: Clocks are aligned if their spread is at most this share of a step. Otherwise they cannot show which rank waits.
 _MAX_SPREAD_SHARE = 0.05
-#: The ranks take turns in being the slowest if the slowest rank is the slowest in a smaller share of the steps.
+#: The ranks take turns in being the slowest if no rank is the slowest in at least this share of the steps.
 _STEADY_SHARE = 0.75
-#: The profiler does not make the step longer if the step without it takes at least this share of the step under it.
+#: The profiler does not make the step longer if the unprofiled step takes at least this share of the profiled step.
 _UNSLOWED_SHARE = 0.97
 #: The most ranks whose steps are replayed.
 _MOST_REPLAYED_RANKS = 8
-#: The costs of an event at which steps are replayed, as multiples of its highest cost. Values between are interpolated.
+#: Steps are replayed with these costs of an event, as multiples of its highest cost. Other costs are interpolated.
 _EVENT_COSTS = (0.0, 1.0, 3.0)
 _RANK_AT_END = re.compile(r"[\W_]*(?:rank|(?<![^\W_])r)?[\W_]*$", re.IGNORECASE)
 
@@ -103,22 +103,23 @@ def _with_losses(run: ParallelRun, captures: Sequence[CaptureSummary]) -> Parall
 
 
 class JoinedRanks:
-    """The members of one run, the steps that they share, and who waited for whom.
+    """The members of one run, the steps that they share, and the times that they waited for each other.
 
     Attributes:
-        members: in order of rank.
+        members: the members of the run, in order of rank.
         missing: the ranks without a member.
         numbers: the step numbers of each member.
         matches: the collectives that ranks share.
         common: the numbers of the steps that all members have.
         differing: the numbers of the steps whose collectives differ from rank to rank.
-        shared: the numbers of the steps that are compared: common without differing ones, if there are any.
-        steps: the indices of the shared steps in the steps of each member; of all its steps if none are shared.
-        walls: the lengths of these steps, shape (steps,) for each member, ns.
+        shared: the numbers of the compared steps: the common steps without the differing steps.
+        steps: the indices of the shared steps in the steps of each member; the indices of all steps if none are shared.
+        walls: the lengths of the steps in ``steps``, shape (steps,) for each member, ns.
         clocks: the clock of each member.
         alignment: how well the clocks agree; None if they could not be aligned.
         waits: the waiting of each member; empty if it is not known.
-        own: the steps without exposed waiting, shape (members, steps), ns; empty if waiting is not known.
+        own: the lengths of the steps without exposed waiting, shape (members, steps), ns; empty if waiting is not
+            known.
         ranks_from: where the rank numbers come from, if neither captures nor manifests hold them.
     """
 
@@ -175,7 +176,7 @@ class JoinedRanks:
         )
 
     def _find_alignment(self) -> Alignment | None:
-        """Returns how well the clocks agree; None if they do not, or if there is nothing to align."""
+        """Returns how well the clocks agree; None if they disagree, or if there is nothing to align."""
         clocks = [clock for clock in self.clocks[1:] if clock]
         if not clocks or len(clocks) < len(self.members) - 1 or not self.matches or self._all_differ:
             return None
@@ -245,13 +246,13 @@ class JoinedRanks:
         )
 
     def _offset_ms(self, member: Member, clock: Clock) -> float:
-        """Returns how far a member's clock is ahead of the first one's, in absolute time if both starts are known."""
+        """Returns how far a member's clock is ahead of the first member's, in UTC if both starts are known."""
         first = self.members[0]
         starts = member.started_utc_ns - first.started_utc_ns if member.started_utc_ns and first.started_utc_ns else 0
         return (clock.offset_ns + starts) / NS_PER_MS
 
     def _find_notes(self) -> Iterator[JoinNote]:
-        """Yields what a reader must know about how the members were joined."""
+        """Yields the notes on how the members were joined."""
         if self.ranks_from:
             yield JoinNote("ranks from file names" if self.ranks_from == "file names" else "ranks from order")
         if self.missing:
@@ -293,11 +294,11 @@ class JoinedRanks:
 
 
 def name_run(members: Sequence[Member]) -> str:
-    """Returns the name of a run: that of its only capture, or the common start of the captures' names."""
+    """Returns the name of a run: the name of its only capture, or the common start of its captures' names."""
     captures = tuple(dict.fromkeys(member.capture for member in members))
     if len(captures) == 1:
         return captures[0]
-    # What the first and the last of the sorted names have in common, all names have.
+    # A common start of the first and the last of the sorted names is a common start of all names.
     first, *_, last = sorted(captures)
     length = next((i for i, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first))
     common_start = _RANK_AT_END.sub("", first[:length])
@@ -315,8 +316,8 @@ def name_run(members: Sequence[Member]) -> str:
 def _at_unprofiled_pace(run: ParallelRun, join: JoinedRanks, captures: Sequence[CaptureSummary]) -> ParallelRun:
     """Adds to the run the step without the profiler and, if that is shorter, how late each rank is without it.
 
-    There are two estimates of the ranks' pace without the profiler. The one in which the slowest rank is least late
-    counts.
+    There are two estimates of the ranks' pace without the profiler. The estimate in which the slowest rank is less late
+    is used.
     """
     times = [capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None for capture in captures]
     run = structs.replace(run, unprofiled_ms=max(filter(None, times)) if all(times) else None)
@@ -326,7 +327,7 @@ def _at_unprofiled_pace(run: ParallelRun, join: JoinedRanks, captures: Sequence[
     may_be_late = is_known and not run.takes_turns and (run.skew_ms or 0.0) >= LATE_SHARE * profiled_ms
     if not may_be_late or (run.unprofiled_ms or 0.0) >= _UNSLOWED_SHARE * profiled_ms:
         return run
-    # Of many ranks, a few that are evenly spread over the range of own times are enough.
+    # If there are many ranks, a few ranks that are evenly spread over the range of own times are enough.
     order = sorted(range(len(run.ranks)), key=lambda place: -np.median(join.own[place]))
     replayed = order[:: -(-len(order) // _MOST_REPLAYED_RANKS)]
     rows = list(zip(studies, join.members, join.waits, strict=True))
@@ -341,11 +342,12 @@ def _at_unprofiled_pace(run: ParallelRun, join: JoinedRanks, captures: Sequence[
 
 
 def _replay_alone(ranks: Sequence[tuple[Study, Member, Waits]], timed_ms: float | None) -> list[list[float]]:
-    """Replays the step of each rank as if it waited for no other rank, ms: as recorded, and without the profiler.
+    """Returns the step of each rank in ms if no rank waits for another rank: as recorded, and without the profiler.
 
     There are two estimates without the profiler, because it is not known how much it slowed each rank down. In the
     first one, an event costs the same on every rank. In the second one, all ranks launch as fast as the fastest one.
-    In both, the longest step takes ``timed_ms``; without that measurement, the highest cost of recording is subtracted.
+    In both estimates, the longest step takes ``timed_ms``. If that is not known, the highest cost of recording is
+    subtracted.
     """
     replays = []
     for study, member, waits in ranks:

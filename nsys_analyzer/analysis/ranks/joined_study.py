@@ -1,7 +1,7 @@
 """Joins the studied steps of a run's ranks into one study, so that a replay shows how a change of one rank affects all.
 
-In the replay, a collective transfers data from the moment when its last rank has started it. The time that ranks waited
-before that in the capture is left out.
+In the replay, a collective transfers data from the moment when its last rank has started it. The time for which ranks
+waited in the capture is left out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ReplayedCaptures:
 
     Attributes:
         title: the name of the capture or of the run.
-        captures: the capture, or those of all ranks.
+        captures: the capture, or the captures of all ranks.
         study: the studied steps; None if there are none.
         ranks: the number of each rank; empty for one capture.
         labels: the label of each rank; empty for one capture.
@@ -43,7 +43,7 @@ class ReplayedCaptures:
 def join_replays(captures: Sequence[CaptureSummary]) -> Iterator[ReplayedCaptures]:
     """Yields each run whose ranks can be replayed together, then every other capture by itself.
 
-    Ranks can be replayed together if it is known who waits for whom.
+    Ranks can be replayed together if it is known which rank waits for which.
     """
     capture_of = {(member.capture, member.process): capture for capture in captures for member in capture.members}
     separate = {id(capture): capture for capture in captures}
@@ -58,7 +58,7 @@ def join_replays(captures: Sequence[CaptureSummary]) -> Iterator[ReplayedCapture
 
 
 def _join_studies(join: JoinedRanks, captures: Sequence[CaptureSummary]) -> Study | None:
-    """Returns the steps that the studies of all ranks hold; None if it is not known who waits for whom."""
+    """Returns the steps that the studies of all ranks contain; None if it is not known which rank waits for which."""
     studies = [capture.study for capture in captures if capture.study]
     if not join.alignment or join.missing or len({id(study) for study in studies}) < len(join.members):
         return None
@@ -109,7 +109,7 @@ def _replays_with_shared_collectives(join: JoinedRanks, studies: Sequence[Study]
 
 
 def _concatenate(studies: Sequence[Study]) -> Study:
-    """Returns the studies of all ranks as one: the rows of each rank follow those of the rank before it."""
+    """Returns the studies of all ranks as one study, which has the rows of the first rank first."""
     replays = [study.replay for study in studies]
 
     def concatenate(tables: Sequence[Any], names: Iterable[str]) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def _concatenate(studies: Sequence[Study]) -> Study:
         return {name: np.concatenate([getattr(table, name) for table in tables]) for name in names}
 
     def shift(tables: Sequence[Any], names: Iterable[str], counts: Sequence[int]) -> dict[str, Any]:
-        """Returns columns of positions, counted from the first row of all ranks instead of those of each rank."""
+        """Returns columns of positions in the rows of all ranks, from columns of positions in the rows of each rank."""
         offsets = np.cumsum([0, *counts[:-1]]).tolist()
         shifted = {}
         for name in names:

@@ -43,11 +43,11 @@ from nsys_analyzer.configuration import CountedFlops
 from nsys_analyzer.trace.phase_names import LEAF_PHASES, MODULE_RANGE_PREFIX, OTHER_STEP, STEP, find_module_role
 from nsys_analyzer.trace.schema import MS_PER_S
 
-#: An unprofiled time is of other work if the GPU's busy time exceeds it by more than this share.
+#: An unprofiled time belongs to other work if the GPU's busy time exceeds the time by more than this share.
 _BUSY_TOLERANCE = 0.02
-#: Steps stand for the whole capture if they hold more than this share of its kernel time.
+#: Steps represent the whole capture if they contain more than this share of its kernel time.
 _SUFFICIENT_SHARE_IN_STEPS = 0.9
-#: From this share of the compute time on, kernels inside CUDA graphs hide what could be found.
+#: Findings may be missing if kernels hidden in CUDA graphs have at least this share of the compute time.
 _NOTABLE_HIDDEN_SHARE = 0.3
 
 
@@ -58,7 +58,7 @@ def complete_captures(captures: Sequence[CaptureSummary]) -> tuple[CaptureSummar
     diagnosed = []
     for capture in captures:
         if (unprofiled := capture.unprofiled) and capture.times_calls:
-            # The time of a whole generation says nothing about a step, which is one token.
+            # A step generates one token, so the time of a whole generation is not the time of a step.
             phases = {name: times for name, times in unprofiled.phases.items() if name != STEP}
             capture = replace(capture, unprofiled=replace(unprofiled, phases=phases))
         capture = replace(capture, diagnosis=diagnose_capture(capture))
@@ -101,7 +101,7 @@ def diagnose_capture(capture: CaptureSummary) -> Diagnosis | None:
 
 
 def find_missing_reason(capture: CaptureSummary) -> MissingReason | None:
-    """Returns the reason why some findings of a capture are missing, or all of them; None if all were looked for."""
+    """Returns the reason why some or all findings of a capture are missing; None if all were looked for."""
     step, metadata = capture.step, capture.metadata
     if capture.on_cpu:
         return RanOnCpu()
@@ -127,7 +127,7 @@ def find_missing_reason(capture: CaptureSummary) -> MissingReason | None:
 
 
 def _without_impossible_rates(attention: AttentionSummary | None, limits: Limits | None) -> AttentionSummary | None:
-    """Returns attention without rates above the GPU's peak: its kernels skip work for scores that a mask hides."""
+    """Returns attention without the rates that exceed the GPU's peak, because kernels skip scores that a mask hides."""
     peak = (limits.peak_flops or limits.best_peak_flops) if limits else None
     if attention is None or peak is None:
         return attention
@@ -151,7 +151,7 @@ def _with_labels_and_shares(capture: CaptureSummary, labels: dict[str, str]) -> 
 
 
 def _complete_step(capture: CaptureSummary, step: StepSummary) -> StepSummary:
-    """Returns the steps with their time without the profiler, if a replay or an unprofiled run tells it."""
+    """Returns the steps with their time without the profiler, if a replay or an unprofiled run gives it."""
     diagnosis, timed_ms = capture.diagnosis, capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None
     if diagnosis is None:
         step = replace(step, unprofiled_ms=UnprofiledStep(timed_ms, timed_ms, True) if timed_ms else None)
@@ -178,9 +178,9 @@ def find_busy_share_of_step(step: StepSummary, *, on_cpu: bool) -> float | None:
 
 
 def _complete_serving(capture: CaptureSummary, serving: Serving) -> Serving:
-    """Returns the serving figures with the bytes that decoding a token reads at least.
+    """Returns the serving figures with the lower bound of the bytes that decoding a token reads.
 
-    The bytes are those of the model if the run reported them, else they follow from the model's dimensions, with
+    The bytes of the model are used if the run reported them. Otherwise they follow from the model's dimensions, with
     weights in the precision of most of the matmul time.
     """
     run, peak = capture.run, find_memory_bandwidth(capture.device)
@@ -241,8 +241,8 @@ FORWARD_AND_BACKWARD = "forward+backward"
 def compared_phases(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
     """Returns forward, backward, optimizer and the user's own phases, then the step and the whole capture if needed.
 
-    The last two are needed if the phases do not suffice. A phase with an opaque graph is left out, because the shares
-    of its visible kernels would mislead.
+    The step and the whole capture are needed if the phases do not represent the capture. A phase with an opaque graph
+    is left out, because the shares of its visible kernels would mislead.
     """
     visible = [phase for phase in capture.phases if phase.instances and phase.kernels and not phase.opaque]
     parts = tuple(phase for phase in visible if phase.phase not in ("loss", STEP, OTHER_STEP))
@@ -257,7 +257,7 @@ def compared_phases(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
 
 
 def whole_if_needed(capture: CaptureSummary) -> PhaseSummary | None:
-    """Returns the whole capture as a phase; None if the phases or the steps stand for it."""
+    """Returns the whole capture as a phase; None if the phases or the steps represent it."""
     whole_capture, step = capture.whole, capture.phase(STEP)
     if whole_capture is None or capture.phases_suffice:
         return None
@@ -267,7 +267,7 @@ def whole_if_needed(capture: CaptureSummary) -> PhaseSummary | None:
 
 
 def parts_and_enclosing(capture: CaptureSummary) -> tuple[tuple[PhaseSummary, ...], tuple[PhaseSummary, ...]]:
-    """Returns the compared phases in two groups: those that enclose no other phase, and the step and whole capture."""
+    """Returns the compared phases in two groups: phases inside the step, and the step with the whole capture."""
     compared = compared_phases(capture)
     enclosing = tuple(phase for phase in compared if phase.phase == STEP or phase is capture.whole)
     return tuple(phase for phase in compared if phase not in enclosing), enclosing
@@ -333,7 +333,7 @@ def _class_shares_of_step(capture: CaptureSummary) -> ClassShares | None:
 
 
 def _is_inference_of(inference: CaptureSummary, training: CaptureSummary) -> bool:
-    """Returns whether one capture is the forward-only capture of the configuration that the other one trains."""
+    """Returns whether one capture is a forward-only capture of the configuration that another capture trains."""
     forward, trained = inference.configuration, training.configuration
     if not trained or not forward or not trained.model or forward.mode != "forward" or trained.mode == "forward":
         return False
@@ -342,7 +342,7 @@ def _is_inference_of(inference: CaptureSummary, training: CaptureSummary) -> boo
 
 
 def with_counted_flops(capture: CaptureSummary, counted_flops: CountedFlops) -> CaptureSummary:
-    """Returns the capture with the counted FLOPs of its modules, and of attention unless its shapes told them."""
+    """Returns the capture with the counted FLOPs of its modules, and of attention unless shapes gave them already."""
     modules = with_flops(capture.modules, counted_flops) if capture.modules else None
     attention = capture.attention
     if attention and attention.per == FORWARD and attention.flop_ratio is None:
@@ -353,8 +353,8 @@ def with_counted_flops(capture: CaptureSummary, counted_flops: CountedFlops) -> 
 def _with_attention_flops(attention: AttentionSummary, counted_flops: CountedFlops) -> AttentionSummary:
     """Returns attention with the FLOPs of one forward pass.
 
-    If the matmuls inside attention modules have other FLOPs than attention itself, they include projections, and their
-    time is left out.
+    If the FLOPs of the matmuls inside attention modules differ from the FLOPs of attention, these matmuls include
+    projections, and their time is left out.
     """
     passes = counted_flops.passes.get(FORWARD, 0)
     if not passes or not counted_flops.softmax or not counted_flops.attention_matmul:

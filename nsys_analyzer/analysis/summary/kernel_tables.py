@@ -22,7 +22,7 @@ from nsys_analyzer.trace.columns import OPERATION_KINDS, Operations
 from nsys_analyzer.trace.phase_names import STEP
 from nsys_analyzer.trace.schema import NS_PER_MS, NS_PER_US, US_PER_MS
 
-#: Shares up to this one are shown as 0.0 %.
+#: A share up to this value is shown as 0.0 %.
 _INVISIBLE_SHARE = 0.0005
 
 
@@ -43,7 +43,7 @@ class KernelRow(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, str]:
-        """Returns name and class, which identify the row in its table."""
+        """Returns the name and the class, which identify the row in its table."""
         return self.name, self.kernel_class
 
 
@@ -165,7 +165,7 @@ def _add_rows(rows: Iterable[KernelRow]) -> tuple[float, float, float]:
 
 
 def find_precision_shares(kernels: Sequence[KernelRow]) -> dict[str, float]:
-    """Returns the share of the kernels' time in each precision that their names tell, the largest first."""
+    """Returns the share of the kernels' time in each precision that kernel names show, the largest first."""
     ms_by_precision: defaultdict[str, float] = defaultdict(float)
     for row in kernels:
         ms_by_precision[find_precision(row.name) or "unknown"] += row.ms_per_instance
@@ -194,7 +194,7 @@ def make_memory_rows(count: Ints, duration_ns: Ints, instances: int) -> tuple[Me
 
 @dataclass(frozen=True)
 class Leader:
-    """The kernel with the most time in a part of a capture. Collectives are passed over if other kernels ran."""
+    """The kernel with the most time in a part of a capture. Collectives do not count if other kernels ran."""
 
     scope: str
     kernel: KernelRow
@@ -249,7 +249,7 @@ class MatmulShare:
 
     @property
     def scopes(self) -> tuple[ClassShares, ...]:
-        """Returns the phases, and the step if it is not one of them."""
+        """Returns the phases, and the step if it is not one of the phases."""
         is_step_missing = all(phase.scope != STEP for phase in self.phases)
         return (*self.phases, self.step) if self.step and is_step_missing else self.phases
 

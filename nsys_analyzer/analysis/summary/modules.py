@@ -40,7 +40,7 @@ _FEWEST_WITH_OUTLIER = 3
 
 @dataclass(frozen=True)
 class Work:
-    """The kernels in one direction: total kernel time in ms and launches, mean per step; FLOPs, None if not known."""
+    """The kernels in one direction: total kernel time in ms, launches and FLOPs (None if not known), means per step."""
 
     ms: float
     launches: float
@@ -52,14 +52,14 @@ class Module:
     """One module, or several adjacent modules of one kind.
 
     Attributes:
-        path: the names of the module and of those around it, joined by dots, the model's class first.
-        label: the part of the path below the module around it.
+        path: the names of the enclosing modules and of the module, joined by dots. The model's class comes first.
+        label: the part of the path after the path of the enclosing module.
         kind: the module's class, empty if it is not known.
-        depth: the number of modules around it.
-        count: the number of modules it stands for; their work is added up.
+        depth: the number of enclosing modules.
+        count: the number of modules in the row, whose work is added up.
         forward, backward: the work in each direction, including all modules inside.
         own_forward_ms, own_backward_ms: the kernel time without the modules inside.
-        line: file and line of its class's ``forward`` in the program, empty if it is not known.
+        line: the file and line of ``forward`` of the module's class; empty if it is not known.
     """
 
     path: str
@@ -152,7 +152,7 @@ def summarize_modules(attributed: AttributedTrace, process: int, *, by_ranges: b
     if not (call != NONE).any():
         return None
     direction, duration = direction_of_operation[kernels], (trace.operations.end - trace.operations.start)[kernels]
-    # Behind the codes of the modules follow one code for kernels outside all modules and one for collectives.
+    # The codes of the modules are followed by one code for kernels outside all modules, and one code for collectives.
     outside, collectives = len(calls.paths), len(calls.paths) + 1
     module = np.append(calls.path, outside)[call]
     classes = np.array(attributed.kernels.classes, np.str_)[attributed.kernels.code[kernels]]
@@ -200,7 +200,7 @@ def _find_units(attributed: AttributedTrace, process: int, *, by_ranges: bool) -
 
 
 class _ModuleTree:
-    """The called modules as a tree: each lies in the module with the longest path that its own path begins with."""
+    """The called modules as a tree. The parent of a module has the longest path with which the module's path begins."""
 
     def __init__(self, calls: ModuleCalls, started: Ints, duration_ns: Ints, launches: Ints, units: int) -> None:
         """Builds the tree.
@@ -219,7 +219,7 @@ class _ModuleTree:
         for code in np.argsort(first_call, kind="stable").tolist():
             path = calls.paths[code]
             prefixes = (path[:length] for length in range(len(path) - 1, 0, -1))
-            parent = next((prefix for prefix in prefixes if prefix in paths), ())  # empty for the outermost
+            parent = next((prefix for prefix in prefixes if prefix in paths), ())  # empty for the outermost modules
             self._children.setdefault(parent, []).append(code)
 
     def modules(self, parent: Path = (), depth: int = 0) -> Iterator[Module]:
@@ -257,7 +257,7 @@ class _ModuleTree:
 
 
 def with_flops(modules: Modules, counted_flops: CountedFlops) -> Modules:
-    """Returns the modules with the FLOPs that were counted in one step, including those of the modules inside.
+    """Returns the modules with the FLOPs that were counted in one step, including the FLOPs of the modules inside.
 
     Modules whose figures are not per step are returned unchanged.
     """
@@ -287,7 +287,7 @@ def with_flops(modules: Modules, counted_flops: CountedFlops) -> Modules:
 
 @dataclass(frozen=True)
 class Outlier:
-    """A layer whose time differs from that of its siblings: its path, its time in ms, and the median of its kind."""
+    """A layer whose time differs from similar layers: its path, its time in ms, and the median time of these layers."""
 
     path: str
     ms: float
@@ -298,9 +298,9 @@ class _ModuleKind(NamedTuple):
     """The common properties of modules that are folded.
 
     Attributes:
-        parent: the kind of the module around them.
-        label: their label without its number.
-        kind: their class.
+        parent: the class of the enclosing module.
+        label: the label of the modules without its number.
+        kind: the class of the modules.
         inside: the relative paths and the classes of the modules inside.
     """
 
@@ -313,7 +313,7 @@ class _ModuleKind(NamedTuple):
 def fold_modules(modules: Sequence[Module]) -> tuple[tuple[Module, ...], tuple[Outlier, ...]]:
     """Folds sibling modules into one if they differ only in a number of their label, and contain the same modules.
 
-    Modules with a class that contain no others are not folded, because nothing shows that they are alike.
+    Modules without modules inside are not folded if their class is known, because nothing shows that they are alike.
 
     Returns:
         The modules, those of one kind as one, and the outliers among these.
@@ -353,7 +353,7 @@ def fold_modules(modules: Sequence[Module]) -> tuple[tuple[Module, ...], tuple[O
 
 
 def _add_work(works: Sequence[Work]) -> Work:
-    """Returns the sum of some work; its FLOPs are known only if all of them are."""
+    """Returns the sum of the given work. The FLOPs of the sum are known only if all FLOPs are known."""
     flops = [work.flops for work in works if work.flops is not None]
     total_flops = sum(flops) if len(flops) == len(works) else None
     return Work(sum(work.ms for work in works), sum(work.launches for work in works), total_flops)

@@ -50,9 +50,9 @@ from nsys_analyzer.trace.trace import Trace
 
 #: GPU work that ends this long after its range, in ns, is explained by the skew between the clocks.
 _CLOCK_SKEW_NS = 5_000
-#: A phase is synchronised if at most this share of its instances has GPU work that ends after the range.
+#: A phase is synchronized if at most this share of its instances has GPU work that ends after the range.
 _LATE_INSTANCES_SHARE = 0.05
-#: The most ranges of a phase whose names are listed. Others (`step 4`, `step 5`) are only counted.
+#: The most ranges of a phase whose names are listed. Further ranges (`step 4`, `step 5`) are only counted.
 _MAX_LISTED_RANGES = 3
 #: The sources of steps that are ranges.
 _RANGE_SOURCES = ("range", "profiler_step")
@@ -100,7 +100,7 @@ class _ProcessSummarizer:
         self.recorded = RecordedEvents(attributed.as_recorded, process.global_pid)
 
     def summarize(self, name: str, configuration: Configuration | None, tracked: int) -> CaptureSummary:
-        """Returns the summary of the process; the arguments are those of ``summarize``."""
+        """Returns the summary of the process. The arguments are the arguments of ``summarize``."""
         trace = self.attributed.trace
         phases = self.phases()
         contradiction = _contradiction(configuration, phases)
@@ -289,7 +289,7 @@ class _ProcessSummarizer:
         whole_capture = self._gpu_figures("whole capture", 0, np.zeros(1, np.int64), clocks, self._sum_by(instance, 1))
         start, end = clocks.last_end[0] - clocks.span[0], clocks.last_end[0]
         spans_warmup = (is_warmup & (self.operations.start >= start) & (self.operations.end <= end)).any()
-        # A span that includes warm-up would not match the other figures.
+        # A span that includes warm-up would not match the other figures, which leave warm-up out.
         return structs.replace(whole_capture, gpu_span_ms=Stats()) if spans_warmup else whole_capture
 
     def count_passes(self, steps: Steps) -> dict[str, float]:
@@ -342,7 +342,7 @@ def _sum_ms(duration_ns: Ints) -> float:
 
 
 def _contradiction(configuration: Configuration | None, phases: Sequence[PhaseSummary]) -> Fact | None:
-    """Returns the contradiction between the model in a file name and the capture's matmuls; None without one."""
+    """Returns the contradiction between the model in a file name and the capture's matmuls; None if there is none."""
     model = configuration.model if configuration and configuration.source.startswith("file name") else None
     forwards = [phase for phase in phases if phase.phase == "forward" and phase.instances]
     matmuls = sum(phase.launches_of(MATMUL) for phase in forwards)
@@ -351,7 +351,7 @@ def _contradiction(configuration: Configuration | None, phases: Sequence[PhaseSu
     return Fact("model_contradicted", model=model.name, needed=model.min_matmuls, launched=matmuls)
 
 
-#: Sums of floats are equal if they differ by no more than this, absolute and relative.
+#: Sums of floats count as equal if their absolute or relative difference is at most this value.
 _ROUNDING = 1e-6
 _is_equal = partial(math.isclose, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
 
