@@ -429,9 +429,9 @@ def test_counted_flops_are_those_of_a_step_alone() -> None:
     [
         (
             True,
-            "has 1.75 times the mean FLOPs, and so tokens, of the active experts (median of 2 layers), and 2 times in ",
+            "has 1.75 times the mean FLOPs, and so tokens, of the active experts (median of 2 layers), and 2 times the mean in ",
         ),
-        (False, "has 1.5 times the mean time of the active experts (median of 2 layers), and 2 times in "),
+        (False, "has 1.5 times the mean time of the active experts (median of 2 layers), and 2 times the mean in "),
     ],
 )
 def test_the_load_of_experts(tmp_path: Path, by_flops: bool, said: str) -> None:
