@@ -36,8 +36,8 @@ API_CALL = EventCost("API call", 4.0, 5.2)
 #: Measured on mem_small256 (--pytorch=autograd-nvtx) and train_small256 (without it) as the difference of wall times ÷
 #: the difference of ranges: optimizer 2.0, forward 2.4, backward 5.2.
 NVTX_RANGE = EventCost("NVTX range", 2.0, 5.2)
-#: Measured on a step of a 12-layer encoder with and without PyTorch 2.11's profiler, minus the cost of API calls: 0.8 to
-#: 2.7 in fp32 and bf16, and 3.6 with stacks.
+#: Measured on a step of a 12-layer encoder with and without PyTorch 2.11's profiler, minus the cost of API calls: 0.8
+#: to 2.7 in fp32 and bf16, and 3.6 with stacks.
 OPERATOR = EventCost("operator", 0.8, 3.6)
 #: The median duration of a kernel launch on the machine on which ``API_CALL`` was measured, µs.
 _REFERENCE_LAUNCH_US = 3.9
