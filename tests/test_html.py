@@ -178,7 +178,7 @@ def test_ranks_stand_above_each_other_on_one_clock(late_rank: Report) -> None:
     parts = shared["views"][0]["parts"]
     assert [part["label"] for part in parts] == ["rank 0", "rank 1"]
 
-    def last_ends(part: dict[str, Any]) -> list[int]:
+    def find_last_ends(part: dict[str, Any]) -> list[int]:
         """The ends of the all-reduces, on the view's axis."""
         capture = captures[part["capture"]]
         named = {code for code, name in enumerate(capture["names"]) if "AllReduce" in name}
@@ -190,7 +190,7 @@ def test_ranks_stand_above_each_other_on_one_clock(late_rank: Report) -> None:
                 ends += [start + duration] if name in named else []
         return sorted(ends)
 
-    first, second = map(last_ends, parts)
+    first, second = map(find_last_ends, parts)
     assert len(first) == len(second) == 6 * 7  # six steps, seven buckets
     apart = sorted(abs(one - other) for one, other in zip(first, second, strict=True))
     assert apart[len(apart) // 2] < 20_000  # ns: a collective ends on both ranks at once

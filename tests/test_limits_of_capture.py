@@ -26,9 +26,9 @@ from nsys_analyzer.analysis.transformer.models import (
     Configuration,
     ModelSize,
     attention_matmul_elements,
+    count_linear_elements,
     find_model,
     fused_attention_elements,
-    linear_elements,
 )
 from nsys_analyzer.configuration import CountedFlops, Run
 from nsys_analyzer.questions.ask import ask
@@ -181,7 +181,7 @@ def test_rates_of_classes() -> None:
 
 def test_least_bytes() -> None:
     # The sums of test_rates_of_classes; fused attention reads Q, K, V and writes its result: 4 · 2 · 10 · 100.
-    assert linear_elements(MODEL, 2, 10) == 56_000 + 78_000 + 8_000
+    assert count_linear_elements(MODEL, 2, 10) == 56_000 + 78_000 + 8_000
     assert attention_matmul_elements(MODEL, 2, 10) == 8_800
     assert fused_attention_elements(MODEL, 2, 10) == 8_000
 

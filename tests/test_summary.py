@@ -14,7 +14,7 @@ from msgspec import structs
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.kernels.classes import Kernels
-from nsys_analyzer.analysis.statistics import MOST_VALUES, Moments, sample_ms
+from nsys_analyzer.analysis.statistics import MOST_VALUES, StepTimes, sample_ms
 from nsys_analyzer.analysis.summary.kernel_tables import (
     ClassRow,
     ClassShares,
@@ -194,14 +194,14 @@ def test_a_broken_law_is_an_error_not_a_warning(step_trace: Path) -> None:
 def test_moments_over_steps(pieces: list[tuple[int, int, int]], near: list[bool]) -> None:
     """The mean over the steps near the median, and the deviation over all of 4 steps, of each of 3 kinds."""
     step, kind, ns = (np.array(column) for column in zip(*pieces, strict=True))
-    moments = Moments(3)
+    moments = StepTimes(3)
     moments.add(step, kind, ns, np.array(near))
     in_steps = [[sum(n for s, k, n in pieces if (s, k) == (i, j)) / 1e6 for i in range(4)] for j in range(3)]
     for (mean, std), values in zip(moments.of(1.0), in_steps, strict=True):
         typical = [value for value, is_near in zip(values, near, strict=True) if is_near]
         assert mean == pytest.approx(statistics.fmean(typical), abs=1e-9)
         assert std == pytest.approx(statistics.stdev(values), abs=1e-6)
-    single = Moments(1)
+    single = StepTimes(1)
     single.add(np.array([0]), np.array([0]), np.array([5]), np.array([True]))
     assert single.of(1.0) == [(pytest.approx(5 / 1e6), None)]
 

@@ -19,7 +19,7 @@ from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps import tracks as recording
 from nsys_analyzer.analysis.steps.groups import find_steps
 from nsys_analyzer.analysis.steps.tracks import MOST_OPERATIONS, Stream, Tracks, record_tracks
-from nsys_analyzer.analysis.steps.windows import bounds_near_median
+from nsys_analyzer.analysis.steps.windows import find_bounds_near_median
 from nsys_analyzer.trace.columns import KERNEL, MemoryUses
 from tests.conftest import DATA
 from tests.support.export import ADD, AUTOGRAD, GEMM, Export, training_step
@@ -78,7 +78,7 @@ def test_tracks_say_what_the_steps_do(real_capture: Callable[[str], Path], name:
         (idle,) = (track for track in tracks.tracks if track.kind == "idle")
         # The parts of a step are those of the steps near the median, and idle time makes up for what these differ by.
         bounds = np.array(tracks.steps)
-        shortest, longest = bounds_near_median(bounds[:, 1] - bounds[:, 0])
+        shortest, longest = find_bounds_near_median(bounds[:, 1] - bounds[:, 0])
         near = (bounds[:, 1] - bounds[:, 0] >= shortest) & (bounds[:, 1] - bounds[:, 0] <= longest)
         in_near = near[np.searchsorted(bounds[:, 0], idle.start, side="right") - 1]
         ms = np.bincount(idle.group, idle.duration * in_near, len(tracks.groups)) / near.sum() / 1e6

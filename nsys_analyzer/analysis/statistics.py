@@ -58,7 +58,7 @@ def sample_ms(durations_ns: Ints) -> tuple[float, ...]:
     return tuple((durations_ns[positions] / NS_PER_MS).tolist())
 
 
-class Moments:
+class StepTimes:
     """Adds up the time of each kind of activity in each step, to compute the mean and standard deviation over steps.
 
     Attributes:
@@ -87,7 +87,7 @@ class Moments:
         self.typical += np.bincount(keys % kinds, sums * near[keys // kinds], kinds)
         self.steps, self.near = self.steps + len(near), self.near + int(near.sum())
 
-    def of(self, scale: float) -> list[tuple[float, float | None]]:
+    def mean_and_std_ms(self, scale: float) -> list[tuple[float, float | None]]:
         """Returns the mean over the steps near the median and the standard deviation over all steps, for each kind.
 
         Both are in ms and multiplied by ``scale``. The standard deviation of a single step is None.

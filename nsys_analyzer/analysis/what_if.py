@@ -11,7 +11,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.findings.diagnosis import estimate_baselines, estimate_interval, estimate_unprofiled_ms
 from nsys_analyzer.analysis.findings.finding import Change, saved_work
-from nsys_analyzer.analysis.findings.waits import cheaper_launches, pageable_copies, pinned_copies
+from nsys_analyzer.analysis.findings.waits import find_pageable_copies, pin_copies, scale_launches
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, FILLS, UNKNOWN
 from nsys_analyzer.analysis.ranks.joined_study import ReplayedCaptures, join_replays
 from nsys_analyzer.analysis.steps.replay import Replay
@@ -322,7 +322,7 @@ def _check_that_steps_contain(subject: ReplayedCaptures, studies: Sequence[Study
         for name in (name for name in names if name not in present):
             present_names = ", ".join(sorted(present)) or "none"
             raise ConfigurationError(f"The steps hold no {kind} {name!r}", f"They hold: {present_names}")
-    if question.pinned and not any(pageable_copies(study).any() for study in studies):
+    if question.pinned and not any(find_pageable_copies(study).any() for study in studies):
         raise ConfigurationError("The steps hold no large copy from pageable memory to the GPU")
     if question.on_time and not set(question.on_time) < set(subject.ranks):
         ranks = ", ".join(map(str, question.on_time))
@@ -339,10 +339,10 @@ def _make_changes(study: Study, question: Question, ranks: Sequence[int | None])
         change = _scale_range(study, name, factor)
         yield f"range {name} × {factor:g}", (change, change)
     if question.pinned:
-        change = pinned_copies(study)
+        change = pin_copies(study)
         yield "copies from pinned memory", (change, change)
     if question.launches is not None:
-        change = cheaper_launches(study, question.launches)
+        change = scale_launches(study, question.launches)
         yield f"launches × {question.launches:g}", (change, change)
     if question.on_time:
         positions = frozenset(position for position, rank in enumerate(ranks) if rank in question.on_time)

@@ -15,7 +15,7 @@ from nsys_analyzer.analysis.kernels.labels import make_short_labels
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.groups import find_steps
 from nsys_analyzer.analysis.steps.process import CAUSES, ProcessWork
-from nsys_analyzer.analysis.steps.tracks import memory_levels
+from nsys_analyzer.analysis.steps.tracks import measure_memory_levels
 from nsys_analyzer.export.frame import operation_frame
 from nsys_analyzer.export.perfetto_packets import (
     MARK,
@@ -331,7 +331,7 @@ class _Layout:
             return
         suffix = "of tensors" if self.trace.metadata.profiler == "torch" else "allocated"
         for process in np.unique(uses.process).tolist():
-            events, level = memory_levels(uses, process)
+            events, level = measure_memory_levels(uses, process)
             track = self._add_track(f"GPU memory {suffix}", parent=self._process_track(process)[0], counts_bytes=True)
             yield track, self.capture.to_common_clock(events.start), level[1:]
 

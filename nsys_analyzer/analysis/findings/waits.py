@@ -135,7 +135,7 @@ class PageableCopyFigures(FindingFigures):
 def find_pageable_copy(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds large copies to the GPU from pageable memory. Such copies are slow, and the program waits for them."""
     study = steps.study
-    copies = steps.recurring(pageable_copies(study))
+    copies = steps.recurring(find_pageable_copies(study))
     if not copies.any():
         return
     calls = study.copy_calls(copies)
@@ -157,18 +157,18 @@ def find_pageable_copy(steps: StepsToExplain) -> Iterator[Candidate]:
         is_batch,
         steps.callers_of(calls),
     )
-    yield Candidate("pageable_copy", figures, (pinned_copies(study), prefetched), Place("idle", "copy"))
+    yield Candidate("pageable_copy", figures, (pin_copies(study), prefetched), Place("idle", "copy"))
 
 
-def pageable_copies(study: Study) -> Bools:
+def find_pageable_copies(study: Study) -> Bools:
     """Returns True for each large copy to the GPU from pageable memory; shape (pieces,)."""
     copies: Bools = (study.pieces.copy == PAGEABLE_TO_DEVICE) & (study.pieces.size >= _SMALLEST_BATCH_BYTES)
     return copies
 
 
-def pinned_copies(study: Study) -> Change:
-    """Returns a change that makes ``pageable_copies`` as if from pinned memory: faster, and without a wait."""
-    copies = pageable_copies(study)
+def pin_copies(study: Study) -> Change:
+    """Returns a change that makes the pageable copies as if from pinned memory: faster, and without a wait."""
+    copies = find_pageable_copies(study)
     calls = study.copy_calls(copies)
     faster = np.minimum(
         study.pieces.size / PINNED_BYTES_PER_S * NS_PER_S / np.maximum(study.pieces.duration_ns, 1), 1.0
@@ -469,8 +469,8 @@ def find_launch_bound(steps: StepsToExplain) -> Iterator[Candidate]:
     idle_ms = {cause: steps.summary.idle_of(cause) for cause in CAUSES}
     if max(idle_ms, key=lambda cause: idle_ms[cause]) != "launch" or steps.idle_share < LEAST_IDLE_SHARE:
         return
-    short_pauses = launching_calls(study) & (study.replay.pause_ns < LONG_PAUSE_NS)
-    free_launches = cheaper_launches(study, 0.0)
+    short_pauses = find_launching_calls(study) & (study.replay.pause_ns < LONG_PAUSE_NS)
+    free_launches = scale_launches(study, 0.0)
 
     def without_pauses(replay: Replay) -> Replay:
         return free_launches(replay).with_pauses(short_pauses, study.calls.unrecorded_ns.astype(np.float64))
@@ -481,7 +481,7 @@ def find_launch_bound(steps: StepsToExplain) -> Iterator[Candidate]:
     yield Candidate("launch_bound", figures, (free_launches, without_pauses), Place("idle", "launch"))
 
 
-def launching_calls(study: Study) -> Bools:
+def find_launching_calls(study: Study) -> Bools:
     """Returns True for each call that a CUDA graph could contain; shape (calls,).
 
     A graph cannot contain a wait. So calls between two waits that closely follow each other do not count, and neither
@@ -497,9 +497,9 @@ def launching_calls(study: Study) -> Bools:
     return ~is_outside_graphs
 
 
-def cheaper_launches(study: Study, factor: float) -> Change:
-    """Returns a change that multiplies the time of ``launching_calls``, up to the next call and without pauses."""
-    factors = np.where(launching_calls(study), factor, 1.0)
+def scale_launches(study: Study, factor: float) -> Change:
+    """Returns a change that multiplies the time of launching calls, up to the next call and without pauses."""
+    factors = np.where(find_launching_calls(study), factor, 1.0)
     return lambda replay: replay.with_launching(factors)
 
 

@@ -36,7 +36,7 @@ from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.member import BY_ORDER, Member
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.study import Study
-from nsys_analyzer.analysis.steps.windows import bounds_near_median
+from nsys_analyzer.analysis.steps.windows import find_bounds_near_median
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.phase_names import STEP
@@ -193,7 +193,7 @@ class JoinedRanks:
         step_ms, near = Stats.of_ns(walls), steps
         length_ms = step_ms.median or 0.0
         if len(steps):
-            shortest, longest = bounds_near_median(walls)
+            shortest, longest = find_bounds_near_median(walls)
             near = steps[(walls >= shortest) & (walls <= longest)]
 
         def mean_ms(ns: Ints) -> float:

@@ -90,7 +90,7 @@ def dissect(windows: Windows, operations: Operations, index: Integers, activity:
     order = np.argsort(cut[2], kind="stable")
     position, step, start, end = (column[order] for column in cut)
     operation = index[position].astype(np.int64)
-    share = shares_of(start, end, activity[operation])
+    share = measure_exposed_ns(start, end, activity[operation])
     fragments = Fragments(operation, step, start, end, activity[operation], share)
     key = fragments.activity.astype(np.int64) * len(windows) + fragments.step
     work_ns = np.rint(np.bincount(key, share, len(ACTIVITIES) * len(windows))).astype(np.int64)
@@ -99,7 +99,7 @@ def dissect(windows: Windows, operations: Operations, index: Integers, activity:
     return Anatomy(np.vstack([work_ns, idle_ns]), fragments, _find_gaps(windows, fragments, operations, index))
 
 
-def shares_of(start: Ints, end: Ints, activity: Codes) -> Floats:
+def measure_exposed_ns(start: Ints, end: Ints, activity: Codes) -> Floats:
     """Returns the time in which each operation runs and is not hidden, ns.
 
     All arrays have the shape (operations,), and must be sorted by start. Operations of the same activity that overlap
@@ -125,7 +125,7 @@ def shares_of(start: Ints, end: Ints, activity: Codes) -> Floats:
     return shares
 
 
-def latest_end_before(end: Ints) -> Ints:
+def find_latest_earlier_ends(end: Ints) -> Ints:
     """Returns the latest end of all intervals that precede each interval; ``LONG_AGO`` for the first interval."""
     return np.append(np.int64(LONG_AGO), np.maximum.accumulate(end))[:-1]
 

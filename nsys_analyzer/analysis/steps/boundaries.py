@@ -18,7 +18,7 @@ from nsys_analyzer.analysis.intervals import NONE, Cover
 from nsys_analyzer.analysis.ranges.inference import BY_THREADS
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.repetition import Repeats, find_repeats, has_layers
-from nsys_analyzer.analysis.steps.windows import LaunchedWork, Source, Windows, last_ends, trains
+from nsys_analyzer.analysis.steps.windows import LaunchedWork, Source, Windows, find_last_ends, trains
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct, mask_by_name
 from nsys_analyzer.trace.columns import GRAPH, KERNEL, process_of
 from nsys_analyzer.trace.phase_names import (
@@ -325,7 +325,7 @@ def _bound_by_gpu_work(windows: Windows, work: LaunchedWork) -> Windows:
     index = np.flatnonzero((operations.process == work.process) & (attribution.thread != NONE))
     index = index[np.argsort(attribution.time[index], kind="stable")]
     time, end = attribution.time[index], operations.end[index]
-    work_end = last_ends(windows, time, end)
+    work_end = find_last_ends(windows, time, end)
     middle = max(0, (len(windows) - _STEPS_CHECKED_FOR_LAG) // 2)
     sample = slice(middle, middle + _STEPS_CHECKED_FOR_LAG)
     lag = np.median(np.maximum(work_end - windows.end, 0)[sample])

@@ -12,7 +12,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.intervals import LONG_AGO, NONE
 from nsys_analyzer.analysis.steps.process import CLOCK_SKEW_NS, PAUSE_NS, ProcessWork
-from nsys_analyzer.analysis.steps.replay import Replay, preceding_on_stream
+from nsys_analyzer.analysis.steps.replay import Replay, find_previous_on_stream
 from nsys_analyzer.analysis.steps.study import DEVICE_SHIFT
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.columns import COPY, FREE, SYNCHRONIZE, Launches
@@ -248,7 +248,7 @@ def _find_joins(calls: Launches, operations: LaunchedOperations) -> Ints:
         joins = (last_operation != NONE) & (stream[waiting] != code)
         joins &= end[last_operation] > np.where(joined[waiting] != NONE, end[joined[waiting]], LONG_AGO)
         joined[waiting[joins]] = last_operation[joins]
-    joined_end, previous_operation = end[joined], preceding_on_stream(stream)
+    joined_end, previous_operation = end[joined], find_previous_on_stream(stream)
     starts_at_once = start - joined_end <= _MAX_JOIN_GAP_NS
     is_delayed_by_join = (calls.start[launch] < joined_end) & (
         (previous_operation < 0) | (end[previous_operation] < joined_end)
@@ -279,7 +279,7 @@ def _find_delays(operations: LaunchedOperations, launched_at: Ints, joined: Ints
     other two are limited to the median of the operations whose start they determined.
     """
     start, end, stream = operations.start, operations.end, operations.stream
-    previous_operation = preceding_on_stream(stream)
+    previous_operation = find_previous_on_stream(stream)
     ready = operations.stream_ready[np.searchsorted(np.unique(stream), stream)]
     stream_end = np.where(previous_operation >= 0, end[previous_operation], np.maximum(ready, launched_at))
     joined_end = np.where(joined >= 0, end[joined], LONG_AGO)

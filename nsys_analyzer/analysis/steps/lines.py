@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from nsys_analyzer.analysis.intervals import find_overlaps
-from nsys_analyzer.analysis.steps.anatomy import latest_end_before
+from nsys_analyzer.analysis.steps.anatomy import find_latest_earlier_ends
 from nsys_analyzer.analysis.steps.process import CAUSES, ProcessWork, Stretches
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.trace.arrays import Floats, Ints, distinct_rows
@@ -69,7 +69,7 @@ class SampledProgram:
     def __init__(self, work: ProcessWork, windows: Windows, device: int) -> None:
         self._work, self._stacks = work, work.attributed.trace.stacks[work.process]
         self._windows, self._device = windows, device
-        self._start = np.maximum(windows.start, latest_end_before(windows.end))
+        self._start = np.maximum(windows.start, find_latest_earlier_ends(windows.end))
         # A program that computes on the CPU has no calls that wait.
         calls, waiting = work.calls, work.waiting_calls
         is_copy = calls.call[waiting] != SYNCHRONIZE
@@ -157,7 +157,7 @@ class SampledProgram:
         step = np.searchsorted(windows.start, stretches.start, side="right") - 1
         in_step = (step >= 0) & (stretches.start < np.append(windows.end, 0)[step])
         stretches = stretches.select(np.flatnonzero(in_step))
-        start = np.maximum(stretches.start, latest_end_before(stretches.end))
+        start = np.maximum(stretches.start, find_latest_earlier_ends(stretches.end))
         return Stretches(start, np.maximum(stretches.end, start), stretches.cause, stretches.range, stretches.api)
 
 
@@ -236,7 +236,7 @@ def _rank_lines(stacks: Stacks, stack: Ints, weight: Floats, ms: float | None = 
     return tuple(lines)
 
 
-def hottest_stacks(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, tuple[tuple[StackFrame, ...], ...]]:
+def find_hottest_stacks(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, tuple[tuple[StackFrame, ...], ...]]:
     """Returns the index of the stack with most samples in each stretch, and the stacks. Stack 0 is empty."""
     codes: dict[tuple[StackFrame, ...], int] = {(): 0}
     code = np.array([codes.setdefault(frames, len(codes)) for frames in stacks.stacks], np.int64)

@@ -28,9 +28,9 @@ from nsys_analyzer.analysis.steps.anatomy import (
     Anatomy,
     Gaps,
     dissect,
-    latest_end_before,
+    find_latest_earlier_ends,
 )
-from nsys_analyzer.analysis.steps.profiler_cost import profiler_busy_times
+from nsys_analyzer.analysis.steps.profiler_cost import find_profiler_busy_times
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct, take_or_default
 from nsys_analyzer.trace.columns import (
@@ -231,7 +231,7 @@ class ProcessWork:
         is_slow = ~np.isin(calls.call, (SYNCHRONIZE, COPY)) & ~allocates & (duration >= PAUSE_NS)
         self.waiting_calls, self.allocating_calls = np.flatnonzero(waits), np.flatnonzero(allocates)
         self.slow_calls = np.flatnonzero(is_slow)
-        self.profiler_busy = profiler_busy_times(self.attributed.trace, self.process, distinct(calls.thread))
+        self.profiler_busy = find_profiler_busy_times(self.attributed.trace, self.process, distinct(calls.thread))
         operations = self.attributed.trace.operations
         ends = np.sort(operations.end[operations.process == self.process])
         last_end = np.append(LONG_AGO, ends)[np.searchsorted(ends, calls.end + CLOCK_SKEW_NS, side="right")]
@@ -258,7 +258,7 @@ class ProcessWork:
         index = np.unique(np.concatenate([self.allocating_calls, self.slow_calls, unrecorded]))
         # If two threads execute such calls at the same time, the common time counts for the first call only.
         begin = np.where(self.unrecorded_ns > 0, calls.end - self.unrecorded_ns, calls.start)[index]
-        begin = np.maximum(begin, latest_end_before(calls.end[index]))
+        begin = np.maximum(begin, find_latest_earlier_ends(calls.end[index]))
         index, begin = index[calls.end[index] > begin], begin[calls.end[index] > begin]
         is_slow, is_unrecorded = np.isin(index, self.slow_calls), np.isin(index, unrecorded)
         cause = np.select([is_slow, is_unrecorded], [_LAUNCH, _UNRECORDED], _ALLOCATOR)

@@ -88,7 +88,7 @@ class RecordedEvents:
         return ProfilerCost(float(low_ms), float(high_ms))
 
 
-def recording_costs(trace: Trace, process: int, start: Ints, end: Ints) -> tuple[Floats, Floats]:
+def bound_recording_costs(trace: Trace, process: int, start: Ints, end: Ints) -> tuple[Floats, Floats]:
     """Returns the lower and the upper bound of the cost of recording in each interval, ns, shape (intervals,)."""
     low_ns, high_ns = np.zeros(len(start)), np.zeros(len(start))
     for table, cost, factor in _recorded_tables(trace):
@@ -100,7 +100,7 @@ def recording_costs(trace: Trace, process: int, start: Ints, end: Ints) -> tuple
     return low_ns, high_ns
 
 
-def profiler_busy_times(trace: Trace, process: int, threads: Ints) -> Cover:
+def find_profiler_busy_times(trace: Trace, process: int, threads: Ints) -> Cover:
     """Returns the times in which the profiler delayed the given threads, as the profiler itself recorded them."""
     records = trace.profiler_events.select(
         ~mask_by_name(trace.profiler_events, lambda name: bool(_NOT_A_COST.search(name)))

@@ -257,7 +257,7 @@ class Replay:
     @cached_property
     def preceding(self) -> Ints:
         """Returns the index of the previous piece on the stream of each piece, or ``NONE``; shape (pieces,)."""
-        return preceding_on_stream(self.stream)
+        return find_previous_on_stream(self.stream)
 
     def run(self) -> _Running:
         """Replays one rank: yields each arrival at a collective, and receives the time at which the collective begins.
@@ -497,7 +497,7 @@ def run_together(ranks: Sequence[Replay]) -> list[Run]:
     return [ended[rank] for rank in range(len(ranks))]
 
 
-def preceding_on_stream(stream: Ints) -> Ints:
+def find_previous_on_stream(stream: Ints) -> Ints:
     """Returns the index of the previous piece on the stream of each piece, or ``NONE``; shape (pieces,)."""
     order = np.argsort(stream, kind="stable")
     previous_piece = np.full(len(stream), NONE)

@@ -10,11 +10,11 @@ from dataclasses import replace
 import numpy as np
 
 from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, Cover
-from nsys_analyzer.analysis.steps.anatomy import shares_of
+from nsys_analyzer.analysis.steps.anatomy import measure_exposed_ns
 from nsys_analyzer.analysis.steps.dependencies import LaunchedOperations, LaunchingCalls, make_replay
 from nsys_analyzer.analysis.steps.groups import Steps
 from nsys_analyzer.analysis.steps.process import PAUSE_NS, ProcessWork
-from nsys_analyzer.analysis.steps.profiler_cost import recording_costs
+from nsys_analyzer.analysis.steps.profiler_cost import bound_recording_costs
 from nsys_analyzer.analysis.steps.replay import MIN_STEPS, Replay, Run
 from nsys_analyzer.analysis.steps.study import (
     DEVICE_SHIFT,
@@ -67,7 +67,9 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
     operations = _find_operations(work, device, calls) if calls else None
     if calls is None or operations is None:
         return None
-    min_cost_ns, max_cost_ns = recording_costs(work.attributed.as_recorded, work.process, calls.start, calls.next_start)
+    min_cost_ns, max_cost_ns = bound_recording_costs(
+        work.attributed.as_recorded, work.process, calls.start, calls.next_start
+    )
     replay = make_replay(work, calls, operations, max_cost_ns, is_single_pass=windows.source == "pass")
     attributed = work.attributed
     kernels, ranges = attributed.kernels, attributed.trace.ranges
@@ -178,7 +180,7 @@ def _find_operations(work: ProcessWork, device: int, calls: LaunchingCalls) -> L
         return None
     on_device = on_device[np.argsort(table.start[on_device], kind="stable")]
     exposed_ns = np.zeros(len(table))
-    exposed_ns[on_device] = shares_of(table.start[on_device], table.end[on_device], work.activity[on_device])
+    exposed_ns[on_device] = measure_exposed_ns(table.start[on_device], table.end[on_device], work.activity[on_device])
     order = np.lexsort((table.start[index], call_of_operation[index]))
     order = order[table.end[index[order]] > table.start[index[order]]]
     index, stream = index[order], stream[order]

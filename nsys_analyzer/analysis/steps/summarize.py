@@ -13,8 +13,8 @@ import numpy as np
 from nsys_analyzer.analysis.attribution.processes import is_on_cpu
 from nsys_analyzer.analysis.intervals import NONE, Cover, find_overlaps
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
-from nsys_analyzer.analysis.statistics import Moments, Stats, sample_ms
-from nsys_analyzer.analysis.steps.anatomy import ACTIVITIES, COMPUTE, Anatomy, Fragments, dissect, shares_of
+from nsys_analyzer.analysis.statistics import Stats, StepTimes, sample_ms
+from nsys_analyzer.analysis.steps.anatomy import ACTIVITIES, COMPUTE, Anatomy, Fragments, dissect, measure_exposed_ns
 from nsys_analyzer.analysis.steps.groups import Steps
 from nsys_analyzer.analysis.steps.lines import Line, SampledProgram
 from nsys_analyzer.analysis.steps.process import CAUSES, OPERATIONS_AT_ONCE, OUTSIDE, Idle, ProcessWork, is_loading
@@ -37,7 +37,7 @@ from nsys_analyzer.analysis.steps.step import (
 )
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.steps.study_steps import study_groups
-from nsys_analyzer.analysis.steps.windows import Windows, bounds_near_median
+from nsys_analyzer.analysis.steps.windows import Windows, find_bounds_near_median
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct, distinct_rows
 from nsys_analyzer.trace.columns import process_of
 from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP, map_by_shape
@@ -139,7 +139,7 @@ def _critical_path(work: ProcessWork, study: Study, step: StepSummary) -> Iterat
     ms_of_cause = {row.cause: row.ms for row in step.causes}
     idle_ms = np.array([ms_of_cause.get(name, 0.0) for name in CAUSES])
     ms_per_ns = idle_ms / np.maximum(np.bincount(idle.cause, idle.end - idle.start, len(CAUSES)), 1)
-    elsewhere_ms = shares_of(start[order], end[order], work.activity[operation]) * ms_per_ns[cause]
+    elsewhere_ms = measure_exposed_ns(start[order], end[order], work.activity[operation]) * ms_per_ns[cause]
     for device in distinct(np.sort(operations.device[operation])).tolist():
         on_device = operations.device[operation] == device
         ms_of_name = np.bincount(name_code[operation[on_device]], elsewhere_ms[on_device], len(names))
@@ -162,7 +162,7 @@ def dissect_device(
         length_ms: the length of a step, ms. The parts are scaled so that they add up to it.
         program: the sampled stacks, if there are any.
     """
-    sums = _DeviceSums(work, *bounds_near_median(windows.length))
+    sums = _DeviceSums(work, *find_bounds_near_median(windows.length))
     for steps, anatomy in work.dissect(windows, device):
         sums.add(steps, anatomy)
     # The mean length of the steps near the median differs a little from the median length. So communication and idle
@@ -172,12 +172,13 @@ def dissect_device(
     work_scale, wait_scale = 1.0, (length_ms - work_ms) / wait_ms if wait_ms else 1.0
     if length_ms < work_ms or not wait_ms:
         work_scale = wait_scale = length_ms / (work_ms + wait_ms) if work_ms + wait_ms else 1.0
-    (compute_ms, _), (copy_ms, copy_std_ms), *_ = parts.of(work_scale)
-    *_, (communication_ms, communication_std_ms), (idle_ms, _) = parts.of(wait_scale)
+    (compute_ms, _), (copy_ms, copy_std_ms), *_ = parts.mean_and_std_ms(work_scale)
+    *_, (communication_ms, communication_std_ms), (idle_ms, _) = parts.mean_and_std_ms(wait_scale)
     scales = np.array([[work_scale], [work_scale], [wait_scale], [wait_scale]]) * in_ms
     phases = zip(*(sums.phase_ns * scales).tolist(), work.phases, strict=True)
-    classes = zip(work.classes, sums.classes.of(work_scale), strict=True)
-    kernels = zip(sums.kernel_names, sums.launches.tolist(), sums.kernels.of(work_scale), strict=True)
+    classes = zip(work.classes, sums.classes.mean_and_std_ms(work_scale), strict=True)
+    kernels = zip(sums.kernel_names, sums.launches.tolist(), sums.kernels.mean_and_std_ms(work_scale), strict=True)
+    causes = zip(CAUSES, sums.causes.mean_and_std_ms(wait_scale), strict=True)
     return DissectedSteps(
         compute_ms=compute_ms,
         exposed_copy_ms=copy_ms,
@@ -188,7 +189,9 @@ def dissect_device(
         phases=tuple(PhaseParts(*row) for row in phases if any(row[:-1])),
         idle_by_cause=_longest(_idle_times(work, sums, in_ms, wait_scale, program)),
         kernels=_longest(KernelTime(*name, count / parts.near, *ms) for name, count, ms in kernels),
-        causes=_longest(CauseTime(cause, *ms) for cause, ms in zip(CAUSES, sums.causes.of(wait_scale), strict=True)),
+        causes=_longest(
+            CauseTime(cause, *ms) for cause, ms in zip(CAUSES, sums.causes.mean_and_std_ms(wait_scale), strict=True)
+        ),
         busy_values_ms=sample_ms(np.concatenate(sums.busy_ns)),
         exposed_copy_std_ms=copy_std_ms,
         exposed_communication_std_ms=communication_std_ms,
@@ -217,8 +220,8 @@ class _DeviceSums:
         self._work, self._near_median = work, (shortest_ns, longest_ns)
         kernels = work.attributed.kernels
         self.kernel_names = [*zip(kernels.names, kernels.classes, strict=True), *(("", name) for name in work.classes)]
-        self.parts, self.causes = Moments(len(ACTIVITIES) + 1), Moments(len(CAUSES))
-        self.classes, self.kernels = Moments(len(work.classes)), Moments(len(self.kernel_names))
+        self.parts, self.causes = StepTimes(len(ACTIVITIES) + 1), StepTimes(len(CAUSES))
+        self.classes, self.kernels = StepTimes(len(work.classes)), StepTimes(len(self.kernel_names))
         self.launches = np.zeros(len(self.kernel_names), np.int64)
         self.phase_ns = np.zeros((len(ACTIVITIES) + 1, len(work.phases)))
         self.busy_ns: list[Ints] = []

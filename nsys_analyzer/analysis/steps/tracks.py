@@ -14,7 +14,7 @@ from nsys_analyzer.analysis.attribution.processes import is_on_cpu
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.ranges.calls import CallFinder, ModuleCalls, find_module_calls
 from nsys_analyzer.analysis.steps.groups import Steps
-from nsys_analyzer.analysis.steps.lines import hottest_stacks
+from nsys_analyzer.analysis.steps.lines import find_hottest_stacks
 from nsys_analyzer.analysis.steps.process import CAUSES, ProcessWork
 from nsys_analyzer.analysis.steps.study_steps import study_steps
 from nsys_analyzer.analysis.steps.windows import Windows
@@ -356,7 +356,7 @@ class _TrackMaker:
         track = self._make_track(f"{self._name_gpu(device)} idle", "idle", idle.start, idle.end, names, causes)
         stack = np.zeros(len(idle), np.int64)
         if sampled := self.attributed.trace.stacks.get(self.process):
-            stack, self.stacks = hottest_stacks(sampled, idle.start, idle.end)
+            stack, self.stacks = find_hottest_stacks(sampled, idle.start, idle.end)
         return IdleTrack(**vars(track), stack=stack)
 
     def _name_operations(self, index: Ints) -> Ints:
@@ -395,7 +395,7 @@ class _TrackMaker:
         uses, nothing = self.attributed.trace.memory, np.empty(0, np.int64)
         if uses is None:
             return nothing, nothing
-        events, level = memory_levels(uses, self.process)
+        events, level = measure_memory_levels(uses, self.process)
         first = np.searchsorted(events.start, self.start, side="right")
         inside = np.flatnonzero((events.start > self.start) & (events.start < self.end))
         bytes_in_use = np.append(level[first], level[inside + 1])
@@ -425,7 +425,7 @@ def _find_depths(start: Ints, end: Ints) -> Ints:
     return depths
 
 
-def memory_levels(uses: MemoryUses, process: int) -> tuple[MemoryUses, Ints]:
+def measure_memory_levels(uses: MemoryUses, process: int) -> tuple[MemoryUses, Ints]:
     """Returns the memory events of a process, sorted by time, and the bytes in use before and after each event.
 
     The bytes have the shape (events + 1,). If the allocator reports the bytes in use of its pool, these are taken.

@@ -79,7 +79,7 @@ class Windows:
         return replace(self, **{name: getattr(self, name)[steps] for name in names})
 
 
-def bounds_near_median(length: Ints) -> tuple[float, float]:
+def find_bounds_near_median(length: Ints) -> tuple[float, float]:
     """Returns the bounds of the lengths that count as near the median, ns.
 
     If the number of steps is even, the bounds include the lengths of both middle steps.
@@ -149,7 +149,7 @@ class LaunchedWork:
 
     def end_with_work(self, windows: Windows) -> Windows:
         """Returns the windows with a later ``body_end``: a step ends no earlier than the work that it launched."""
-        body_end = np.maximum(windows.body_end, last_ends(windows, self.time, self.end))
+        body_end = np.maximum(windows.body_end, find_last_ends(windows, self.time, self.end))
         return replace(windows, body_end=np.minimum(body_end, windows.cpu_end))
 
     def symbols(self, index: Integers) -> Ints:
@@ -159,7 +159,7 @@ class LaunchedWork:
         return np.where(operations.name[index] >= 0, operations.name[index], not_kernels + operations.copy[index])
 
 
-def last_ends(windows: Windows, time: Ints, end: Ints) -> Ints:
+def find_last_ends(windows: Windows, time: Ints, end: Ints) -> Ints:
     """Returns the latest end of the work that each step launched; shape (steps,), ns.
 
     For a step that launched nothing, it is the start of the first step.

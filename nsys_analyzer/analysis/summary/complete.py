@@ -37,7 +37,7 @@ from nsys_analyzer.analysis.summary.limits import PEAK_TOLERANCE, compare_with_p
 from nsys_analyzer.analysis.summary.modules import with_flops
 from nsys_analyzer.analysis.summary.summary import BusyShare, CaptureSummary, Limits, PhaseSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.attention import FORWARD, AttentionSummary
-from nsys_analyzer.analysis.transformer.models import ELEMENT_BYTES, cached_bytes, read_weights_bytes
+from nsys_analyzer.analysis.transformer.models import ELEMENT_BYTES, count_cached_bytes, read_weights_bytes
 from nsys_analyzer.analysis.transformer.peaks import find_memory_bandwidth
 from nsys_analyzer.configuration import CountedFlops
 from nsys_analyzer.trace.phase_names import LEAF_PHASES, MODULE_RANGE_PREFIX, OTHER_STEP, STEP, find_module_role
@@ -191,7 +191,7 @@ def _complete_serving(capture: CaptureSummary, serving: Serving) -> Serving:
     element_bytes = ELEMENT_BYTES.get(precision)
     if model is None or element_bytes is None:
         return serving
-    weights_bytes, token_bytes = read_weights_bytes(model, element_bytes), cached_bytes(model, 1, element_bytes)
+    weights_bytes, token_bytes = read_weights_bytes(model, element_bytes), count_cached_bytes(model, 1, element_bytes)
     return serving.with_least(weights_bytes, token_bytes, peak, counted=False)
 
 

@@ -16,7 +16,7 @@ from msgspec import structs
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, MATMUL, UNKNOWN
 from nsys_analyzer.analysis.kernels.classes import Kernels, find_precision
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.steps.tracks import memory_levels
+from nsys_analyzer.analysis.steps.tracks import measure_memory_levels
 from nsys_analyzer.trace.arrays import Ints, SmallInts, blocks
 from nsys_analyzer.trace.columns import OPERATION_KINDS, Operations
 from nsys_analyzer.trace.phase_names import STEP
@@ -268,7 +268,7 @@ def find_peak_memory(attributed: AttributedTrace, process: int) -> tuple[int | N
     is_measured = instances.is_measured & (instances.process == process)
     if uses is None or not is_measured.any():
         return None, 0
-    events, alive = memory_levels(uses, process)
+    events, alive = measure_memory_levels(uses, process)
     start, end = instances.start[is_measured].min(), instances.end[is_measured].max()
     inside = (events.start >= start) & (events.start <= end)
     before = alive[np.searchsorted(events.start, start)]

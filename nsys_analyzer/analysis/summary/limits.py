@@ -23,9 +23,9 @@ from nsys_analyzer.analysis.transformer.models import (
     ModelSize,
     attention_matmul_elements,
     attention_matmul_flops,
+    count_linear_elements,
     forward_flops,
     fused_attention_elements,
-    linear_elements,
 )
 from nsys_analyzer.analysis.transformer.peaks import GPU_BOUND, Peaks, find_memory_bandwidth, find_peaks
 from nsys_analyzer.configuration import CountedFlops
@@ -256,10 +256,10 @@ class _RatesOfCapture:
         attention, flops = attention_matmul_flops(*shapes), forward_flops(*shapes)
         fused_launches = phase.launches_of(FUSED)
         if not fused_launches:
-            elements = linear_elements(*shapes) + attention_matmul_elements(*shapes)
+            elements = count_linear_elements(*shapes) + attention_matmul_elements(*shapes)
             yield MATMUL, forward_multiple * flops, forward_multiple * elements
         elif fused_launches >= shapes.model.num_layers:
-            yield MATMUL, forward_multiple * (flops - attention), forward_multiple * linear_elements(*shapes)
+            yield MATMUL, forward_multiple * (flops - attention), forward_multiple * count_linear_elements(*shapes)
             yield FUSED, forward_multiple * attention, forward_multiple * fused_attention_elements(*shapes)
 
     def note_skipped_work(self, rate: ClassRate) -> bool:

@@ -223,7 +223,7 @@ def read_weights_bytes(model: ModelSize, element: int) -> int:
     return (model.parameters - model.vocab_size * model.d_model) * element
 
 
-def cached_bytes(model: ModelSize, positions: float, element: int) -> float:
+def count_cached_bytes(model: ModelSize, positions: float, element: int) -> float:
     """Counts the bytes of the keys and values in the cache: 2·L·d elements for each position.
 
     Keys and values are assumed to have the same number of heads as queries.
@@ -236,7 +236,7 @@ def cached_bytes(model: ModelSize, positions: float, element: int) -> float:
     return 2 * model.num_layers * model.d_model * element * positions
 
 
-def linear_elements(model: ModelSize, batch_size: int, context_length: int) -> int:
+def count_linear_elements(model: ModelSize, batch_size: int, context_length: int) -> int:
     """Counts the elements that all matmuls with a weight move in one forward pass.
 
     These are four projections and three feed-forward matmuls per layer, and the head.
