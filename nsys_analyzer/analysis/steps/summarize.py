@@ -189,9 +189,7 @@ def dissect_device(
         phases=tuple(PhaseParts(*row) for row in phases if any(row[:-1])),
         idle_by_cause=_longest(_idle_times(work, sums, in_ms, wait_scale, program)),
         kernels=_longest(KernelTime(*name, count / parts.near, *ms) for name, count, ms in kernels),
-        causes=_longest(
-            CauseTime(cause, *ms) for cause, ms in zip(CAUSES, sums.causes.mean_and_std_ms(wait_scale), strict=True)
-        ),
+        causes=_longest(CauseTime(cause, *ms) for cause, ms in causes),
         busy_values_ms=sample_ms(np.concatenate(sums.busy_ns)),
         exposed_copy_std_ms=copy_std_ms,
         exposed_communication_std_ms=communication_std_ms,
