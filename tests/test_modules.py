@@ -429,7 +429,8 @@ def test_counted_flops_are_those_of_a_step_alone() -> None:
     [
         (
             True,
-            "has 1.75 times the mean FLOPs, and so tokens, of the active experts (median of 2 layers), and 2 times the mean in ",
+            "has 1.75 times the mean FLOPs, and so tokens, of the active experts (median of 2 layers), and 2 times the "
+            "mean in ",
         ),
         (False, "has 1.5 times the mean time of the active experts (median of 2 layers), and 2 times the mean in "),
     ],
