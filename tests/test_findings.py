@@ -50,7 +50,6 @@ from nsys_analyzer.analysis.findings.waits import (
     find_device_to_host_copy,
     find_host_stall,
     find_host_sync,
-    find_launch_bound,
     find_pageable_copy,
 )
 from nsys_analyzer.analysis.steps.step import IdleTime
@@ -309,11 +308,6 @@ def test_how_far_apart_the_matmuls_of_attention_are(between: int, found: bool) -
         kernels(between, 1, ADD, 0, steps).kernel(100, BF16_GEMM)
         kernels(30, 1, ADD, 0, steps)
     assert bool(saved_us(find_unfused_attention, steps)) is found
-
-
-def test_not_launch_bound() -> None:
-    assert saved_us(find_launch_bound, kernels(10, 3), launch=0.03, sync=0.04) == []  # another cause is larger
-    assert saved_us(find_launch_bound, kernels(10, 7.1), launch=0.029) == []  # 71 of 100 µs are work: not 30 % idle
 
 
 def test_an_allocation_now_and_then() -> None:
