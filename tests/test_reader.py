@@ -322,13 +322,13 @@ def test_without_names_the_share_of_matmul_is_not_known(tmp_path: Path, lost: li
     assert summary.whole is not None
     assert {row.kernel_class for row in summary.whole.classes} == {"unknown"}
     assert any(
-        "does not hold the names of 2 kernels (100.0\xa0% of the kernel time)" in warning
+        "does not contain the names of 2 kernels (100.0\xa0% of the kernel time)" in warning
         for warning in say_all(summary.warnings)
     )
     written = CliRunner().invoke(cli, ["report", str(path), "-o", str(tmp_path / "report.md"), "--no-figures"])
     assert written.exit_code == 0, written.output
     report = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert "hold the names of 2 kernels (100.0\xa0% of the kernel time), so their class is unknown" in report
+    assert "contain the names of 2 kernels (100.0\xa0% of the kernel time), so their class is unknown" in report
     assert "What share is matmul" not in report  # nothing says that there is one
 
 
