@@ -8,7 +8,7 @@ DEBUG_VARIABLE = "NSYS_ANALYZE_DEBUG"
 #: The user's program in an example command line, and the command that records it.
 PROGRAM_ARGUMENTS = "-- python train.py"
 RECORD_COMMAND = f"nsys-analyze run {PROGRAM_ARGUMENTS}"
-#: The command for a capture that was recorded on a CPU only.
+#: The command that records a capture with a GPU, for a capture that was recorded on a CPU only.
 RECORD_ON_GPU_COMMAND = f"{RECORD_COMMAND}, on a machine with a GPU"
 #: The command that also records the kernels inside CUDA graphs.
 RECORD_GRAPH_NODES_COMMAND = f"nsys-analyze run --nsys-option=--cuda-graph-trace=node {PROGRAM_ARGUMENTS}"
@@ -20,7 +20,7 @@ class NsysAnalyzerError(Exception):
     Attributes:
         message: one line that says what failed. A long message, such as one that quotes a file, loses its middle.
         hint: one line that says what to do; it may be empty.
-        exit_status: exit status of the command that fails with this error.
+        exit_status: exit status of a command that fails with this error.
     """
 
     exit_status = 1
@@ -37,7 +37,7 @@ class NsysAnalyzerError(Exception):
 
 
 class CannotAnswerError(NsysAnalyzerError):
-    """A question that a capture cannot answer: ``message`` is the reason, ``hint`` the command that would answer it."""
+    """A question that a capture cannot answer. ``message`` is the reason, ``hint`` names the command that would."""
 
     @property
     def data(self) -> dict[str, dict[str, str]]:
@@ -78,6 +78,6 @@ class ClusterError(NsysAnalyzerError):
 
 
 class DifferentConditionsError(CannotAnswerError):
-    """Two runs with different hardware or ways of timing: their difference may not come from the program."""
+    """Two runs with different hardware or ways of timing. Their times may differ for other reasons than the program."""
 
     exit_status = 4

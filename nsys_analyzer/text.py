@@ -1,9 +1,10 @@
 """Represents text for people as spans: plain text, code, emphasis and links.
 
-A report contains names from outside: captures, kernels, ranges, files, messages of a profiler. They must not change the
-formatting of the output. So a ``str`` is plain text: backticks, asterisks and tags in it are shown unchanged. Text with
-other spans is a :class:`Text`. Only this module creates it: ``code``, ``strong``, ``emphasis`` and ``link`` from one
-value, and ``phrase`` from a literal template with marks and from plain values::
+A report contains names that the package does not control: of captures, kernels, ranges and files, and messages of a
+profiler. These names must not change the formatting of the output. So a ``str`` is plain text: backticks, asterisks and
+tags in it are shown unchanged. Text with other spans is a :class:`Text`. Only this module creates texts: ``code``,
+``strong``, ``emphasis`` and ``link`` make a text from one value, and ``phrase`` makes a text from a literal template
+with marks and from plain values::
 
     phrase("The range `{}` holds **no** backward pass ({:,} kernels)", name, count)
 
@@ -32,10 +33,10 @@ _BREAKS = re.compile("[\t\v\f\r\x85\u2028\u2029]")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
-NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"  # keeps a figure and its unit on one line
+NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"  # keeps a value and its unit on one line
 #: Maximum decimal places of a number. The sixth decimal of a millisecond is a nanosecond.
 MAX_DECIMALS = 6
-#: Binary units, and the share of a unit from which on a value is written in it: 1,024.0 MiB is 1.0 GiB.
+#: Binary units. A value is written in the largest unit of which it is at least the threshold: 1,024.0 MiB is 1.0 GiB.
 _BINARY_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _BINARY_UNIT_THRESHOLD = 0.99995
 
@@ -83,7 +84,7 @@ class Text:
         return plain(self)
 
     def __format__(self, _: str) -> NoReturn:
-        """Rejects the use in an f-string, which would lose the spans.
+        """Rejects the use of a text in an f-string, because an f-string would lose the spans.
 
         Raises:
             TypeError: always.
@@ -96,7 +97,7 @@ if TYPE_CHECKING:
 else:
 
     class StrOrText(ABC):  # noqa: B024 - a common name for both types
-        """A type that msgspec reads and writes as text: msgspec does not support the union of ``str`` and ``Text``."""
+        """The type of fields that are ``str`` or ``Text``: msgspec does not support the union of these types."""
 
     StrOrText.register(str)
     StrOrText.register(Text)
@@ -128,7 +129,7 @@ def phrase(template: str, *values: object) -> Text:
     Args:
         template: a literal with code in backticks, emphasis in asterisks, and fields for the values in order, as in
             :meth:`str.format`: ``{}``, ``{:,}``.
-        values: plain values, or texts. Inside a mark, the spans of a text are ignored.
+        values: plain values, or texts. If a field is inside a mark, the spans of its text are ignored.
 
     Raises:
         TypeError: the template has more or fewer fields than there are values.
@@ -159,7 +160,7 @@ def _fill_fields(template: str, values: Iterator[object]) -> Iterator[Span]:
 
 
 def join_texts(separator: str, parts: Iterable[StrOrText]) -> StrOrText:
-    """Joins the parts with a separator between them; the result is a ``str`` if every part is one."""
+    """Joins the parts with a separator between them. The result is a ``str`` if every part is a ``str``."""
     parts = list(parts)
     if all(isinstance(part, str) for part in parts):
         return separator.join(map(str, parts))
@@ -189,8 +190,8 @@ def visible(text: str) -> str:
 def visible_lines(text: str) -> str:
     """Returns the text with a replacement for each invisible character, except for newlines.
 
-    Replaced are C0, DEL and C1 characters, U+202A to U+202E, U+2066 to U+2069, lone surrogates and noncharacters.
-    Other line breaks become spaces.
+    Invisible are C0, DEL and C1 characters, U+202A to U+202E, U+2066 to U+2069, lone surrogates and noncharacters. Line
+    breaks other than newlines become spaces.
     """
     return _INVISIBLE.sub(_REPLACEMENT, _BREAKS.sub(" ", text))
 
@@ -205,7 +206,7 @@ def join_names(names: Sequence[str], conjunction: str = "and") -> str:
 
 
 def plural(number: float, noun: str) -> str:
-    """Returns the noun in the form that follows a number: "1 kernel", "2 kernels"."""
+    """Returns a noun in the singular or plural, as its number requires: "kernel" for 1, "kernels" for 2."""
     if number == 1:
         return noun
     if noun.endswith("y") and noun[-2:-1] not in "aeiou":

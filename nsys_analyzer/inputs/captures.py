@@ -31,7 +31,8 @@ from nsys_analyzer.trace.phase_names import PhaseNames
 from nsys_analyzer.trace.sources import estimate_size
 from nsys_analyzer.trace.trace import Trace
 
-#: The estimated time to read a capture, measured with 44 captures of 0.1 to 6.5 MB and one of 270 MB.
+#: The estimated time to read a capture: constant and per byte. Measured with 44 captures of 0.1 to 6.5 MB and one of
+#: 270 MB.
 _SECONDS, _SECONDS_PER_BYTE = 0.25, 1e-8
 #: The estimated memory to read a capture, in bytes and in bytes per byte of its export.
 _MEMORY_BYTES, _MEMORY_PER_BYTE = 200_000_000, 2
@@ -43,10 +44,10 @@ def read_captures(
     paths: Sequence[Path], names: PhaseNames | None = None, overrides: Run | None = None,
     *, has_times: bool = False, in_order: bool = False, with_tracks: bool = False, workers: Workers = SEQUENTIAL,
 ) -> list[CaptureSummary]:  # fmt: skip
-    """Reads a summary for each process of each capture, in the order of a report.
+    """Reads captures and returns a summary of each process, in the order in which a report lists them.
 
-    A capture that cannot be read has a row with its error. The error is raised instead if the report would have no
-    other content: no other capture, no unprofiled times, and no manifest that says how the run ended.
+    A capture that cannot be read gets a summary that contains the error. The error is raised instead if the report
+    would have no other content: no other capture, no unprofiled times, and no manifest that says how the run ended.
 
     Args:
         paths: traces, and folders that hold them.
@@ -54,7 +55,7 @@ def read_captures(
         overrides: model, context length, batch size and precision from the command line.
         has_times: whether the report has unprofiled times.
         in_order: whether the captures are the ranks of one run, in the order of the paths.
-        with_tracks: whether to keep every operation of the measured steps for a timeline.
+        with_tracks: whether the summaries contain every operation of the measured steps, for a timeline.
         workers: the processes that read the captures.
 
     Raises:
@@ -78,10 +79,10 @@ def read_captures(
             untraced.append(_with_manifest(row, run))
     traces = find_traces(paths, allow_none=has_times or bool(unreadable))
     titles = find_titles(traces)
-    # Times without a capture are worth a report, unless a trace was named that must then be readable.
+    # Unprofiled times suffice for a report, unless the user named a trace: then the trace must be readable.
     must_read = not (has_times and folders)
     is_alone = must_read and len(traces) == 1 and not unreadable
-    tracked = MOST_OPERATIONS // max(len(traces), 1) if with_tracks else 0  # the operations of a page in total
+    tracked = MOST_OPERATIONS // max(len(traces), 1) if with_tracks else 0  # a page shows at most this many operations
     captures = [
         _CaptureToRead(
             trace,
@@ -154,14 +155,14 @@ class _CaptureToRead:
     def _bytes(self) -> int:
         try:
             return estimate_size(self.path)
-        except OSError:  # reading it fails, too, and the capture's row has the error
+        except OSError:  # reading the file fails, too, and the capture's row then contains the error
             return 0
 
 
 def _read(capture: _CaptureToRead) -> tuple[CaptureSummary, ...]:
-    """Returns the rows of a capture: one for each process, or one with the error."""
+    """Returns the summaries of a capture: one for each process, or a single one that contains the error."""
     path, overrides = capture.path, capture.overrides
-    use_classes(capture.classes)  # a worker process has no classes of its own
+    use_classes(capture.classes)  # a worker process does not know the user's kernel classes
     configuration = _override(configuration_from_name(name_of_trace(path)), overrides)
     manifest = None
     try:
@@ -172,7 +173,7 @@ def _read(capture: _CaptureToRead) -> tuple[CaptureSummary, ...]:
         trace = Trace.load(path)
         summaries = summarize(trace, capture.title, capture.names, configuration, tracked=capture.tracked)
         return tuple(_with_manifest(summary, manifest) for summary in summaries)
-    except Exception as error:  # a file that breaks our code must not prevent the report of the others
+    except Exception as error:  # a file that breaks the reader must not prevent the report of the other files
         is_expected = isinstance(error, NsysAnalyzerError)
         if capture.alone and (not is_expected or manifest is None or manifest.status == "ok"):
             raise
@@ -191,7 +192,7 @@ def _read(capture: _CaptureToRead) -> tuple[CaptureSummary, ...]:
 
 
 def _override(configuration: Configuration | None, overrides: Run) -> Configuration | None:
-    """Returns the configuration with the values from the command line in place of its own.
+    """Returns the configuration, in which values from the command line replace the values of the capture.
 
     Raises:
         ConfigurationError: an unknown model.
@@ -239,21 +240,21 @@ def _with_manifest(summary: CaptureSummary, run: Run | None) -> CaptureSummary:
 
 
 def _with_ranks(rows: Sequence[CaptureSummary], order: Sequence[str]) -> list[CaptureSummary]:
-    """Returns the captures with their ranks: their places in ``order`` if it is given, else the ranks in their names.
+    """Returns the captures with their ranks, from the positions in ``order`` if it is given, else from their names.
 
-    A rank in a name is used only if the capture has one process with collectives and no other source tells its rank,
-    and if several names are the same except for distinct ranks.
+    A rank in a name is used only if the capture has a single process with collectives, if no other source tells the
+    rank of this process, and if several captures have names that differ only in the rank.
     """
     processes = Counter(row.name for row in rows)
     candidates = {row.name: row for row in rows if processes[row.name] == 1 and len(row.members) == 1}
-    #: The rank of each capture, the rest of its name, and the run that it belongs to.
+    #: The rank of each capture, the capture's name without the rank, and the run that the capture belongs to.
     ranks = {name: (order.index(name), "", BY_ORDER) for name in candidates if name in order}
     names_by_rest: dict[str, dict[str, int]] = defaultdict(dict)
     for name, row in candidates.items() if not order else ():
         for match in list(_RANK_IN_NAME.finditer(name))[-1:] if row.rank is None else ():
             names_by_rest[name[: match.start(1)] + name[match.end(1) :]][name] = int(match[1])
     for name_without_rank, numbers in names_by_rest.items():
-        # `_r1` and `_r2` may also be two runs.
+        # `_r1` and `_r2` may also mean run 1 and run 2. They are ranks only if there is an `_r0`.
         is_rank = "rank" in name_without_rank.lower() or 0 in numbers.values()
         if is_rank and 1 < len(numbers) == len(set(numbers.values())):
             ranks |= {

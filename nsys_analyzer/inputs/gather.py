@@ -1,4 +1,4 @@
-"""Gathers everything that a report or a comparison is made from: this is where both begin.
+"""Gathers everything that a report or a comparison is made from: both commands begin here.
 
 ``gather`` reads the captures with their manifests and unprofiled times, joins the ranks of parallel runs, and finds the
 experiments that have run. ``gather_runs`` reads one side of a comparison.
@@ -37,9 +37,9 @@ class Inputs:
 
     Attributes:
         captures: a complete summary for each process of each capture, by model and context length.
-        bench_folders: the folders of experiments that have run.
+        bench_folders: the folders that contain the results of experiments.
         times_source: the name of the table of unprofiled times, empty without one.
-        found_times: whether that table was found beside the captures, and not given.
+        found_times: whether that table was found beside the captures instead of named by the user.
     """
 
     captures: tuple[CaptureSummary, ...]
@@ -67,10 +67,11 @@ def gather(
     workers: Workers = SEQUENTIAL,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Inputs:
-    """Gathers all that a report is made from.
+    """Gathers all data that a report is made from.
 
     Args:
-        paths: traces, and folders that hold traces or experiments; without any, the folders of the tables of times.
+        paths: traces, and folders that contain traces or experiments. Without paths, the folders of ``csv_paths`` are
+            read.
         csv_paths: tables of unprofiled times.
         names: the names of the ranges of phases.
         overrides: model, context length, batch size and precision from the command line. They take precedence over a
@@ -81,7 +82,7 @@ def gather(
         in_order: whether the captures are the ranks of one run, in the order of the paths.
         with_tracks: whether to keep every operation of the measured steps for a timeline.
         workers: the processes that read the captures. The summaries do not depend on them.
-        tell: gets a line for the user if a table of times is found, or cannot be used.
+        tell: called with a message for the user if a table of times is found, or cannot be used.
 
     Raises:
         NsysAnalyzerError: nothing could be read, or ``step_ms`` is given for several runs.
@@ -124,9 +125,9 @@ def gather_runs(
 
     Args:
         path: a capture, a folder of captures, the JSON of a report, or the folder of a baseline.
-        csv_paths: tables of unprofiled times, in place of those beside the captures.
+        csv_paths: tables of unprofiled times, which replace the tables beside the captures.
         names, overrides, workers, tell: see ``gather``.
-        option: the option that names other tables of times, for a line to the user.
+        option: the command-line option for other tables of times, which messages to the user name.
 
     Raises:
         NsysAnalyzerError: nothing could be read.
@@ -140,7 +141,7 @@ def gather_runs(
 
 
 def saved_reports_at(path: Path) -> list[Path]:
-    """Returns the JSON of a report at a path, or all of them if the path is the folder of a baseline."""
+    """Returns the JSON file of a report at a path, or all such files if the path is the folder of a baseline."""
     if path.is_dir():
         return [] if holds_captures(path) else [file for file in sorted(path.glob("*.json")) if is_saved_report(file)]
     return [path] if is_saved_report(path) else []
@@ -162,15 +163,15 @@ def _read_timings(csv_paths: Sequence[Path]) -> Timings:
 
 
 def _find_timings(paths: Sequence[Path], tell: Callable[[str], None], option: str = "--csv") -> Timings | None:
-    """Finds the unprofiled times of captures; None if there are none, or if there are several tables.
+    """Returns the unprofiled times of captures; None if no times or several tables of times are found.
 
-    They are in the ``timings.csv`` of a capture's folder or of the folder above, or else in the captures' manifests.
-    Rows of captures that were not asked for are left out.
+    The times are in ``timings.csv`` in a capture's folder or its parent folder, or else in the captures' manifests.
+    Rows of captures that are not among ``paths`` are left out.
 
     Args:
         paths: the captures' files or folders.
-        tell: gets a line for the user on the table that is used or left out.
-        option: the option that names other tables.
+        tell: called with a message for the user about the table that is used or left out.
+        option: the command-line option for other tables of times, which messages to the user name.
     """
     files: dict[Path, Path] = {}
     for path in paths:
@@ -196,7 +197,7 @@ def _find_timings(paths: Sequence[Path], tell: Callable[[str], None], option: st
             return Timings("the manifest", tuple(rows), of_captures=True) if rows else None
         (file,) = files.values()
         if b"\n" not in file.read_bytes().strip():
-            return None  # only a header, because no program was timed
+            return None  # the table has only a header, because no program was timed
         timings = read_timings(file)
         if file.parent not in paths:
             other_titles = set(find_titles(find_traces((file.parent,), allow_none=True)).values()) - titles
@@ -235,8 +236,8 @@ def _match_timings(
 
 
 def _find_bench_folders(place: Path) -> list[Path]:
-    """Returns the folders of experiments at a path: the path itself, and those one level below."""
+    """Returns the folders of experiments among a path and its direct subfolders."""
     if not place.is_dir():
         return []
-    # pathlib raises if a folder cannot be searched
+    # os.path is used because pathlib raises if a folder cannot be searched.
     return [folder for folder in (place, *sorted(place.iterdir())) if os.path.isfile(folder / BENCH_FILE)]  # noqa: PTH113

@@ -20,7 +20,7 @@ MANIFEST = "manifest.json"
 #: The table of unprofiled times that a sweep writes.
 TIMINGS = "timings.csv"
 _SUFFIX = ".manifest.json"
-#: Matches the names of captures that are called after their folder.
+#: Matches the file names of captures that are named by their folder instead of by their file.
 _NAMED_BY_FOLDER = re.compile(r"capture((?:_rank\d+)?)")
 _REMEDY = "Correct it, or remove it and give --model, --context-length and --batch-size"
 
@@ -87,7 +87,7 @@ def make_run(values: Any, path: Path) -> Run:
     except ConfigurationError as error:
         hint = f"{error.hint}; or give d_model, d_ff, num_layers and num_heads"
         raise ManifestError(f"{path}: {error.message}", hint) from error
-    # A copy sets the default values of its fields on the object, without which msgspec would not write them.
+    # ``replace`` sets fields with default values explicitly. msgspec would otherwise not write them.
     return replace(run, flops=replace(run.flops) if run.flops else None)
 
 
@@ -103,12 +103,12 @@ def name_of_manifest(path: Path) -> str:
 
 
 def manifest_name(stem: str) -> str:
-    """Returns the file name of the manifest of a capture in a target's folder."""
+    """Returns the file name that the manifest of a capture has in a target's folder."""
     return MANIFEST if stem == "capture" else f"{stem}{_SUFFIX}"
 
 
 def find_manifests_beside(trace: Path) -> list[Path]:
-    """Returns the files that may be the manifest of a trace, the one with the trace's name first."""
+    """Returns the files that may be the manifest of a trace. A file that is named after the trace comes first."""
     paths = (trace.parent / name for name in (f"{trace_stem(trace)}{_SUFFIX}", MANIFEST))
     return [path for path in paths if path.is_file()]
 
@@ -116,8 +116,8 @@ def find_manifests_beside(trace: Path) -> list[Path]:
 def find_manifest(trace: Path) -> Run | None:
     """Returns the manifest of this trace: ``<stem>.manifest.json``, or ``manifest.json`` of its folder, or None.
 
-    The latter belongs to the trace that its key ``capture`` names, or to the only trace of the folder. A trace and its
-    export, such as ``a.nsys-rep`` and ``a.sqlite``, are one trace.
+    A ``manifest.json`` belongs to the trace that its key ``capture`` names, or to the only trace of the folder. A trace
+    and its export, such as ``a.nsys-rep`` and ``a.sqlite``, are one trace.
 
     Raises:
         ManifestError: the manifest is malformed.
@@ -135,8 +135,9 @@ def find_manifest(trace: Path) -> Run | None:
 def find_untraced_manifests(folder: Path) -> dict[Path, Run | ManifestError]:
     """Returns the manifests of runs that left no trace, in the folder and one level of subfolders.
 
-    They are in order of folder and file name, with the error if one cannot be read. A folder that does not exist or
-    cannot be read has none. A ``manifest.json`` without a status belongs to another tool and is ignored.
+    The manifests are sorted by folder and file name. A manifest that cannot be read is returned as its error. A folder
+    that does not exist or cannot be read contributes no manifest. A ``manifest.json`` without a status belongs to
+    another tool and is ignored.
     """
     if not folder.is_dir():
         return {}
@@ -146,7 +147,7 @@ def find_untraced_manifests(folder: Path) -> dict[Path, Run | ManifestError]:
         try:
             files = sorted(path for path in place.iterdir() if not path.is_fifo())
             stems = _trace_stems(place)
-        except OSError:  # the row of its captures has the error
+        except OSError:  # the row of a capture in this folder contains the error
             continue
         for path in (path for path in files if path.name == MANIFEST or path.name.endswith(_SUFFIX)):
             try:
@@ -155,7 +156,7 @@ def find_untraced_manifests(folder: Path) -> dict[Path, Run | ManifestError]:
                     continue  # such as the manifest of a web application or of a model's checkpoint
                 manifest = make_run(values, path)
             except ManifestError as error:
-                if not stems:  # otherwise the row of its trace has the error
+                if not stems:  # otherwise the row of the manifest's trace contains the error
                     manifests[path] = error
                 continue
             if path.name != MANIFEST:

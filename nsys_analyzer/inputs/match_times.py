@@ -1,4 +1,4 @@
-"""Matches the times of unprofiled runs with the captures they belong to. Other runs get rows of their own."""
+"""Matches the times of unprofiled runs with captures. A run without a capture gets a row of its own."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ from nsys_analyzer.configuration import Run
 from nsys_analyzer.inputs.unprofiled_times import PhaseTiming, Timings
 
 _PHASE_ORDER = ("forward", "loss", "backward", "forward+backward", "optimizer", "step")
-#: The phases that do the same work with and without an optimizer.
+#: The phases whose work does not depend on whether the step contains an optimizer.
 _PHASES_WITHOUT_OPTIMIZER = ("forward", "loss", "backward", "forward+backward")
-#: The statuses that do not say how a run failed.
+#: The statuses that report no failure.
 _UNREMARKABLE_STATUSES = ("ok", "missing")
-#: The most columns, and the most values of each, that a warning names.
+#: A warning names at most this many columns, and at most this many values of each column.
 _MAX_LISTED = 3
 #: The columns that describe a run without a capture, besides its configuration.
 _RUN_CONDITIONS = ("compile", "cuda_graph", "attention", "optimizer", "device")
-#: The phases that a time covers if the capture has no range for it.
+#: The phases that make up a longer phase. They are used if the capture has no range for the longer phase.
 _PARTS = {"forward+backward": ("forward", "loss", "backward"), "step": ("forward", "loss", "backward", "optimizer")}
-#: The same work may differ by this share between two runs, because clock rates differ.
+#: The time of the same work may differ by this share between two runs, because clock rates differ.
 _RUN_TOLERANCE = 0.03
 
 
 def match_timings(captures: Sequence[CaptureSummary], timings: Timings, *, one_run: bool) -> list[CaptureSummary]:
-    """Returns the captures with the times of their unprofiled runs, and a row for each run that was only timed.
+    """Returns the captures with the times of their unprofiled runs, and a row for each run without a capture.
 
     A row belongs to the capture that it names. If it names none, it belongs to each capture that it fits: no known
-    condition differs, and no other row agrees in more conditions. Rows of different conditions that fit equally well
-    are not used.
+    condition differs, and no other row agrees in more conditions. If several rows with different conditions fit a
+    capture equally well, none of them is used.
 
     Args:
         captures: the captures.
         timings: the unprofiled times.
-        one_run: whether all captures belong to one run, which then owns rows that name neither capture nor model.
+        one_run: whether all captures belong to one run. Rows that name neither a capture nor a model then belong to
+            this run.
     """
     names = {capture.name for capture in captures}
     # A row may name a capture that was renamed since.
@@ -76,7 +77,7 @@ def match_timings(captures: Sequence[CaptureSummary], timings: Timings, *, one_r
 def _find_fitting_rows(
     rows: Sequence[PhaseTiming], capture: CaptureSummary, *, one_run: bool
 ) -> tuple[list[PhaseTiming], str]:
-    """Returns the rows that contradict no known condition of a capture and agree in the most conditions.
+    """Returns the rows that contradict no known condition of a capture and agree with it in the most conditions.
 
     If several rows fit equally well, the kernels' names decide: first the precision of more than half of the matmul
     time, then whether torch.compile made any kernel. The second result names this evidence, or is empty.
@@ -88,7 +89,7 @@ def _find_fitting_rows(
     shares = {name: share for name, share in capture.precisions.items() if name != "unknown"}
     precision = next((name for name, share in shares.items() if share > sum(shares.values()) / 2), None)
     if precision == "tf32" and all(row.configuration.precision != precision for row in rows):
-        precision = "fp32"  # the name that a program uses if it lets fp32 matmuls run as TF32
+        precision = "fp32"  # programs that run fp32 matmuls as TF32 still call their precision fp32
     kernels = capture.whole.kernels if capture.whole and not capture.on_cpu else ()
     is_compiled = any(row.name.startswith("triton_") for row in kernels) if kernels else None
     precision, compiled = configuration.precision or precision, is_compiled if run.compile is None else run.compile
@@ -130,7 +131,10 @@ def _count_agreements(row: PhaseTiming, configuration: Configuration, run: Run) 
 
 
 def _why_no_row_is_used(timings: Timings, fitting_rows: Sequence[PhaseTiming], *, one_run: bool) -> Fact | None:
-    """Returns a warning if rows fit equally well or name no capture; None if no row has a fitting configuration."""
+    """Returns the warning that no row is used because several rows fit equally well, or because rows name no capture.
+
+    Returns None if no row has a fitting configuration.
+    """
     cells = [dict(row.cells) for row in fitting_rows]
     headers = dict.fromkeys(header for row_cells in cells for header in row_cells)
     values = {header: list(dict.fromkeys(row_cells.get(header, "") for row_cells in cells)) for header in headers}
@@ -143,9 +147,9 @@ def _why_no_row_is_used(timings: Timings, fitting_rows: Sequence[PhaseTiming], *
 
 
 def _with_times(capture: CaptureSummary, timings: Sequence[PhaseTiming]) -> CaptureSummary:
-    """Returns the capture with these unprofiled times, and a warning for each time that cannot be right.
+    """Returns the capture with these unprofiled times, and with a warning for each time that cannot be right.
 
-    If they have no peak memory, that of the capture's manifest is kept.
+    If the times come without a peak memory, the peak memory of the capture's manifest is kept.
     """
     timings = sorted(
         timings, key=lambda row: _PHASE_ORDER.index(row.phase) if row.phase in _PHASE_ORDER else len(_PHASE_ORDER)
@@ -185,7 +189,7 @@ def _find_doubts(capture: CaptureSummary, name: str, unprofiled: Stats) -> Itera
         return
     if unprofiled.median is None and unprofiled.std is not None and unprofiled.std > unprofiled.mean:
         yield Fact("deviation_above_mean", std_ms=unprofiled.std)
-    # The phase under the profiler, or all of the phases that it consists of.
+    # The phase in the capture, or the phases that make it up.
     parts = [part for part in _PARTS.get(name, ()) if part != "loss" or capture.phase("loss")]
     names = [name] if capture.phase(name) else parts
     phases = [phase for part in names if (phase := capture.phase(part))]
@@ -209,12 +213,12 @@ def _find_doubts(capture: CaptureSummary, name: str, unprofiled: Stats) -> Itera
 
 
 def _add_clocks(clocks: Sequence[Stats]) -> Stats:
-    """Returns the sum of the times of consecutive phases. The deviations are added, too."""
+    """Returns the sum of the times of consecutive phases. The standard deviations are added, too."""
     return Stats(None, sum(clock.mean or 0.0 for clock in clocks), sum(clock.std or 0.0 for clock in clocks))
 
 
 def _is_shorter(time: Stats, reference: Stats) -> bool:
-    """Returns whether a time is shorter than another by more than deviations and clock rates explain."""
+    """Returns whether a time is shorter than another by more than standard deviations and clock rates can explain."""
     if not time.mean or not reference.mean:
         return False
     return reference.mean - time.mean > (time.std or 0.0) + (reference.std or 0.0) + _RUN_TOLERANCE * reference.mean
@@ -234,7 +238,7 @@ def _only_timed_runs(timings: Sequence[PhaseTiming], source: str) -> Iterator[Ca
         unprofiled = summary.unprofiled
         if not unprofiled or (unprofiled.status == "missing" and not first.run.capture):
             continue
-        if not unprofiled.phases and not first.run.capture:  # a run that timed nothing failed alike in every mode
+        if not unprofiled.phases and not first.run.capture:  # without times, the run failed equally in every mode
             configuration = structs.replace(configuration, mode=None)
         status = "not_profiled" if unprofiled.status in _UNREMARKABLE_STATUSES else unprofiled.status
         conditions = {name: value for name in _RUN_CONDITIONS if (value := getattr(first.run, name)) is not None}
@@ -249,7 +253,7 @@ def _only_timed_runs(timings: Sequence[PhaseTiming], source: str) -> Iterator[Ca
 
 
 def _name_of_run(timing: PhaseTiming, configuration: Configuration, differing: Collection[str]) -> str:
-    """Returns a name for a run without a capture, with the conditions in which such runs are ``differing``."""
+    """Returns a name for a run without a capture. The name contains the values of the ``differing`` conditions."""
     model = configuration.model.name if configuration.model else timing.model or "unknown model"
     details = (
         f"b{configuration.batch_size}" if configuration.batch_size else "",
@@ -261,7 +265,7 @@ def _name_of_run(timing: PhaseTiming, configuration: Configuration, differing: C
 
 
 def _is_of_another_run(row: PhaseTiming, captures: Sequence[CaptureSummary]) -> bool:
-    """Returns whether a row has another model, or another configuration of it, than each of the captures."""
+    """Returns whether a row's model or configuration differs from the model or configuration of every capture."""
     names = ("context_length", "batch_size", "precision", "mode")
     for configuration in (capture.configuration or Configuration() for capture in captures):
         pairs = [(getattr(row.configuration, name), getattr(configuration, name)) for name in names]

@@ -60,7 +60,7 @@ class Times:
 
     @classmethod
     def of(cls, times_ms: Sequence[float]) -> Times:
-        """Returns the statistics of times in ms, of which there must be at least one."""
+        """Returns the statistics of at least one time in ms."""
         mean = statistics.fmean(times_ms)
         std = statistics.stdev(times_ms) if len(times_ms) > 1 else None
         cv = None if std is None else std / mean
@@ -77,7 +77,7 @@ class Task(Generic[C]):
 
     @property
     def key(self) -> str:
-        """Returns a text that identifies the task."""
+        """Returns the text that identifies the task."""
         return _key(self.target.module, self.case)
 
 
@@ -89,7 +89,7 @@ class Row(Generic[C, F]):
         module: the module of the target.
         case: the options of the case.
         status: how the measurement ended.
-        message: one line that says why it is not ok.
+        message: one line that says why the status is not ok.
         figures: the measured figures, also those measured before a failure.
         machine: the device and the versions.
     """

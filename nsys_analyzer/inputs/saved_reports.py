@@ -11,9 +11,9 @@ from nsys_analyzer.analysis.summary.summary import Summary
 from nsys_analyzer.errors import TraceError
 from nsys_analyzer.system.strict_json import decode_json
 
-#: The generator that a report's JSON names.
+#: The value of ``generator`` in a report's JSON.
 GENERATOR = "nsys-analyze"
-#: The bytes at the start of the file among which the generator is named.
+#: The generator must be named within this many bytes from the start of the file.
 _HEADER_BYTES = 512
 _GENERATOR_KEY = re.compile(rb'"generator":\s*"%b"' % GENERATOR.encode())
 
@@ -30,7 +30,7 @@ def read_saved_report(path: Path) -> tuple[Summary, ...]:
     """Returns the captures of a report's JSON.
 
     Raises:
-        TraceError: the file is damaged, or another version with other figures wrote it.
+        TraceError: the file is damaged, or a version of the package with other figures wrote it.
     """
     remedy = f"Write it again: nsys-analyze report CAPTURE --format json -o {path.name}"
     try:

@@ -21,10 +21,10 @@ _DIGITS = re.compile(r"\d+")
 def find_traces(paths: Iterable[Path], *, allow_none: bool = False) -> list[Path]:
     """Returns the trace files among files and folders, each capture once.
 
-    A folder stands for the traces in it and one level below.
+    A folder stands for the traces in it and in its direct subfolders.
 
     Raises:
-        TraceError: a folder holds no trace, unless ``allow_none``.
+        TraceError: a folder contains no trace, unless ``allow_none`` is set.
     """
     traces: dict[Path, Path] = {}
     for path in paths:
@@ -71,7 +71,7 @@ def list_traces(folder: Path) -> dict[Path, list[Path] | OSError]:
 
 
 def _find_traces_in(folder: Path) -> list[Path]:
-    """Returns the captures in a folder and one level below.
+    """Returns the captures in a folder and in its direct subfolders.
 
     A trace and the exports made from it are one capture. The newest of them represents it.
     """
@@ -97,7 +97,7 @@ def find_titles(traces: Sequence[Path]) -> dict[Path, str]:
 
 
 def name_of_trace(path: Path) -> str:
-    """Returns the name of a capture, from its file's name or its folder's."""
+    """Returns the name of a capture, which comes from the name of its file or its folder."""
     stem = trace_stem(path)
     stem = stem if stem != path.name else path.name.removesuffix(path.suffix)
     return capture_name(stem, Path(os.path.realpath(path)).parent)
@@ -106,13 +106,13 @@ def name_of_trace(path: Path) -> str:
 def read_each_trace(path: Path, read_trace: Callable[[Path], Result], tell: Callable[[str], None]) -> Iterator[Result]:
     """Yields the result of ``read`` for a trace, or for each trace of a folder.
 
-    ``tell`` gets the error of a trace that cannot be read.
+    ``tell`` is called with the error of each trace that cannot be read.
 
     Raises:
-        NsysAnalyzerError: none could be read.
+        NsysAnalyzerError: no trace could be read.
     """
     traces, errors = find_traces([path]), list[NsysAnalyzerError]()
-    if not traces:  # a folder of runs that were not profiled
+    if not traces:  # the folder contains only runs that were not profiled
         raise TraceError(f"{path} holds no trace", "Give a trace, or a folder with some")
     for trace in traces:
         try:

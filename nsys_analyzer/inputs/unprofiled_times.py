@@ -1,7 +1,8 @@
 """Reads the times of runs without a profiler, from CSV tables and from the manifests of a sweep.
 
-A sweep also writes its times as a table for people, ``timings.csv``. Tables of other programs have a row for each phase
-(``phase``, ``mean_ms``, and ``capture`` if there are several), or a column for each (``forward_ms``, ``step_s``).
+A sweep also writes its times as a table for people, ``timings.csv``. Tables of other programs have either a row for
+each phase (with the columns ``phase``, ``mean_ms``, and ``capture`` if there are several captures) or a column for each
+phase (such as ``forward_ms`` or ``step_s``).
 """
 
 from __future__ import annotations
@@ -77,25 +78,25 @@ class PhaseTiming:
 
     @cached_property
     def cells(self) -> tuple[tuple[str, str], ...]:
-        """Returns the column names and values that identify the run. The number of steps is not one of them."""
+        """Returns the column names and values that identify the run. The number of steps is left out."""
         names = (*_CONFIGURATION_COLUMNS, "optimizer", "rank", "warmup_steps")
         values = ((name, getattr(self.run, name)) for name in names)
         return tuple((name, str(value)) for name, value in values if value is not None)
 
     @property
     def model(self) -> str | None:
-        """Returns the name of the model, which may be unknown to us."""
+        """Returns the name of the model, which need not be a model that the package knows."""
         return self.configuration.model.name if self.configuration.model else self.run.model
 
 
 @dataclass(frozen=True)
 class Timings:
-    """The times of one or several files, one row for each run and phase.
+    """The times from one or several files, with one row for each run and phase.
 
     Attributes:
         source: the names of the files.
         rows: the rows.
-        of_captures: whether all rows belong to captures, so that a row that fits none of them is dropped.
+        of_captures: whether all rows belong to captures. A row that fits no capture is then dropped.
     """
 
     source: str
@@ -104,7 +105,7 @@ class Timings:
 
 
 def read_timings(*paths: Path) -> Timings:
-    """Reads tables with a row for each phase, or with a column for each.
+    """Reads tables of times, which have a row for each phase or a column for each phase.
 
     Raises:
         TimingsError: a file is not such a table, a value is not a possible time, or a run is timed twice.
@@ -148,9 +149,9 @@ def _read_table(path: Path) -> list[tuple[int, list[str]]]:
     """Returns the header of a file and its rows that are not blank, each with its line number.
 
     Raises:
-        TimingsError: no such file, no table, or no row.
+        TimingsError: the file does not exist, is not a table, or has no rows.
     """
-    if path.is_char_device() or (path.is_fifo() and not path.is_relative_to("/dev")):  # except a shell's <(...)
+    if path.is_char_device() or (path.is_fifo() and not path.is_relative_to("/dev")):  # a shell's <(...)
         raise TimingsError(f"{path}: is a pipe or a device", "Give the path of a CSV file")
     try:
         lines = csv.reader(io.StringIO(path.read_bytes().decode("utf-8-sig"), newline=""))
@@ -201,7 +202,7 @@ def _read_time_ms(place: str, column: str, text: str | None, unit_ms: float) -> 
 
 
 class _ManifestTimings(msgspec.Struct):
-    """The part of a manifest on a run without a profiler: its status, and the times of each phase's steps in ms."""
+    """The part of a manifest about the unprofiled run: its status, and for each phase the times of its steps in ms."""
 
     status: str
     times_ms: dict[str, Annotated[list[float], msgspec.Meta(min_length=1)]]
@@ -211,8 +212,8 @@ class _ManifestTimings(msgspec.Struct):
 def read_sweep_timings(folder: Path) -> Timings:
     """Returns the times in the manifests of a sweep's folder, rounded to the nanosecond.
 
-    A configuration that ran out of memory, failed or timed out has its phases with that status and no times. A capture
-    of several ranks has the times of each rank.
+    If a configuration ran out of memory, failed or timed out, its phases have this status and no times. A capture of
+    several ranks has the times of each rank.
 
     Raises:
         ConfigurationError: a manifest has times that a sweep did not write.
@@ -222,7 +223,7 @@ def read_sweep_timings(folder: Path) -> Timings:
 
 
 def read_manifest_timings(path: Path) -> Iterator[PhaseTiming]:
-    """Yields the times in a manifest; nothing if another tool wrote the file.
+    """Yields the times in a manifest. Yields nothing if another tool wrote the file.
 
     Raises:
         ConfigurationError: the manifest has times that a sweep did not write.
@@ -235,7 +236,7 @@ def read_manifest_timings(path: Path) -> Iterator[PhaseTiming]:
         return
     rank_timings = values.get("rank_timings") if values.get("capture") else None
     for rank, entry in enumerate(rank_timings) if rank_timings else ((None, values.get("timings")),):
-        if not entry:  # a program may time nothing
+        if not entry:  # the program timed nothing
             continue
         try:
             timings = msgspec.convert(entry, _ManifestTimings)
