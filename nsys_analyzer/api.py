@@ -1,4 +1,4 @@
-"""The commands as functions, for use from Python."""
+"""Offers the commands as functions, for use from Python."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def summarize(
     Args:
         paths: captures, and folders of captures.
         timings: CSV files of times without the profiler, as for ``--csv``.
-        phases: the names of the ranges of each phase, which replace the default names.
+        phases: the range names of each phase, which replace the default names.
         model, context_length, batch_size, precision: the configuration, if the captures do not record it.
         step_ms: the time of a step without the profiler, which replaces ``timings``; for one capture or the ranks of
             one run.
@@ -102,7 +102,7 @@ def compare(before: _Path, after: _Path, *, repeats: bool = False, force: bool =
 
 
 def build_report(captures: Iterable[CaptureSummary]) -> Report:
-    """Returns the report of these captures: its sections, and the data from which they are written."""
+    """Returns the report of captures: its sections, and the data from which the sections are written."""
     from nsys_analyzer.report import sections
     from nsys_analyzer.report.evidence import Evidence
 
@@ -152,6 +152,6 @@ def _comparisons_as_html(comparisons: Comparisons) -> str:
 
 # Notebooks call `_repr_html_`. It is set here because the modules of these types cannot import the report.
 setattr(Report, "_repr_html_", _report_as_html)  # noqa: B010 - a type checker refuses the assignment of an attribute
-setattr(CaptureSummary, "_repr_html_", _summary_as_html)  # noqa: B010
-setattr(Comparisons, "_repr_html_", _comparisons_as_html)  # noqa: B010
-setattr(Comparison, "_repr_html_", lambda comparison: _comparisons_as_html(Comparisons((comparison,), (), ())))  # noqa: B010
+setattr(CaptureSummary, "_repr_html_", _summary_as_html)  # noqa: B010 setattr(Comparisons, "_repr_html_",
+_comparisons_as_html)  # noqa: B010 setattr(Comparison, "_repr_html_", lambda comparison:
+_comparisons_as_html(Comparisons((comparison,), (), ())))  # noqa: B010

@@ -39,7 +39,7 @@ class Option:
             an experiment takes several values.
         default_on_cpu: a smaller default for ``nsys-analyze run`` and experiments on a CPU.
         unit: the name of a value in help texts.
-        spelling: the name on a command line without the dashes; empty if it is the field's name.
+        spelling: the name on a command line without the dashes; empty if the name is the field's name.
         several: whether a sweep takes several values.
         in_run: whether ``nsys-analyze run`` has the option. Other options are passed on by ``--target-option``.
         in_name: the part of a result's name for a value other than the default; empty if names do not include it.
@@ -135,7 +135,7 @@ OPTIONS: dict[str, Option] = {
 }
 
 
-#: A number of FLOPs. A step of a large model has 1e16, more than other counts may be.
+#: A number of FLOPs. A step of a large model has 1e16 FLOPs, which exceeds the limit of other counts.
 Flops = Annotated[float, Meta(ge=0, le=1e24)]
 #: FLOPs by two keys: by phase and kernel class, or by module and phase.
 NestedFlops: TypeAlias = dict[str, dict[str, Flops]]
@@ -149,7 +149,7 @@ class CountedFlops:
         passes: the number of times that each phase ran in the step.
         classes: FLOPs by phase and kernel class. The phase ``recomputed`` is a forward pass that backward runs again.
         modules: FLOPs by module (``GPT/h.0.attn: Attention``) and phase.
-        softmax: FLOPs of softmax in all forward passes, 5 per score.
+        softmax: FLOPs of the softmax in all forward passes, counted as 5 per attention score.
         attention_matmul: FLOPs of the attention matmuls in all forward passes.
         unknown: operators that may compute something, but whose FLOPs are not known.
     """
@@ -178,18 +178,18 @@ class CountedFlops:
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Options[None]):
-    """The manifest of a run, which is flat JSON with these keys. Each key is optional, None is unknown.
+    """The manifest of a run, which is flat JSON with these keys. Each key is optional; None means unknown.
 
     Attributes:
         model: the name of the model. Its dimensions take precedence over the name.
         optimizer: the name of the optimizer.
-        status: one of ``STATUSES``; ``message`` says why it is not ``ok``.
+        status: one of ``STATUSES``. ``message`` gives the reason for a status other than ``ok``.
         profiler: ``nsys``, ``torch``, or ``none`` for a run that leaves no trace.
-        python, torch, cuda, driver, nsys: the version of each.
+        python, torch, cuda, driver, nsys: the versions of the software.
         git_dirty: whether tracked files differ from the commit of the working folder.
         command: the command line of the target without the profiler.
         profile_command: the command line of the target with the profiler.
-        run: the ``nsys-analyze run`` command that started both.
+        run: the ``nsys-analyze run`` command that started the timed and the recorded run.
         capture: the file name of the trace that the manifest belongs to.
         stacks: the file names of the stacks that were sampled during the recording.
         rank: the rank of the capture's process.
@@ -202,10 +202,10 @@ class Run(Options[None]):
         flops: the FLOPs that were counted while the user's program ran.
         waits: how often each line of the program waits for the GPU in a step, according to PyTorch's warnings.
         lines: file and line of ``forward`` of the program's module classes, and of the first call of each phase.
-        hooks_ms: the CPU time of the hooks in a step of that run.
+        hooks_ms: the CPU time that the hooks take in a step of the timed run.
         stopped_after: the step after which the user's program was ended, because the recording was complete.
         not_annotated: the parts of the user's program that were not found, and the reason.
-        timed_by: ``hooks`` if hooks timed the run without a profiler.
+        timed_by: ``hooks`` if hooks measured the times without a profiler, instead of the program itself.
     """
 
     schema_version: Count = SCHEMA_VERSION
@@ -260,7 +260,7 @@ DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size")
 
 
 def update_run(run: Run, update: Run) -> Run:
-    """Returns the run with all values that the other description of it knows."""
+    """Returns the run, with the values of another description of the run where that description has values."""
     names = [declared.name for declared in fields(update)]
     return replace(run, **{name: value for name in names if (value := getattr(update, name)) is not None})
 

@@ -116,7 +116,7 @@ def compare(
     runs_before, runs_after = (
         load_runs(path, csv, tell=tell, names=names, overrides=configuration, workers=workers) for path, csv in inputs
     )
-    if before.is_dir() and saved_reports_at(before):  # a baseline may hold runs on several machines
+    if before.is_dir() and saved_reports_at(before):  # a baseline may contain runs on several machines
         runs_before = select_same_hardware(runs_before, runs_after)
     comparisons = require_comparisons(
         compare_runs(runs_before, runs_after, cpu_spread=cpu_spread, repeats=repeats, force=force, budgets=budgets)

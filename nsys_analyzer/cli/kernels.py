@@ -113,7 +113,7 @@ def _summaries(trace: Path, given_path: Path, names: PhaseNames | None) -> tuple
     """Returns the summaries of the processes of a capture.
 
     Raises:
-        MissingTableError: the capture holds no kernels.
+        MissingTableError: the capture contains no kernels.
     """
     from nsys_analyzer.analysis.summary.summarize import summarize
     from nsys_analyzer.text import plain

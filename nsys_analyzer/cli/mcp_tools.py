@@ -53,7 +53,7 @@ class Tools:
     running: tuple[Callable[..., str], ...]
 
     def __init__(self, folders: Sequence[Path], error_type: type[Exception]) -> None:
-        """Makes tools that read files only inside these folders, and whose errors are of the given type."""
+        """Makes tools that read files only inside the given folders, and whose errors have the given type."""
         self._reader, self._error_type = ConfinedReader(folders, error_type), error_type
         self.reading = (
             self.explain, self.ask, self.figures, self.check, self.kernels, self.modules, self.compare, self.what_if,
@@ -76,7 +76,7 @@ class Tools:
         return list_figures()
 
     def check(self, path: _Paths, text: str) -> str:
-        """Tells of each line in the words of ask or of a report whether it is true; it judges no other lines."""
+        """Checks whether lines in the words of ask or of a report are true. Other lines are not judged."""
         with self._load(path) as evidence:
             return _to_json(to_plain_data(check_claims(evidence, text)))
 
@@ -86,13 +86,13 @@ class Tools:
             return _to_json(list_kernels(copy, phase or None, kernel_class or None, top))
 
     def modules(self, path: _Paths) -> str:
-        """Lists the modules with the most time, forward and backward; it adds up layers of one kind."""
+        """Lists the modules with the most time, in forward and backward. Layers of one kind share a row."""
         with self._load(path) as evidence:
             section = modules_section(evidence.captures)
         return _to_markdown(Report("The modules", (section,))) if section.blocks else str(NO_MODULES)
 
     def compare(self, before: str, after: str) -> str:
-        """Tells what changed between two captures or folders of runs, whether beyond chance, and what explains it."""
+        """Compares two captures or folders of runs: what changed, whether by chance, and what explains it."""
         with self._reader.open_copies([before, after]) as (copy_before, copy_after):
             comparisons = require_comparisons(compare_runs(load_runs(copy_before), load_runs(copy_after)))
             section = answer_comparison(comparisons, DEFAULT_THRESHOLD)
@@ -118,19 +118,19 @@ class Tools:
     def verify(
         self, before: str, program: list[str], old: str = "", finding: str = "", time_limit_s: float = 600
     ) -> str:  # fmt: skip
-        """Measures whether a program is faster than the one in a folder of capture, as a finding predicted."""
+        """Measures whether a program is faster than the program captured in a folder, as a finding predicted."""
         options = [f"--before={old}"] * bool(old) + [f"--finding={finding}"] * bool(finding)
         words = [str(self._reader.resolve(before)), f"--time-limit={time_limit_s}", *options]
         return self._run("verify", words, program)
 
     @contextmanager
     def _load(self, path: _Paths) -> Iterator[Evidence]:
-        """Yields the evidence that captures hold."""
+        """Yields the evidence of captures."""
         with self._reader.open_copies(path) as copies:
             yield make_evidence(gather(copies))
 
     def _run(self, command: str, words: list[str], program: list[str]) -> str:
-        """Runs a command on a program in a process of its own; returns its exit code and the end of its output."""
+        """Runs a command in a process of its own; returns the command's exit code and the end of its output."""
         if not program:
             raise self._error_type('There is no program: give its words, such as ["python", "train.py"]')
         line = [sys.executable, "-m", "nsys_analyzer", command, *words, "--", *program]

@@ -31,7 +31,7 @@ _PAD_INCHES = 0.07
 _TEXT_COLOR_PLACEHOLDER = "#010203"
 #: The font that the layout is computed with, and a fallback of the same width.
 _FONTS = ["DejaVu Sans", "Verdana", "sans-serif"]
-#: The ID of an SVG group that nothing refers to.
+#: Matches the ID of an SVG group that nothing refers to.
 _NUMBERED_ID = re.compile(r' id="[\w.]+_\d+"')
 #: The maximum number of characters of a title and of any other name.
 _MAX_TITLE_LENGTH, _MAX_NAME_LENGTH = 160, 60
@@ -51,16 +51,16 @@ _STYLE: dict[Any, Any] = {
     "figure.titlesize": 11.0,
 }
 
-#: A chart with fewer groups leaves room at both sides.
+#: A chart with fewer groups has an empty margin on both sides.
 _MIN_GROUPS = 3
-#: With more bars, none has its value written above it.
+#: The values above bars are left out if a chart has more bars.
 _MAX_LABELED_BARS = 32
 #: The number of characters of values, and of group names, that fit side by side.
 _VALUES_LINE_LENGTH, _NAMES_LINE_LENGTH = 80, 100
 #: The width of the axis beside the names of rows, and of one character, in inches.
 _AXIS_WIDTH_INCHES, _CHARACTER_WIDTH_INCHES = 6.3, 0.075
 _ROW_NAME_LENGTH = 36
-#: Longer parts of a bar have no number: matplotlib cannot place text so far away.
+#: A part of a bar that is longer has no number, because matplotlib cannot place text so far away.
 _MAX_NUMBERED_LENGTH = 1e15
 
 #: The name of a curve and its points; y is NaN where the curve is interrupted.
@@ -69,11 +69,11 @@ _Curve = tuple[str, list[tuple[float, float]]]
 _MAX_MARKED_POINTS = 32
 #: The number of characters that fit below the x axis.
 _TICKS_LINE_LENGTH = 95
-#: A logarithmic axis, if requested, is used if the largest value exceeds the smallest by about a decade.
+#: A requested logarithmic axis is used only if the largest value exceeds the smallest value by this factor.
 _MIN_LOGARITHMIC_RATIO = 8
-#: Below this ratio, a logarithmic axis has labels between the powers of ten.
+#: A logarithmic axis has labels between the powers of ten if the largest value ÷ the smallest value is below this.
 _MAX_MINOR_LABELS_RATIO = 200
-#: Larger values are not drawn: an axis has no room for their labels, and no measurement is as large.
+#: Larger values are not drawn, because an axis has no room for their labels. No measurement is that large.
 _MAX_DRAWN_VALUE = 1e15
 
 
@@ -196,11 +196,10 @@ def _draw_lines(canvas: Canvas, axes: Axes, figure: Lines) -> None:
     colors = assign_colors([*(name for name, _ in curves), *(name for name, _, _ in figure.spans)])
     with_markers = not figure.steps and max((len(points) for _, points in curves), default=0) <= _MAX_MARKED_POINTS
     for number, (name, points) in enumerate(curves):
-        extra_width = 1 - (number + 1) / len(curves)  # the first curves are wider, to be seen behind the others
-        x, y = [point[0] for point in points], [point[1] for point in points]
-        style = "steps-post" if figure.steps else "default"
-        axes.plot(x, y, color=colors[name], linewidth=1.6 + 3.2 * extra_width, drawstyle=style)
-        if with_markers:
+        extra_width = 1 - (number + 1) / len(curves)  # the first curves are wider, so that they are visible behind the
+        later curves x, y = [point[0] for point in points], [point[1] for point in points] style = "steps-post" if
+        figure.steps else "default" axes.plot(x, y, color=colors[name], linewidth=1.6 + 3.2 * extra_width,
+        drawstyle=style) if with_markers:
             axes.plot(x, y, "o", color=colors[name], markersize=4 + 4 * extra_width)
     for name, start, end in figure.spans:
         axes.axvspan(start, end, alpha=0.15, linewidth=0, color=colors[name])
@@ -226,8 +225,8 @@ def _drawable_curves(curves: Curves, *, log_x: bool, log_y: bool) -> list[_Curve
 def _set_scales(axes: Axes, curves: Sequence[_Curve], *, log_x: bool, log_y: bool) -> None:
     """Sets the scales and ticks of both axes.
 
-    A logarithmic x axis has a tick at each point. A linear one has no ticks between integers if all x are integers. A
-    linear y axis includes zero.
+    A logarithmic x axis has a tick at each point. A linear x axis has no ticks between integers if all x are integers.
+    A linear y axis includes zero.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -268,7 +267,7 @@ def _tick_labels(ticks: Sequence[float]) -> list[str]:
 
 
 def _draw_legend(canvas: Canvas, colors: Mapping[str, str]) -> None:
-    """Draws a legend of at most five columns below the chart, and makes the figure higher by it."""
+    """Draws a legend of at most five columns below the chart, and increases the height of the figure accordingly."""
     from matplotlib.patches import Patch
 
     longest = max((len(_shorten(name)) for name in colors), default=0)
@@ -281,7 +280,7 @@ def _draw_legend(canvas: Canvas, colors: Mapping[str, str]) -> None:
 
 
 def _shorten(text: str, limit: int = _MAX_NAME_LENGTH) -> str:
-    """Returns a text of at most ``limit`` characters, with an ellipsis in place of those in the middle."""
+    """Returns a text of at most ``limit`` characters, with an ellipsis in place of characters in the middle."""
     text = visible(text)
     return text if len(text) <= limit else f"{text[: limit // 2]}…{text[-limit // 2 + 1 :]}"
 

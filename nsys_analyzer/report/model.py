@@ -75,7 +75,7 @@ class Table:
 
     Attributes:
         capture: the title of the capture that the table describes, or empty.
-        names: the number of leading columns that name the row.
+        names: the number of leading columns that identify the row.
     """
 
     columns: tuple[Column, ...]
@@ -94,7 +94,7 @@ class Field(Generic[RowData]):
 
     Attributes:
         cell: computes the cell from the data of a row.
-        fills: tells whether a cell justifies showing the column.
+        fills: tells whether a cell has content. A column without such a cell is left out.
     """
 
     title: str
@@ -222,7 +222,7 @@ class Lines:
         log_x: whether the x axis is logarithmic to the base of 2.
         log_y: whether the y axis is logarithmic if its values span more than a decade.
         spans: name, start and end of the shaded intervals of the x axis, such as the phases of a step.
-        steps: whether each value holds until the next point, as memory does, and is not connected by a straight line.
+        steps: whether each value stays constant until the next point, as memory does, instead of a straight line.
     """
 
     key: str

@@ -1,10 +1,10 @@
-"""The colors of kernel classes, phases, parts of a step and causes of idle time, the same in every drawing.
+"""Defines the colors of kernel classes, phases, parts of a step and causes of idle time in all drawings.
 
 The colors of kernel classes are declared with the classes.
 
 Every color has a contrast of at least 3:1 to white, the background of figures, and of 2:1 to the dark background of a
-page. Colors that may occur in one figure also differ for people who do not see red, green or blue; a test simulates
-this and checks the minimum distance.
+page. Colors that may occur in one figure also differ for people who cannot see red, green or blue. A test simulates
+color blindness and checks the minimum distance between these colors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nsys_analyzer.analysis.kernels.class_rules import CLASSES, OTHER
 
 #: The color of each kernel class that has its own.
 CLASS_COLORS = {name: row.color for name, row in CLASSES.items() if row.color}
-#: The classes that usually take the most time. Their colors differ the most.
+#: The classes that usually take the most time. Their colors differ more than the colors of other classes.
 MAIN_CLASSES = (
     "matmul", "elementwise", "reduction", "softmax", "copy/layout", "optimizer", "fused attention", "normalization",
     OTHER,
@@ -45,7 +45,8 @@ PART_COLORS = {
     "exposed communication": CLASS_COLORS["communication"],
 }
 
-#: The color of each cause of idle time. They differ from those of the kernel classes, which are drawn beside them.
+#: The color of each cause of idle time. These colors differ from the colors of kernel classes, which are drawn beside
+#: them.
 CAUSE_COLORS = {
     "launch": "#bb4477",
     "host": "#3399ee",
@@ -61,7 +62,7 @@ CAUSE_COLORS = {
 
 
 def assign_colors(names: Sequence[str]) -> dict[str, str]:
-    """Returns a color for each name in a figure: that of its class or phase, or the next unused color of ``CYCLE``."""
+    """Returns a color for each name in a figure: the color of its class or phase, or an unused color of ``CYCLE``."""
     colors: dict[str, str] = dict.fromkeys(names, "")
     for name in colors:
         defined = (CLASS_COLORS | PHASE_COLORS).get(name.lower(), "")

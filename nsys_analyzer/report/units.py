@@ -11,14 +11,14 @@ from nsys_analyzer.text import format_bytes as format_bytes
 from nsys_analyzer.text import rounded as rounded
 from nsys_analyzer.text import rounded_percent as rounded_percent
 
-#: The names of a request's times, in reports on captures and on experiments.
+#: The names of the latencies and the rate of requests, in reports on captures and on experiments.
 TTFT, INTER_TOKEN, TOKENS_PER_S = "TTFT", "inter-token latency", "tokens/s"
-#: The bytes that a decode step cannot avoid reading.
+#: The data that a decode step must read at least once.
 LEAST_READ = "every weight except the embedding, and the contents of the KV cache"
 #: The cell of a figure that does not exist.
 ABSENT = "–"
 _DECIMAL_PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-#: A value of at least this share of a prefix is written with it: 999.7 G, rounded to three digits, is 1 T.
+#: A value is written with a prefix from this share of the prefix: 999.7 G, rounded to three digits, is 1 T.
 _PREFIX_THRESHOLD = 0.9995
 #: The number of characters of a bar for 100 %.
 _FULL_BAR_LENGTH = 12
@@ -38,7 +38,7 @@ def format_cell(value: Cell, unit: Unit) -> StrOrText:
         width, places = value.most - value.least, _decimal_places(value.median)
         places = min(places, max(0, 1 - math.floor(math.log10(width)))) if width > 0 else places
         median, least, most = (format_fixed(number, places) for number in (value.median, value.least, value.most))
-        # Lines may break after a dash, but not at a no-break space.
+        # No-break spaces keep lines from breaking beside the dash.
         return median if least == most else f"{median}{_SPACE}({least}{_SPACE}–{_SPACE}{most})"
     if isinstance(value, Interval):
         return format_bounds(value.low, value.high, f"{_SPACE}–{_SPACE}")
@@ -56,7 +56,7 @@ def format_change(change: SignedChange, unit: Unit, interval_name: str = "") -> 
 
 
 def _format_signed(value: float, largest: float, unit: Unit) -> str:
-    """Returns a number with its sign and as many decimal places as the largest number beside it needs."""
+    """Returns a number with its sign, with the decimal places that suit ``largest``."""
     scale, suffix = (100, f"{_SPACE}%") if unit == "percent" else (1, "")
     places = (1 if largest < 1 else 0) if unit == "percent" else _decimal_places(largest)
     sign = "+" if round(scale * value, places) > 0 else ""
@@ -66,7 +66,7 @@ def _format_signed(value: float, largest: float, unit: Unit) -> str:
 def format_bounds(low: float, high: float, dash: str = "–") -> str:
     """Returns both bounds without a unit, with two or three significant digits, as needed to tell them apart.
 
-    If they are equal even so, returns one number.
+    If both bounds are equal with these digits, returns one number.
     """
     low, high = round(low, MAX_DECIMALS), round(high, MAX_DECIMALS)
     magnitude = math.floor(math.log10(high)) if high > 0 else 0

@@ -18,7 +18,7 @@ from nsys_analyzer.report.renderers import RENDERERS
 from nsys_analyzer.system.atomic_write import atomic_write, check_folder, check_regular, link_target, write_text
 from nsys_analyzer.trace.sources import capture_suffixes, check_output_is_no_input
 
-#: The marks of files that were written here: of a report, of its JSON, and of a figure.
+#: The marks of files that this package wrote: reports, their JSON, and figures.
 _MARKS = (
     *(form.mark.encode() for form in RENDERERS.values() if form.mark),
     f'"generator": "{GENERATOR}"'.encode(),
@@ -29,12 +29,12 @@ _MARK_DISTANCE_BYTES = 512
 #: The suffixes of timings and of exported tables.
 _DATA_SUFFIXES = (".csv", ".db")
 _MAX_STEM_LENGTH = 120
-#: The remedy if a file exists and the command has no option to replace it.
+#: The advice if a file exists and the command has no option to replace it.
 FOLDER_IN_USE_HINT = "Move it away, or name another --output-dir"
 
 
 def is_ours(path: Path) -> bool:
-    """Checks whether a file is a report, its JSON or a figure that was written here: it has a mark, or it is empty."""
+    """Checks whether a file is a report, JSON or figure that this package wrote: the file has a mark or is empty."""
     with path.open("rb") as file:
         start = file.read(_MARK_DISTANCE_BYTES)
         file.seek(max(path.stat().st_size - _MARK_DISTANCE_BYTES, 0))
@@ -49,8 +49,8 @@ class OutputKind:
     Attributes:
         noun: its name in an error.
         example: an example of a file name.
-        is_ours: checks whether an existing file is of this kind and was written here.
-        suffix: a suffix of inputs that these files also have, or empty.
+        is_ours: checks whether an existing file is of this kind and was written by this package.
+        suffix: a suffix that both inputs and files of this kind have, or empty.
         printed: whether ``-o -`` prints it.
     """
 

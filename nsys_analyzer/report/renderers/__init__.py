@@ -1,4 +1,4 @@
-"""The formats of a report. A new format is a module with ``render`` and an entry of ``RENDERERS``."""
+"""Defines the formats of a report. A new format is a module with ``render`` and an entry in ``RENDERERS``."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class ReportFormat:
             or drawing.
         file: the default name of the file. Data is printed by default.
         figures: whether figures are drawn into files beside the report or inline; empty if it has none.
-        has_timeline: whether it shows every moment of the measured steps.
-        is_data: whether it is read by programs: it is printed unchanged, and by default.
-        mark: the last line of a file, by which the tool recognizes its own files.
+        has_timeline: whether the format has a timeline of the measured steps.
+        is_data: whether programs read the format. Such a report is printed by default, and without changes.
+        mark: the last line of a file, by which the tool recognizes files that it wrote.
     """
 
     module: str

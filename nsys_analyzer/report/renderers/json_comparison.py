@@ -10,21 +10,21 @@ A comparison holds
 - ``is_slower``: whether ``--fail-above`` fails: slower by more than the threshold, and by more than chance;
 - ``same``: whether both sides are the same capture;
 - ``cautions``: the reasons against comparing the sides, which ``--force`` overrode;
-- ``budgets``: each given budget, with what ``after`` takes: what, unit, most, value (null if not known), verdict;
+- ``budgets``: each given budget, with the value of ``after``: what, unit, most, value (null if not known), verdict;
 - ``differences``: the settings and versions that differ: key, before, after;
 - ``unprofiled``: the change of the step without the profiler, or null;
-- ``step``: the step under the profiler. ``wall`` is the change of its length, ``busy`` that of the GPU's work in a
-  median step. It also has the kernels launched before and after, and ``parts``, whose changes add up to that of
-  ``wall``. The kernels of a part add up to the part;
+- ``step``: the step under the profiler. ``wall`` is the change of the step's length, and ``busy`` is the change of the
+  GPU's work in a median step. The other keys are the kernels launched before and after, and ``parts``. The changes of
+  the parts add up to ``wall``, and the changes of a part's kernels add up to the change of the part;
 - ``phases``: the changes of medians: ``unprofiled``, ``wall`` and ``busy``. ``wall`` contains the GPU's work only if
   the phase is ``synchronized``;
 - ``findings``: the status (gone, new, changed, stays), and the savings before and after. For several runs these are
-  the findings of most runs, with medians. It is null if those of one side are not known.
+  the findings of most runs, with medians. It is null if the findings of one side are not known.
 
 A change has ``before_ms``, ``after_ms`` and their difference ``ms``. Its interval is ``low_ms`` to ``high_ms``, null
-if a single instance does not show it. The shares are these three as shares of the time before, with the ends from the
+if there is only one instance. The shares are these three values as shares of the time before; the ends come from the
 logarithm of after ÷ before. ``before_n`` and ``after_n`` are the numbers of instances or runs, null if timings do not
-hold them. ``is_change`` tells whether 0 lies outside of the interval.
+give them. ``is_change`` tells whether 0 lies outside of the interval.
 """
 
 from __future__ import annotations

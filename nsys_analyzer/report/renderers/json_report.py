@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nsys_analyzer.report.model import Report
 
 SCHEMA_VERSION = 1
-#: The keys that identify a capture and say how it ended.
+#: The keys that identify a capture and state how its recording ended.
 _IDENTITY = ("name", "process", "pid", "rank", "source", "status", "message", "gpu")
 #: The keys of documents on the steps and on the modules of captures.
 STEP_KEYS = (*_IDENTITY, "limits", "step", "findings", "findings_missing", "warnings")
@@ -72,7 +72,7 @@ def captures_data(
 
     Args:
         captures: the captures.
-        runs: the runs, the one with the most ranks first. Its keys are those of the document itself.
+        runs: the runs, with the most ranks first. The keys of the first run become keys of the document.
         keys: the keys of a capture that are returned; all if it is empty.
     """
     documents = [to_plain_data(narrow(capture, Summary)) for capture in captures]
@@ -91,7 +91,7 @@ def captures_data(
 
 
 def _run_data(run: ParallelRun) -> dict[str, Any]:
-    """Returns a run as plain data, with its notes as sentences and not too many missing ranks."""
+    """Returns a run as plain data, with its notes as sentences and at most ``_MAX_MISSING_RANKS`` missing ranks."""
     from nsys_analyzer.report.sections.ranks import join_sentences  # captures of one rank need none of it
 
     missing = list(run.missing[:_MAX_MISSING_RANKS])

@@ -31,11 +31,11 @@ from nsys_analyzer.text import Span, StrOrText, plain, spans, visible
 
 #: A table is padded if all its cells and the number of its rows are below these limits, and it is not folded.
 _MAX_PADDED_CELL_LENGTH, _MAX_PADDED_ROWS = 60, 20
-#: The number of characters of a bar: a page of GitHub shows as many on a line.
+#: The number of characters of a bar, which is the number of characters in a line of a GitHub page.
 _BAR_WIDTH = 96
 
-#: The characters that start or end a construct of markdown. Not among them are an underscore between letters, an
-#: asterisk between spaces, a "<" that starts no tag, and a "&" that starts no entity.
+#: Matches the characters that start or end a construct of markdown. It does not match an underscore between letters, an
+#: asterisk between spaces, a "<" that starts no tag, or a "&" that starts no entity.
 _SPECIAL = re.compile(
     r"""
     [`\[\]~$]
@@ -144,7 +144,7 @@ def _inline(text: StrOrText) -> str:
 def _span(span: Span) -> str:
     if span.kind == "plain":
         return _escaped(span.text)
-    # A delimiter before a space or around nothing does not count as one.
+    # Markdown ignores a delimiter before a space or around an empty text.
     text = visible(span.text) if span.kind == "code" else visible(span.text).strip()
     if not text:
         return ABSENT

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-#: The letter of each part of a bar: those of the kernel classes that have their own, and those of other parts.
+#: The letter of each part of a bar, for kernel classes that have a letter and for other parts.
 LETTERS = {name: row.letter for name, row in CLASSES.items() if row.letter} | {
     "compute": "#",
     "exposed copies": "P",
@@ -26,7 +26,7 @@ LETTERS = {name: row.letter for name, row in CLASSES.items() if row.letter} | {
 }
 #: The character of a part without a letter, and of idle time.
 _OTHER_LETTER, SHADE = "+", "\N{LIGHT SHADE}"
-#: If labels leave fewer cells than this to the bars, they are not shown.
+#: Labels are left out if they would leave fewer cells than this to the bars.
 _MIN_BAR_WIDTH = 10
 
 
@@ -46,7 +46,7 @@ def distribute_cells(values: Sequence[float], width: int) -> list[int]:
         cells[i] = max(cells[i], 1 if values[i] >= LEAST_SHARE * total else 0)
     while sum(cells) < width:
         cells[max(range(len(cells)), key=lambda i: exact[i] - cells[i])] += 1
-    while sum(cells) > width:  # the cell given to a small value is taken from one with several
+    while sum(cells) > width:  # the cell that a small value was given is taken from a value with several cells
         cells[max((i for i in range(len(cells)) if cells[i] > 1), key=lambda i: cells[i] - exact[i])] -= 1
     return cells
 
@@ -117,7 +117,7 @@ def part_letter(part: str, shade: str = SHADE) -> str:
 
 
 def part_color(part: str) -> str:
-    """Returns the color of a part, which is the same in figures."""
+    """Returns the color of a part, which is its color in figures, too."""
     return GRAY if part == IDLE else PART_COLORS.get(part) or CLASS_COLORS.get(part, GRAY)
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _FIRST_SCREEN_ROWS, _COLUMN_GAP = 20, 2
 #: The minimum width of a column of names, and the maximum number of lines of a cell with short words.
 _MIN_NAME_WIDTH, _MAX_CELL_LINES = 16, 3
-#: A character that replaces no-break spaces while lines are broken.
+#: The no-break space, and the character that replaces it while lines are broken.
 _NO_BREAK, _PLACEHOLDER = "\N{NO-BREAK SPACE}", "\ue000"
 #: A file with a line number, such as "programs/train.py:22".
 _FILE_AND_LINE = re.compile(r"\S+:\d+")
@@ -89,7 +89,7 @@ def _print_block(screen: Console, block: Block, max_rows: int | None = None) -> 
             for line in lines:
                 first, *continuation = _wrap(_to_plain_line(line), screen.width - 2)
                 _print_lines(screen, [f"- {first}", *(f"  {text}" for text in continuation)])
-        case Listing(lines):  # each line stays whole, so that it can be copied
+        case Listing(lines):  # lines of code are not broken, so that they can be copied
             _print_lines(screen, [f"    {_to_plain_line(line)}" for line in lines], "green")
         case Table():
             _print_table(screen, block, max_rows)
@@ -104,7 +104,7 @@ class _Column(NamedTuple):
     """A column with its formatted cells.
 
     Attributes:
-        names_row: whether its cells are part of the name of the row.
+        names_row: whether the cells are part of the name of the row.
         is_cut: whether cells that are too long are cut.
     """
 
@@ -182,7 +182,7 @@ def _print_table(screen: Console, block: Table, max_rows: int | None = None) -> 
 
 
 def _side_by_side(columns: Sequence[_Column], room: int) -> list[int] | None:
-    """Returns the widths of columns side by side; None if they have no room. Spare room goes to text first."""
+    """Returns the widths of columns side by side; None if they do not fit. Spare width goes to text columns first."""
     widths, full_widths = ([*pair] for pair in zip(*(column.widths() for column in columns), strict=True))
     spare = room - sum(widths) - _COLUMN_GAP * (len(columns) - 1)
     if spare < 0:
