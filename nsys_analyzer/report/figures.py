@@ -196,10 +196,11 @@ def _draw_lines(canvas: Canvas, axes: Axes, figure: Lines) -> None:
     colors = assign_colors([*(name for name, _ in curves), *(name for name, _, _ in figure.spans)])
     with_markers = not figure.steps and max((len(points) for _, points in curves), default=0) <= _MAX_MARKED_POINTS
     for number, (name, points) in enumerate(curves):
-        extra_width = 1 - (number + 1) / len(curves)  # the first curves are wider, so that they are visible behind the
-        later curves x, y = [point[0] for point in points], [point[1] for point in points] style = "steps-post" if
-        figure.steps else "default" axes.plot(x, y, color=colors[name], linewidth=1.6 + 3.2 * extra_width,
-        drawstyle=style) if with_markers:
+        extra_width = 1 - (number + 1) / len(curves)  # the first curves are wider, visible behind the later curves
+        x, y = [point[0] for point in points], [point[1] for point in points]
+        style = "steps-post" if figure.steps else "default"
+        axes.plot(x, y, color=colors[name], linewidth=1.6 + 3.2 * extra_width, drawstyle=style)
+        if with_markers:
             axes.plot(x, y, "o", color=colors[name], markersize=4 + 4 * extra_width)
     for name, start, end in figure.spans:
         axes.axvspan(start, end, alpha=0.15, linewidth=0, color=colors[name])
