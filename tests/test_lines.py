@@ -576,5 +576,6 @@ def test_a_finding_of_a_real_capture_names_the_line_at_which_the_program_is(tmp_
     name, place = PLACES[fault]
     finding = next(one for one in capture.findings or () if one.id == name)
     assert finding.lines[0].function == place, finding.lines
-    said = "PyTorch warns of these waits in a step: `train.py:5 in log` 222×, `train.py:7 in checkpoint` 1×."
+    lines = "`train.py:5 in log` 222×, `train.py:7 in checkpoint` 1×."
+    said = f"PyTorch warns of waits at these lines (the number is per step): {lines}"
     assert (said in [plain(one, "`") for one in write_finding(finding).evidence]) == (name == "host_sync")
