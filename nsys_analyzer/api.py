@@ -152,6 +152,6 @@ def _comparisons_as_html(comparisons: Comparisons) -> str:
 
 # Notebooks call `_repr_html_`. It is set here because the modules of these types cannot import the report.
 setattr(Report, "_repr_html_", _report_as_html)  # noqa: B010 - a type checker refuses the assignment of an attribute
-setattr(CaptureSummary, "_repr_html_", _summary_as_html)  # noqa: B010 setattr(Comparisons, "_repr_html_",
-_comparisons_as_html)  # noqa: B010 setattr(Comparison, "_repr_html_", lambda comparison:
-_comparisons_as_html(Comparisons((comparison,), (), ())))  # noqa: B010
+setattr(CaptureSummary, "_repr_html_", _summary_as_html)  # noqa: B010
+setattr(Comparisons, "_repr_html_", _comparisons_as_html)  # noqa: B010
+setattr(Comparison, "_repr_html_", lambda comparison: _comparisons_as_html(Comparisons((comparison,), (), ())))  # noqa: B010

@@ -191,19 +191,19 @@ def test_a_broken_law_is_an_error_not_a_warning(step_trace: Path) -> None:
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 10**6)), min_size=1),
     st.lists(st.booleans(), min_size=4, max_size=4).filter(any),
 )
-def test_moments_over_steps(pieces: list[tuple[int, int, int]], near: list[bool]) -> None:
+def test_times_over_steps(pieces: list[tuple[int, int, int]], near: list[bool]) -> None:
     """The mean over the steps near the median, and the deviation over all of 4 steps, of each of 3 kinds."""
     step, kind, ns = (np.array(column) for column in zip(*pieces, strict=True))
-    moments = StepTimes(3)
-    moments.add(step, kind, ns, np.array(near))
+    times = StepTimes(3)
+    times.add(step, kind, ns, np.array(near))
     in_steps = [[sum(n for s, k, n in pieces if (s, k) == (i, j)) / 1e6 for i in range(4)] for j in range(3)]
-    for (mean, std), values in zip(moments.of(1.0), in_steps, strict=True):
+    for (mean, std), values in zip(times.mean_and_std_ms(1.0), in_steps, strict=True):
         typical = [value for value, is_near in zip(values, near, strict=True) if is_near]
         assert mean == pytest.approx(statistics.fmean(typical), abs=1e-9)
         assert std == pytest.approx(statistics.stdev(values), abs=1e-6)
     single = StepTimes(1)
     single.add(np.array([0]), np.array([0]), np.array([5]), np.array([True]))
-    assert single.of(1.0) == [(pytest.approx(5 / 1e6), None)]
+    assert single.mean_and_std_ms(1.0) == [(pytest.approx(5 / 1e6), None)]
 
 
 def test_values_of_very_many_instances() -> None:
