@@ -52,9 +52,9 @@ class ConfinedReader:
         with tempfile.TemporaryDirectory(prefix="nsys-analyze-") as copies:
             try:
                 for path in requested:
-                    folder = path if path.is_dir() else path.parent self._copy_folder(folder, Path(copies), requested,
-                    _MAX_DEPTH) if self._holds(folder.parent):  # the folder of a capture may contain the times and the
-                    manifest of the run
+                    folder = path if path.is_dir() else path.parent
+                    self._copy_folder(folder, Path(copies), requested, _MAX_DEPTH)
+                    if self._holds(folder.parent):  # it may contain the times and the manifest of the run
                         has_times = (folder.parent / "timings.csv").is_file()
                         self._copy_folder(folder.parent, Path(copies), requested, 2 if has_times else 1)
                 yield tuple(Path(copies, *path.parts[1:]) for path in requested)
