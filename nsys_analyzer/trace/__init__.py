@@ -1,1 +1,1 @@
-"""Reads captures of nsys and PyTorch's profiler into typed columns. Only this room reads or writes tables."""
+"""Reads captures of nsys and PyTorch's profiler into typed columns. Only this package reads or writes tables."""

@@ -28,7 +28,7 @@ _BLOCK_LENGTH = 1 << 15
 
 
 def arrow_to_numpy(array: pa.Array, default: int = 0) -> Any:
-    """Returns the numbers of an Arrow array, with the default in place of nulls; without nulls nothing is copied.
+    """Returns the numbers of an Arrow array, with the default in place of nulls. An array without nulls is not copied.
 
     It reads Arrow's buffers, because Arrow's own conversion to numpy imports pandas, which takes a sixth of a second.
     """
@@ -46,7 +46,7 @@ def arrow_to_numpy(array: pa.Array, default: int = 0) -> Any:
 def arrow_integers(values: Ints | SmallInts) -> pa.Array:
     """Returns integers as an Arrow array of the same width, with a null for ``NO_TIME``.
 
-    It uses their memory, because Arrow's own conversion imports pandas.
+    The Arrow array shares the memory of the integers, because Arrow's own conversion imports pandas.
     """
     import pyarrow as pa
 
@@ -57,7 +57,7 @@ def arrow_integers(values: Ints | SmallInts) -> pa.Array:
 
 
 def arrow_texts(texts: Sequence[str]) -> pa.Array:
-    """Returns texts as an Arrow array, without Arrow's own conversion."""
+    """Returns texts as an Arrow array. It avoids Arrow's own conversion, which imports pandas."""
     import pyarrow as pa
 
     encoded = [text.encode() for text in texts]
@@ -74,16 +74,16 @@ def arrow_table(columns: Mapping[str, Ints | SmallInts | Sequence[str]]) -> pa.T
 
 
 def append_in_place(array: Any, *further_arrays: Any) -> Any:
-    """Appends further arrays to an array that owns its memory, and returns it. Its entries are not copied."""
+    """Appends further arrays to an array that owns its memory, and returns the array without copying its entries."""
     length = len(array)
     array.resize(length + sum(map(len, further_arrays)), refcheck=False)
     np.concatenate(further_arrays, out=array[length:], casting="unsafe")
     return array
 
 
-def take_or_default(column: Any, index: Any, absent: int) -> Any:
-    """Returns the column's entries at the positions in ``index``, and ``absent`` where the position is -1."""
-    entries = np.full(len(index), absent, column.dtype)
+def take_or_default(column: Any, index: Any, missing_value: int) -> Any:
+    """Returns the column's entries at the positions in ``index``, and ``missing_value`` where the position is -1."""
+    entries = np.full(len(index), missing_value, column.dtype)
     for block in blocks(len(index) if len(column) else 0):
         is_there = index[block] >= 0
         entries[block][is_there] = column[index[block][is_there]]
@@ -91,7 +91,7 @@ def take_or_default(column: Any, index: Any, absent: int) -> Any:
 
 
 def compress_constant(column: Any) -> Any:
-    """Returns the column, or a read-only view of its only value repeated, which takes no memory.
+    """Returns the column, or if all its values are equal, a read-only view that repeats one value and takes no memory.
 
     Most columns of processes and devices contain a single value.
     """
@@ -116,9 +116,10 @@ def iterate_rows(frame: Frame) -> Iterator[tuple[Any, ...]]:
 
 
 def distinct(values: Any) -> Any:
-    """Returns the distinct values, sorted. It is fast if equal values are adjacent, as for thread IDs.
+    """Returns the distinct values, sorted.
 
-    ``np.unique`` uses a hash table, which is much slower for a million different times.
+    The function is fast if equal values are adjacent, as in columns of thread IDs. ``np.unique`` uses a hash table,
+    which is much slower for a million different times.
     """
     if not len(values):
         return values
@@ -128,7 +129,7 @@ def distinct(values: Any) -> Any:
 
 
 def _without_repeats(values: Any) -> Any:
-    """Returns a copy of the values without those that equal their predecessor."""
+    """Returns a copy of the values without each value that equals its predecessor."""
     return values[np.append(True, values[1:] != values[:-1])]
 
 
@@ -140,7 +141,7 @@ def distinct_texts(texts: Sequence[str]) -> tuple[tuple[str, ...], Ints]:
 
 
 def distinct_rows(*columns: Integers) -> tuple[Ints, SmallInts]:
-    """Returns the first position of each distinct row of some columns, in sorted order, and each row's code among them.
+    """Returns the first position of each distinct row in sorted order, and for each row the index of its distinct row.
 
     It encodes each row as one number, because ``np.unique`` along an axis compares rows, which is much slower.
     """
@@ -154,7 +155,7 @@ def distinct_rows(*columns: Integers) -> tuple[Ints, SmallInts]:
 
 
 def dense_codes(values: Ints) -> tuple[Ints, SmallInts]:
-    """Returns the sorted distinct values, and each value's position among them. It avoids the sort of ``np.unique``."""
+    """Returns the sorted distinct values, and each value's position among them, without the sort of ``np.unique``."""
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
     if high - low > _MAX_LOOKUP_RATIO * len(values) + 1_000_000:
         ids, inverse = np.unique(values, return_inverse=True)
@@ -180,7 +181,7 @@ def build_frame(
     Args:
         batches: the table in parts, whose first columns are in the order of ``columns``.
         columns: the declaration of each column.
-        is_wanted: returns the mask of the rows of a part to keep; None keeps all.
+        is_wanted: returns the mask of the rows to keep of a part. None keeps all rows.
 
     Raises:
         pyarrow.ArrowException: a column contains values of the wrong type.
@@ -225,7 +226,7 @@ def arrow_to_integers(values: pa.Array, default: Any) -> Any:
 
 
 def _join_texts(parts: Sequence[pa.Array], are_bytes: bool) -> pa.Array:
-    """Returns the texts (or bytes) of several arrays as one array; missing ones are empty."""
+    """Returns the texts (or bytes) of several arrays as one array, with an empty text in place of each null."""
     import pyarrow as pa
 
     blobs = pa.concat_arrays([_as_binary(part) for part in parts]) if parts else pa.nulls(0, pa.binary())
@@ -235,7 +236,7 @@ def _join_texts(parts: Sequence[pa.Array], are_bytes: bool) -> pa.Array:
     texts = blobs.view(pa.string())
     try:
         texts.validate(full=True)
-    except pa.ArrowInvalid:  # not valid UTF-8: a character cut in two, or another encoding
+    except pa.ArrowInvalid:  # not valid UTF-8, because a character is cut in two or the encoding differs
         return pa.array([blob.decode("utf-8", errors="replace") for blob in blobs.to_pylist()], pa.string())
     return texts
 

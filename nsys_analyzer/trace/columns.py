@@ -1,4 +1,4 @@
-"""The columns of a trace: GPU operations, API calls, NVTX ranges and graph nodes as arrays."""
+"""Defines the columns of a trace: GPU operations, API calls, NVTX ranges and graph nodes as arrays."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FROM_HOST = (PAGEABLE_TO_DEVICE, PINNED_TO_DEVICE, TO_DEVICE)
 INTO_HOST = (DEVICE_TO_PAGEABLE, DEVICE_TO_PINNED, TO_HOST)
 
 OTHER_CALL, LAUNCH, BEGIN_CAPTURE, END_CAPTURE, ALLOCATE, FREE, SYNCHRONIZE, COPY, FILL, LAUNCH_GRAPH = range(10)
-#: The prefixes of the API functions' names, by what the functions do.
+#: The prefixes of the names of API functions, by the kind of call.
 CALL_PREFIXES = {
     LAUNCH: (
         "cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchCooperativeKernel",
@@ -56,15 +56,16 @@ CALL_PREFIXES = {
     LAUNCH_GRAPH: ("cudaGraphLaunch", "cuGraphLaunch", "hipGraphLaunch"),
 }  # fmt: skip
 
-#: The name of a kernel whose real name is not in the file. Its string ID follows. No symbol can have this name.
+#: The prefix of the name of a kernel whose real name is not in the file. The ID of the missing string follows the
+#: prefix. No symbol can start with this prefix.
 UNNAMED_KERNEL = "unknown kernel"
 
 _MAX_QUOTED_CHARACTERS = 120
 
-#: The fields of columns that are not arrays: all rows share them.
+#: The fields of ``Columns`` that are not arrays. All rows share them.
 _SHARED_FIELDS = ("names",)
 
-#: Keeps the process of a global thread ID: the low 24 bits are the thread's.
+#: The mask that reduces a global thread ID to its global process ID. The low 24 bits are the thread's.
 PROCESS_MASK = ~0xFFFFFF
 
 
@@ -97,7 +98,7 @@ class Columns:
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _SHARED_FIELDS}
 
     def select(self, mask: Any) -> Self:
-        """Returns the rows that a boolean mask, a slice or an index array selects; no copy if the mask selects all."""
+        """Returns the rows that a mask, a slice or an index array selects. Selecting all rows copies nothing."""
         if getattr(mask, "dtype", None) == np.bool_ and mask.all():
             return self
         return replace(self, **{key: array[mask] for key, array in self.columns().items()})
@@ -113,12 +114,12 @@ class Operations(Columns):
         context: CUDA context ID, 0 if the file does not tell it; stream IDs are unique only within a context.
         correlation: correlation ID, unique within a process.
         process: global process ID.
-        name: code into ``names``; -1 for an operation that is not a kernel.
+        name: code into ``names``, or -1 for an operation that is not a kernel.
         graph_node: CUDA graph node ID; 0 outside graph replays.
         size: thread blocks of a kernel, bytes of a copy or a memset; 0 if the file does not tell it.
         copy: code into ``COPY_KINDS``; 0 for an operation that is not a copy.
-        continues: 1 for a later part of an operation. Only operators on the CPU have several parts: they are
-            interrupted by the operators that they call.
+        continues: 1 for every part of an operation after the first. Only operators on the CPU have several parts,
+            because the operators that they call interrupt them.
     """
 
     kind: Codes
@@ -143,24 +144,24 @@ class Operations(Columns):
 
     def of_kind(self, kind: int) -> slice:
         """Returns the positions of the operations of a kind, which are contiguous."""
-        bounds = np.array([kind, kind + 1], self.kind.dtype)  # with another dtype, numpy would copy the whole column
+        bounds = np.array([kind, kind + 1], self.kind.dtype)  # if dtypes differed, numpy would copy the column
         first, last = np.searchsorted(self.kind, bounds).tolist()
         return slice(first, last)
 
     def describe(self, index: int) -> StrOrText:
-        """Returns an operation in words: the kernel's name, or the kind of another operation."""
+        """Returns a description of an operation: the name of a kernel, or the kind of any other operation."""
         return quote_name(self.names[self.name[index]]) if self.name[index] >= 0 else OPERATION_KINDS[self.kind[index]]
 
 
 @dataclass(frozen=True)
 class Launches(Columns):
-    """API calls, without those that only query something.
+    """API calls, without the calls that only query something.
 
     Attributes:
-        start, end: ns; the end equals the start if the file has no valid end.
+        start, end: ns; if the file has no valid end, the end equals the start.
         thread: global thread ID.
         correlation: correlation ID, unique within a process.
-        call: what the call does: a key of ``CALL_PREFIXES``, or 0.
+        call: kind of the call: a key of ``CALL_PREFIXES``, or 0 for other calls.
         name: code into ``names``.
     """
 
@@ -178,7 +179,7 @@ class Ranges(Columns):
     """NVTX ranges.
 
     Attributes:
-        start, end: ns; the end has no meaning in ``Trace.open_ranges``.
+        start, end: ns; the ends of ``Trace.open_ranges`` have no meaning.
         thread: global thread ID.
         name: code into ``names``.
     """
@@ -203,8 +204,8 @@ class Operators(Ranges):
       creates node 26, and ``aten::addmm`` 27. This also happens in the backward pass when a checkpoint runs its
       forward pass again, and with ``create_graph``.
     - A node of the backward pass carries its own number: ``AddmmBackward0`` 27. PyTorch's profiler also writes it for
-      the engine's range around the node (``autograd::engine::evaluate_function: AddmmBackward0``). NVTX ranges only
-      have it on the node.
+      the engine's range around the node (``autograd::engine::evaluate_function: AddmmBackward0``). Of the NVTX ranges,
+      only the range of the node carries the number.
 
     No other operator has a number: not those below autograd, not those that a node calls without ``create_graph``, and
     not ``AccumulateGrad``. So the creator of node n is found among the operators on the creating thread that are not
@@ -213,13 +214,13 @@ class Operators(Ranges):
     ``CopyBackwards`` 29 and ``CopySlices`` 30.
 
     A node is usually created on the thread that runs the steps. Autograd's threads create nodes of their own when they
-    run operators with gradients enabled. Their numbers also occur on the other thread, and ``forward_thread`` tells the
-    two apart.
+    run operators with gradients enabled. The same numbers also occur on the thread that runs the steps, and
+    ``forward_thread`` tells the two threads apart.
 
     Attributes:
         sequence: the sequence number; -1 for none.
         forward_thread: the thread that created a node. PyTorch counts threads from 1 in the order in which they first
-            run an operator. 0 for operators that are not nodes, and for NVTX ranges, which do not tell the thread.
+            run an operator. 0 for operators that are not nodes, and for NVTX ranges, which do not contain the thread.
     """
 
     sequence: Ints
@@ -231,7 +232,7 @@ class GraphNodes:
     """CUDA graph nodes as they were created.
 
     Attributes:
-        start: time of creation, ns.
+        start: ns; time at which the node was created.
         thread: global thread ID that created the node.
         node: CUDA graph node ID.
         original: ID of the captured node that this one was instantiated from, or 0.

@@ -39,7 +39,7 @@ _NO_CUDA = (
 #: Only the start of a long message is examined. The messages of nsys are much shorter.
 _MAX_MESSAGE_CHARACTERS = 1_000
 _OTHER_API = r"(?!CUDA |NVTX |CUPTI )"
-#: Messages about other APIs and about CPU samples, which no figure depends on.
+#: Matches messages about APIs other than CUDA and NVTX and about CPU samples. No figure depends on them.
 _IRRELEVANT_MESSAGE = re.compile(
     rf"No {_OTHER_API}.+ events collected\. Does (?:the|any) process use"
     rf"|{_OTHER_API}[\w ./+-]+ profiling might have not been started correctly"
@@ -77,19 +77,22 @@ def first_sentence(text: str) -> str:
 
 
 def explain_message(text: str) -> StrOrText:
-    """Returns the meaning of a message about a missing CUDA trace; empty for any other message."""
+    """Returns the meaning of a message about a missing CUDA trace; an empty text for any other message."""
     return next((explanation for pattern, explanation in _NO_CUDA if pattern.search(text)), "")
 
 
 def find_missing_cuda_message(messages: Iterable[Diagnostic]) -> Diagnostic | None:
-    """Returns a message that explains a missing CUDA trace, preferring the order of ``_NO_CUDA``; None without one."""
+    """Returns the message that explains a missing CUDA trace; None without such a message.
+
+    If there are several such messages, the one that comes first in ``_NO_CUDA`` is returned.
+    """
     candidates = list(messages)
     matching = (message for pattern, _ in _NO_CUDA for message in candidates if pattern.search(message.text))
     return next(matching, None)
 
 
 def explain_missing_cuda(messages: Iterable[Diagnostic]) -> StrOrText:
-    """Returns the reason for a missing CUDA trace: the profiler's message and its meaning; empty without a message."""
+    """Returns the reason for a missing CUDA trace: the profiler's message and its meaning; else an empty text."""
     reason = find_missing_cuda_message(messages)
     return phrase("nsys: {} {}", first_sentence(reason.text), explain_message(reason.text)) if reason else ""
 
@@ -120,13 +123,13 @@ class Gpu:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it represents the CPU."""
+        """Whether this entry represents the CPU."""
         return self.name == CPU
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """The conditions of a capture. A text is "unknown" if the export does not tell it.
+    """The conditions of a capture. A text that the export does not contain is "unknown".
 
     Attributes:
         profiler: "nsys" or "torch".
@@ -142,7 +145,7 @@ class Metadata:
         thread_names: names by global thread ID.
         diagnostics: messages of the profiler.
         time_shift_ns: offset that the export added to every time.
-        started_utc_ns: start of the session, ns since 1970 (UTC); 0 if the export does not tell it.
+        started_utc_ns: start of the session, ns since 1970 (UTC); 0 if the export does not contain it.
         unread_tables: names of recorded tables from which nothing is read.
     """
 
@@ -170,7 +173,8 @@ class Metadata:
     def gpu(self, pid: int, device: int) -> Gpu | None:
         """Returns the GPU that has a device ordinal in a process; None if it is unknown.
 
-        Exports of nsys up to 2024.2 do not tell it. If all GPUs of the machine are equal, any of them is returned then.
+        Exports of nsys up to 2024.2 do not say which GPU has an ordinal. If all GPUs of the machine are equal, any of
+        them is returned.
         """
         are_equal = len({replace(gpu, gpu_id=0) for gpu in self.gpus.values()}) == 1
         return self.gpus.get(self.gpu_of.get((pid, device), -1), next(iter(self.gpus.values())) if are_equal else None)
@@ -212,9 +216,9 @@ def read_diagnostics(frame: Frame) -> tuple[Diagnostic, ...]:
 
 
 def _runtime_version(platform: str, environment: dict[str, str]) -> str:
-    """Returns the version of CUDA or of HIP with its ROCm.
+    """Returns the version of CUDA, or the version of HIP with the version of its ROCm.
 
-    13000 is CUDA 13.0; 70253211 (``HIP_VERSION``) is HIP 7.2.53211.
+    The integer 13000 means CUDA 13.0. The integer 70253211 (``HIP_VERSION``) means HIP 7.2.53211.
     """
     if platform == HIP:
         number = environment.get("HipRuntimeVersion") or environment.get("HipDriverVersion", "")

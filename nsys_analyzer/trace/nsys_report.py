@@ -30,8 +30,8 @@ _NOT_A_REPORT = ("Version tag is not found", "Cannot read from stream", "magic n
 
 
 def open_report(report: Path) -> Reader:
-    """Opens the export of a report, after making it if needed; raises what :func:`ensure_export` raises."""
-    from nsys_analyzer.trace.reader import SqliteReader, open_folder  # they need numpy, which ensure_export does not
+    """Opens the export of a report, which is made first if needed; raises the errors of :func:`ensure_export`."""
+    from nsys_analyzer.trace.reader import SqliteReader, open_folder  # they need numpy, and ensure_export does not
 
     export = ensure_export(report)
     return open_folder(export) if export.is_dir() else SqliteReader(export)
@@ -41,7 +41,8 @@ def ensure_export(report: Path, timeout_s: float | None = None) -> Path:
     """Returns the export beside a report; exports the report to SQLite if there is no up-to-date export.
 
     The export of ``X.nsys-rep`` is ``X.sqlite``, ``X_pqtdir`` or ``X_arwdir``. An export that is older than the report
-    is replaced. Without nsys it is used all the same, because copying the report may have changed its time.
+    is replaced. Without nsys, the older export is used all the same, because copying the report may have changed the
+    report's time.
 
     Raises:
         ExportError: the report does not exist, its folder cannot be written, or nsys is missing, fails, or takes longer
@@ -91,7 +92,7 @@ def is_sqlite(path: Path) -> bool:
 
 
 def export_time_ns(export: Path) -> int:
-    """Returns the time (ns) at which an export was written, for a folder that of its export table; 0 if missing."""
+    """Returns the time (ns) at which an export was written; 0 if it is missing. The table ``export`` dates a folder."""
     tables = (export / f"{name}{ending}" for name in EXPORT_TABLE.aliases for ending in TABLE_ENDINGS)
     files = [export] if export.is_file() else [table for table in tables if table.is_file()]
     return max((file.stat().st_mtime_ns for file in files), default=0)
@@ -116,7 +117,7 @@ def _export(nsys: Path, report: Path, output: Path, timeout_s: float | None) -> 
 
 @functools.cache
 def _known_options(nsys: Path) -> str:
-    """Returns the output of ``nsys export --help``; empty if it fails."""
+    """Returns the output of ``nsys export --help``; an empty text if the command fails."""
     try:
         answer = run_captured([str(nsys), "export", "--help"], _ANSWER_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):

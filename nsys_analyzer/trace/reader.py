@@ -226,7 +226,7 @@ class SqliteReader(Reader):
                 stream, _ = statement.execute_query()
                 return build_frame(pa.RecordBatchReader.from_stream(stream), table.columns)
         except MemoryError:
-            raise  # Arrow's is an ArrowException, too, and says nothing of the file
+            raise  # Arrow's MemoryError is also an ArrowException, and not a damaged file
         except (Error, pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise self._damaged(error) from error
 
@@ -255,7 +255,9 @@ def _check_header(path: Path) -> None:
                 raise TraceError(f"{path} cannot be read: it is {description}", remedy)
         raise TraceError(f"{path} is not a SQLite file", f"To make one, {_NOT_SQLITE}")
     page, pages = int.from_bytes(header[16:18], "big"), int.from_bytes(header[28:32], "big")
-    page_count_is_valid = header[24:28] == header[92:96]  # the change counter when the page count was written
+    page_count_is_valid = (
+        header[24:28] == header[92:96]
+    )  # the change counter is unchanged since the page count was written
     # SQLite does not report a truncated last page: it reads the missing bytes as zeros.
     if size < 100 or (page_count_is_valid and size < (65_536 if page == 1 else page) * pages):
         raise TraceError(f"{path} is damaged or truncated (it has only {size:,} bytes)", "Export the report again")
@@ -321,7 +323,7 @@ class ArrowReader(Reader):
         try:
             yield
         except MemoryError:
-            raise  # Arrow's is an ArrowException, too, and says nothing of the file
+            raise  # Arrow's MemoryError is also an ArrowException, and not a damaged file
         except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, KeyError) as error:  # KeyError: column names
             raise self._damaged(error) from error
 

@@ -28,14 +28,14 @@ _HOST, _DEVICE = 0, 2  # nsys's ENUM_CUDA_MEM_KIND: pageable memory, device memo
 _COPY_DIRECTIONS = ("HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
 #: The codes of ENUM_CUDA_MEM_KIND by the words in the names of copies.
 _MEMORY_KINDS, _UNKNOWN_MEMORY = {"Pageable": 0, "Pinned": 1, "Device": 2, "Array": 3, "Managed": 4}, 7
-#: Kineto's name of a thread: "thread 28683 (pt_autograd_0)".
+#: Matches Kineto's name of a thread: "thread 28683 (pt_autograd_0)".
 _THREAD_NAME = re.compile(r"^thread \d+ \((.+)\)$")
 #: The name of a device that has no name in the trace.
 _UNNAMED_DEVICE = {CUDA: "unnamed NVIDIA GPU", HIP: "unnamed AMD GPU"}
 
-_VIRTUAL_MACHINE = 1 << 48  # in a global ID, nsys puts the ID of the virtual machine above the process ID
+_VIRTUAL_MACHINE = 1 << 48  # a global ID has the ID of the virtual machine in the bits above the process ID
 _MAX_ID = 1 << 24  # a global thread ID has 24 bits for the process and 24 for the thread
-#: The kinds of event whose track is a process and a thread. The track of the others is a GPU and a stream.
+#: The kinds of event whose track is a process and a thread. The track of any other event is a GPU and a stream.
 _CPU_KINDS = ("runtime", "range", "operator", "memory")
 
 _Columns = dict[str, Any]
@@ -43,12 +43,14 @@ _Columns = dict[str, Any]
 
 
 def open_trace(path: Path) -> ArrowReader:
-    """Opens a trace of PyTorch's profiler; raises what :func:`read_tables` raises."""
+    """Opens a trace of PyTorch's profiler; raises the errors of :func:`read_tables`."""
     return ArrowReader(path, read_tables(path))
 
 
 def read_tables(path: Path) -> dict[str, pa.Table]:
-    """Reads a trace of PyTorch's profiler as the tables of an nsys export, by their names there, without empty tables.
+    """Reads a trace of PyTorch's profiler as the tables of an nsys export, by the names of the tables there.
+
+    Empty tables are left out.
 
     Raises:
         TraceError: an error of :func:`read_kineto`, or the trace contains several processes.
@@ -61,7 +63,7 @@ def read_tables(path: Path) -> dict[str, pa.Table]:
     process, thread = _global_ids(trace)
     name_of = {track: name for track, name in trace.of("thread")[["track", "name"]].tolist() if thread[track]}
     thread_names = [_THREAD_NAME.sub(r"\1", trace.texts[name]) for name in name_of.values()]
-    name_ids = np.arange(len(trace.texts), len(trace.texts) + len(thread_names))  # they follow the texts in StringIds
+    name_ids = np.arange(len(trace.texts), len(trace.texts) + len(thread_names))  # after the texts in StringIds
     texts = [*trace.texts, *thread_names]
     tables = {
         **_gpu_tables(trace, process),
@@ -77,7 +79,7 @@ def read_tables(path: Path) -> dict[str, pa.Table]:
 def _global_ids(trace: KinetoTrace) -> tuple[int, Ints]:
     """Returns the global ID of the trace's process, and the global thread ID of each track.
 
-    The latter has shape (tracks,), and is 0 for the tracks of GPU operations.
+    The array of thread IDs has shape (tracks,), and is 0 for the tracks of GPU operations.
 
     Raises:
         TraceError: the trace contains several processes.
@@ -95,7 +97,7 @@ def _global_ids(trace: KinetoTrace) -> tuple[int, Ints]:
 
 
 def _fit_ids(ids: Iterable[TrackId]) -> dict[TrackId, int]:
-    """Returns a number below 2^24 for each ID: the ID itself if it is such a number, else the next free number."""
+    """Returns a number below 2^24 for each ID: the ID itself if it is below 2^24, else the next unused number."""
     distinct = set(ids)
     fitting = {track_id for track_id in distinct if isinstance(track_id, int) and 0 <= track_id < _MAX_ID}
     free = (number for number in count(1) if number not in fitting)
@@ -151,7 +153,7 @@ def _parse_copy_name(name: str) -> tuple[int, int, int]:
 
 
 def _cpu_tables(trace: KinetoTrace, process: int, thread: Ints) -> dict[str, _Columns]:
-    """Returns the tables of what happened on threads, and of the profiler's overhead."""
+    """Returns the tables of events on threads, and of the profiler's overhead."""
 
     def times_and_threads(events: Rows) -> _Columns:
         """Returns the columns that the tables of events on threads have."""
@@ -197,7 +199,7 @@ def _cpu_tables(trace: KinetoTrace, process: int, thread: Ints) -> dict[str, _Co
 
 
 def _nccl_calls(trace: KinetoTrace, thread: Ints) -> _Columns:
-    """Returns the collectives of kernels that are launched one at a time, as a table of NCCL calls.
+    """Returns a table of NCCL calls from the collectives of kernels, for kernels whose launch starts only one kernel.
 
     PyTorch's groups have names that are unique within a run, but no IDs that distinguish runs, so the table has no
     communicators.
@@ -306,19 +308,21 @@ def _transpose(rows: list[tuple[Any, ...]], columns: int) -> list[Any]:
 
 # --- the operators of a trace without a GPU
 
-#: Ranges of autograd's engine and nodes, which run operators: ``autograd::engine::evaluate_function: MmBackward0``,
-#: ``torch::autograd::AccumulateGrad``, ``MmBackward0``, ``torch::jit::…Backward``, a function's ``MyBackward``.
+#: Matches ranges of autograd's engine and nodes, which run operators: ``autograd::engine::evaluate_function:
+#: MmBackward0``, ``torch::autograd::AccumulateGrad``, ``MmBackward0``, ``torch::jit::…Backward``, a function's
+#: ``MyBackward``.
 _AUTOGRAD = re.compile(r"^(?:torch::)?autograd::|^[\w:<>., ]*Backward\d*$")
-#: The prefix of the range in which the code that torch.compile generates runs. Its matmuls are operators in it.
+#: The prefix of the range in which the code that torch.compile generates runs. The code's matmuls are operators inside
+#: this range.
 _COMPILED = "## Call CompiledFxGraph"
 _COMPILED_GRAPH = "CompiledFxGraph"
 
 Stretch = tuple[int, int]
-"""Start and end (ns) of a time in which an operator runs itself, without the operators that it calls."""
+"""Start and end (ns) of a time in which an operator's own code runs, not an operator that it calls."""
 
 
 def _make_kernels(trace: KinetoTrace) -> None:
-    """Adds kernels for the own time of operators, and a launch for each operator, in place. A thread is a stream."""
+    """Adds to a trace kernels for the operators' own time and a launch for each operator. A thread becomes a stream."""
     operators, texts, compiled_graph = trace.of("operator"), trace.texts, len(trace.texts)
     names = [name for name in np.unique(operators["name"]) if is_operator(texts[name])]
     if any(texts[name].startswith(_COMPILED) for name in names):
@@ -332,7 +336,7 @@ def _make_kernels(trace: KinetoTrace) -> None:
         own_stretches = find_own_stretches(operator[2:] for operator in in_thread)
         for (name, track, start, end), stretches in zip(in_thread, own_stretches, strict=True):
             is_graph = texts[name].startswith(_COMPILED)
-            name = compiled_graph if is_graph else name  # the names of equal graphs differ in a hash
+            name = compiled_graph if is_graph else name  # the names of equal graphs contain different hashes
             for part, stretch in enumerate(stretches or [(start, start)]):
                 if is_graph or not part:
                     calls.append((name, track, *(stretch if is_graph else (start, end)), len(calls) + 1))
@@ -356,8 +360,8 @@ def find_own_stretches(intervals: Iterable[tuple[int, int]]) -> list[list[Stretc
     """Returns the stretches of each interval of a thread that no nested interval covers, without empty stretches.
 
     Args:
-        intervals: (start, end) in ns, sorted by start, with the longer one first if they start together. An interval
-            that ends after the interval in which it starts is cut there.
+        intervals: (start, end) in ns, sorted by start, and if they start together, with the longer interval first. An
+            interval that ends after the interval in which it starts is cut there.
     """
     own_stretches: list[list[Stretch]] = []
     ends: list[int] = []

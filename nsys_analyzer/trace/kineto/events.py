@@ -32,9 +32,9 @@ OLD_OPERATOR = "old operator"
 OTHER_DEVICE = "other device"
 """The kind of events of devices that are not supported."""
 
-#: Kineto's categories (``libkineto::ActivityType``) of each kind of event, in lower case, with those of PyTorch up to
-#: 1.12 last. ``trace`` is the span of the recording. Waits (``cuda_sync``), counters and Python functions are not read,
-#: except for calls of modules.
+#: Kineto's categories (``libkineto::ActivityType``) of each kind of event, in lower case, with the categories of
+#: PyTorch up to 1.12 last. ``trace`` is the span of the recording. Waits (``cuda_sync``), counters and Python functions
+#: are not read, except for calls of modules.
 _CATEGORIES = {
     "kernel": "kernel",
     "memcpy": "gpu_memcpy memcpy",
@@ -60,7 +60,7 @@ def _columns(*names: str) -> np.dtype[np.void]:
 #: The columns of every event: the codes of its name and its track, and its start and end in ns. The name of a thread is
 #: also an event, without a time.
 EVENT = _columns(*_EVENT)
-#: The ID of the graph node is 0 outside graphs.
+#: The ID of the graph node is 0 for an operation outside CUDA graphs.
 _OPERATION = _columns(*_CALL, "device", "context", "stream", "graph_node", "bytes", "continues")
 _OPERATOR = _columns(*_EVENT, "sequence", "forward_thread")
 COLUMNS = {
@@ -93,7 +93,7 @@ class Arguments(
         "group_size": "Group size",
     },
 ):
-    """The arguments that are read: those of GPU operations, API calls, memory events, thread names and operators."""
+    """The arguments that are read of GPU operations, API calls, memory events, thread names and operators."""
 
     correlation: Int64 | None = None
     device: Int32 | None = None
@@ -133,7 +133,7 @@ _NO_ARGUMENTS = Arguments()
 
 
 def classify_event(phase: object, category: object, name: object) -> str | None:
-    """Returns the kind of an event; None if it is not read, as for flow arrows and counters."""
+    """Returns the kind of an event; None for an event that is not read, such as a flow arrow or a counter."""
     if phase == "X":
         if category == "python_function":  # from the profiler's Python tracer
             return "range" if str(name).startswith(MODULE_RANGE_PREFIX) else None
@@ -147,7 +147,7 @@ _Value = TypeVar("_Value")
 
 
 class _Codes(dict[_Value, int]):
-    """TraceCodes of values: consecutive integers from 0, in the order in which the values are first looked up."""
+    """The codes of values: consecutive integers from 0, in the order in which the values are first looked up."""
 
     def __missing__(self, value: _Value) -> int:
         self[value] = code = len(self)
@@ -207,11 +207,11 @@ def make_rows(kind: str, events: Sequence[Event], codes: TraceCodes) -> Rows:
 
 
 def make_collective_rows(rows: Rows, events: Sequence[Event], codes: TraceCodes) -> Rows:
-    """Returns the collectives that some kernels carry out, with the columns of ``COLUMNS["collective"]``.
+    """Returns the collectives that the given kernels carry out, with the columns of ``COLUMNS["collective"]``.
 
     Args:
         rows: the rows of the kernels.
-        events: their events.
+        events: the events of the kernels.
         codes: the codes of the trace, for the collectives' names.
     """
     index = [i for i, event in enumerate(events) if event.args and event.args.collective]
@@ -237,8 +237,8 @@ _ELEMENT_BYTES = {
 def _message_bytes(arguments: Arguments) -> int:
     """Returns the message size of a collective as NCCL counts it; -1 if unknown.
 
-    PyTorch counts the elements that a rank puts in and gets out. NCCL counts one rank's part of a gathered or scattered
-    tensor, and for an all-to-all the elements that one rank sends to another.
+    PyTorch counts the input elements and the output elements of a rank. NCCL counts one rank's part of a gathered or
+    scattered tensor, and for an all-to-all the elements that one rank sends to another.
     """
     name = (arguments.collective or "").lower()
     element = _ELEMENT_BYTES.get(arguments.dtype, 0)
@@ -251,14 +251,14 @@ def _message_bytes(arguments: Arguments) -> int:
 
 
 def as_number(track_id: TrackId) -> TrackId:
-    """Returns an ID as a number if it is a text of digits, as PyTorch up to 1.12 writes thread IDs."""
+    """Returns an ID, as an integer if it is a text of digits. PyTorch up to 1.12 writes thread IDs as texts."""
     if isinstance(track_id, str) and track_id.isdecimal() and len(track_id) < 20:
         return int(track_id)
     return track_id
 
 
 def _first_integer(bits: int, *ids: TrackId) -> int:
-    """Returns the first ID that is an integer of at most ``bits`` bits, as a signed integer; 0 if there is none."""
+    """Returns the first ID that is an integer of at most ``bits`` bits, as a signed integer; 0 if no ID is."""
     for track_id in ids:
         number = as_number(track_id)
         if isinstance(number, int) and -(2 ** (bits - 1)) <= number < 2**bits:
@@ -270,7 +270,7 @@ _MAX_TIME_NS = 2**61  # the difference of two such times plus a duration fits in
 
 
 def to_nanoseconds(microseconds: Sequence[bytes]) -> tuple[Ints, Bools]:
-    """Converts JSON numbers in µs to ns (half to even), and returns them with the mask of the valid times.
+    """Converts JSON numbers in µs to ns (half to even), and returns the times with the mask of the valid times.
 
     The digits are read as integers, because a float cannot represent the nanoseconds of a time since 1970.
     """
@@ -310,7 +310,7 @@ class Distributed(msgspec.Struct):
 
 
 class Properties(msgspec.Struct):
-    """The properties of a trace that are read. Those that the trace does not have are None.
+    """The properties of a trace that are read. A property that is missing from the trace is None.
 
     The torch recorder adds ``torch_version``, ``driver_version`` and ``cpu``.
     """

@@ -83,8 +83,8 @@ class KinetoTrace:
         properties: the properties of the trace.
         events: rows by kind: ``kernel``, ``memcpy``, ``memset``, ``runtime``, ``range``, ``operator``, ``memory``,
             ``thread``, ``overhead``, and ``collective`` for the collectives of kernels.
-        texts, tracks: the values of the codes in the events.
-        remarks: warnings about what could not be read.
+        texts, tracks: the texts and tracks to which the codes in the events refer.
+        remarks: warnings about parts of the trace that could not be read.
         on_cpu: whether there are no GPU operations and no calls that launch any.
     """
 
@@ -109,10 +109,10 @@ class KinetoTrace:
 def read_kineto(path: Path) -> KinetoTrace:
     """Reads a Chrome trace of PyTorch's profiler, plain or compressed with gzip.
 
-    Invalid events are left out, and the trace's remarks tell it.
+    Invalid events are left out, and the trace's ``remarks`` report them.
 
     Raises:
-        TraceError: the file is missing, truncated, not JSON, a trace of another tool or of an unsupported device, or it
+        TraceError: the file is missing, truncated, not JSON, a trace of another tool or of an unsupported device, or
             contains nothing to analyze.
     """
     content, remarks = _read_text(path), list[str]()
@@ -157,7 +157,7 @@ def read_kineto(path: Path) -> KinetoTrace:
 
 
 def _read_text(path: Path) -> bytes | bytearray:
-    """Returns the text of a trace as valid UTF-8. It reads in pieces, because reading N bytes allocates N bytes."""
+    """Returns the text of a trace as valid UTF-8. Reads in pieces, because one read of N bytes allocates N bytes."""
     content, decoder = bytearray(), getincrementaldecoder("utf-8-sig")("replace")
     try:
         if path.exists() and not path.is_file():
@@ -210,7 +210,7 @@ def _repair_json(content: bytes | bytearray) -> tuple[bytes, list[str]]:
 
 
 def _invalid_json_error(path: Path, content: bytes | bytearray, error: Exception) -> TraceError:
-    """Returns the error for a text that is not JSON. It shows the text around the fault if the fault has a position."""
+    """Returns the error for a text that is not JSON. It shows the text around the fault if the position is known."""
     offset = _BYTE_OFFSET.search(str(error))
     if not offset or content.lstrip()[:1] not in (b"{", b"["):
         return TraceError(f"{path} is not JSON, or only a part of it ({error})", AGAIN)
@@ -237,7 +237,7 @@ class _EventHead(msgspec.Struct):
     name: object = None
 
 
-#: They are not strict, because a number may be a text ("1") or have a decimal point (1.0).
+#: The decoders are not strict, because a number may be a text ("1") or have a decimal point (1.0).
 _event_decoder = msgspec.json.Decoder(Event, strict=False)
 _events_decoder = msgspec.json.Decoder(list[Event], strict=False)
 
@@ -266,7 +266,7 @@ class _EventCollector:
         return True
 
     def _decode_event(self, raw: msgspec.Raw) -> Event | None:
-        """Returns an event; if one of its values has a wrong type, it counts the event and returns None."""
+        """Returns an event; None if one of its values has a wrong type. Such an event is counted as left out."""
         try:
             return _event_decoder.decode(raw)
         except _DECODE_ERRORS:
