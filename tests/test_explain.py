@@ -105,7 +105,7 @@ def test_a_step_of_another_name(tmp_path: Path, explain: Callable[..., str]) -> 
     text = explain(path)
     assert " · one pass · " in text
     assert " for the whole capture (" in text
-    assert "give the range around each (--step RANGE)" in explain(path, "--all")
+    assert "give the range around each step (--step RANGE)" in explain(path, "--all")
     text = explain(path, "--step", "chunk", "--all")
     # 10 ms from start to start; of the last one, 8 ms, it is not known when a next one begins
     assert "compute: matmul 2.000 20.0 % idle 8.000 80.0 % the step 10.00 100.0 %" in text

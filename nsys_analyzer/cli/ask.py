@@ -30,7 +30,7 @@ def _list_figures(ctx: click.Context, _: click.Parameter, is_requested: bool) ->
 @click.argument("questions", nargs=-1, required=True, metavar="QUESTION...")
 @option(SELECTION, "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list_figures,
         help="List the figures.")  # fmt: skip
-@format_option("text", "json", help="json holds each answer with its unit and the rows it is based on.")
+@format_option("text", "json", help="json contains each answer with its unit and the rows it is based on.")
 @evidence_options
 @click.pass_context
 def ask(
@@ -38,7 +38,7 @@ def ask(
 ) -> None:  # fmt: skip
     """Prints figures of TRACE by their names, with their units and the rows they are based on.
 
-    A question is the name of a figure, followed by its arguments: 'class_ms class=matmul phase=forward'. If TRACE holds
+    A question is the name of a figure, followed by its arguments: 'class_ms class=matmul phase=forward'. If TRACE has
     several processes, process=, rank= or capture= selects one. If TRACE does not hold the answer, ask prints the
     reason and the command that would record it, and exits with 4.
     """

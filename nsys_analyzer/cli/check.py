@@ -21,7 +21,7 @@ FALSE = 3
 @command(epilog="Example: nsys-analyze check capture.sqlite claims.txt")
 @evidence_argument
 @click.argument("text", type=click.File(encoding="utf-8"))
-@format_option("text", "json", help="json holds each answer with its unit and the rows it is based on.")
+@format_option("text", "json", help="json contains each answer with its unit and the rows it is based on.")
 @evidence_options
 @click.pass_context
 def check(ctx: click.Context, evidence: Callable[[], Evidence], text: TextIO, output_format: str) -> None:

@@ -42,7 +42,7 @@ def _timings_option(side: str) -> Callable[[Function], Function]:
 @click.argument("before", type=PATH)
 @click.argument("after", type=PATH)
 @option(OUTPUT, "-o", "--output", metavar="FILE", help="The file to write. The format text is written as markdown.")
-@format_option("text", "markdown", "json", help="markdown is for a pull request; json holds every figure.")
+@format_option("text", "markdown", "json", help="markdown is for a pull request; json contains every figure.")
 @option(
     CRITERIA, "--fail-above", callback=_fraction, metavar="PERCENT",
     help="Exit with 3 if a step is slower by more than this percentage and by more than chance, and with 1 if it "

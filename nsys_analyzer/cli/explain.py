@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @command(epilog="Example: nsys-analyze explain capture.sqlite")
 @click.argument("traces", type=PATH, nargs=-1, required=True, metavar="TRACE|FOLDER...")
-@format_option("text", "markdown", "json", help="json holds every figure, in the form of the report's JSON.")
+@format_option("text", "markdown", "json", help="json contains every figure, in the form of the report's JSON.")
 @option(SELECTION, "--all", "show_all", is_flag=True,
         help="Also print the rest of the report, with its folded parts.")  # fmt: skip
 @option(
     OUTPUT, "--budget", type=click.IntRange(min=200), metavar="BYTES",
-    help="The largest size of the JSON. It then holds the most valuable answers that fit, each with the rows it is "
-    "based on, and the figures that have no answer.",
+    help="The largest size of the JSON. The JSON then contains the most valuable answers that fit, each with the rows "
+    "it is based on, and the figures that have no answer.",
 )  # fmt: skip
 @option(CRITERIA, "--calibrate", is_flag=True,
         help="Widen the predicted intervals to fit the savings that verify measured.")  # fmt: skip

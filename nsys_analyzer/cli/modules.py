@@ -30,7 +30,7 @@ NO_MODULES = CannotAnswerError("No range names a module", f"nsys-analyze run --m
 @folder_argument
 @option(SELECTION, "--all", "show_all", is_flag=True,
         help="Print each layer by itself, and also modules that take almost no time.")  # fmt: skip
-@format_option("text", "markdown", "json", help="json holds every module, in the form of the report's JSON.")
+@format_option("text", "markdown", "json", help="json contains every module, in the form of the report's JSON.")
 @names_options
 @configuration_options
 def modules(

@@ -33,14 +33,14 @@ def share(
 ) -> None:
     """Writes a small copy of TRACE for others, without private data and with the same figures.
 
-    An export holds the environment variables, host name, processes and paths of its machine. The copy holds only the
+    An export contains the environment variables, host name, processes and paths of its machine. The copy has only the
     columns that the analysis reads.
 
     The copy keeps the names of PyTorch (aten::mm, AddmmBackward0, nn.Module: Linear_3), of CUDA and HIP calls, and of
     kernels that a rule of nsys-analyze matches. It keeps the usual names of phases and steps ("forward_pass",
     "step 3"), and the names that --keep matches. An alias replaces any other name, and any word of a module's path that
     is not a class of torch.nn. The alias has the phase, class and precision of the name, so that the figures stay the
-    same. share prints the list of aliases for you; the copy does not hold it.
+    same. share prints the list of aliases for you. The copy does not contain this list.
 
     The copy keeps known sentences of the profiler's messages, and the product names and versions of the machine. Look
     for names of your own kernels in the copy, because a rule may match them ("falcon_softmax_kernel").

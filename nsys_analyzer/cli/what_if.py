@@ -84,7 +84,7 @@ _FACTOR = _Pair("NAME=FACTOR, such as matmul=0.5", click.STRING, click.FLOAT)
     CHANGES, "--network", type=float, metavar="FACTOR",
     help="Collectives transfer FACTOR times as fast after the last rank has started them.",
 )  # fmt: skip
-@format_option("text", "markdown", "json", help="json holds every figure.")
+@format_option("text", "markdown", "json", help="json contains every figure.")
 @evidence_options
 def what_if(
     evidence: Callable[[], Evidence], classes: tuple[tuple[str, float], ...], ranges: tuple[tuple[str, float], ...],

@@ -314,7 +314,7 @@ class _TextReader:
         return _Part(line, "line", (claim,)) if verdicts else None
 
     def _bar(self, line: str) -> _Part | None:
-        """Returns a heading for a bar that the report draws in the width of the line; the legend holds its figures."""
+        """Returns a heading for a bar that the report draws in the width of the line. The legend has the figures."""
         for bars in self._report.bars if len(line) <= _MAX_BAR_WIDTH else ():
             for _, strokes in zip(bars.rows, bar_lines(bars, len(line)), strict=False):
                 if "".join(stroke.text for stroke in strokes).rstrip() == line.rstrip():

@@ -2,8 +2,9 @@
 
     python -m nsys_analyzer.verify.side_by_side '[{"command": […], "folder": …, "variables": {…}, "log": …}, …]'
 
-Each program holds one end of a socket; the variable ``NSYS_ANALYZE_TURN`` holds its file descriptor. After a block of
-steps, the program writes a byte to the socket, and continues when it reads one. A single program does not wait.
+Each program has one end of a socket. The variable ``NSYS_ANALYZE_TURN`` is the file descriptor of this end. After a
+block of steps, the program writes a byte to the socket, and continues when it reads one. A single program does not
+wait.
 """
 
 from __future__ import annotations

@@ -143,10 +143,10 @@ def describe_host_sync(figures: HostSyncFigures) -> FindingTexts:
     """Returns the sentences on a program that waits for the GPU."""
     names = name_first(figures.range_names)
     in_ranges = (
-        f", in ranges such as {names}" if len(figures.range_names) > 1 else f", in the range {names}" * bool(names)
+        f" in ranges such as {names}" if len(figures.range_names) > 1 else f" in the range {names}" * bool(names)
     )
     calls = format_count(figures.waits, "call")
-    evidence: list[StrOrText] = [f"In each step, the program waits in {calls}: {name_first(figures.apis)}{in_ranges}."]
+    evidence: list[StrOrText] = [f"In each step, the program waits in {calls} ({name_first(figures.apis)}){in_ranges}."]
     remedy: tuple[str, ...] = (
         "# leave out of the loop: torch.cuda.synchronize(), which only timing needs",
         "# CUDA events time the GPU's work without a wait: torch.cuda.Event(enable_timing=True)",
@@ -253,8 +253,8 @@ def describe_launch_bound(figures: LaunchBoundFigures) -> FindingTexts:
             f"The GPU is idle for {format_ms(figures.idle_ms)} of a profiled step because the next operation has "
             "not been launched yet.",
         ),
-        derivation="The step is replayed in two ways: with launches that take no time, as in a CUDA graph, and, in "
-        "addition, without the program's own pauses between the launches.",
+        derivation="The step is replayed in two ways: with launches that take no time, as in a CUDA graph, and "
+        "also without the program's own pauses between the launches.",
         remedy=(
             'model = torch.compile(model, mode="reduce-overhead")  # CUDA graphs',
             "# or a larger batch: the same launches, more work in each",

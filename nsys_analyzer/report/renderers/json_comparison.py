@@ -3,7 +3,7 @@
 A refused pair has ``other_conditions`` if the sides ran on different hardware or were timed in different ways. An
 unmatched run has the reasons why it cannot be compared with any run, if there are any.
 
-A comparison holds
+A comparison contains
 
 - ``before``, ``after``: the runs of each side, by name, process, rank, source and gpu;
 - ``verdict``: faster, slower, no change, or unclear (a change of the ``threshold`` could not have been detected);

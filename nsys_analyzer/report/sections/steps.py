@@ -95,7 +95,7 @@ _Row = TypeVar("_Row", _PartRow, _PhaseRow, _IdleRow)
 
 
 def _is_nonzero(cell: Cell) -> bool:
-    """Returns whether a cell holds a figure other than zero; columns without any are left out."""
+    """Returns whether a cell has a figure other than zero. Columns without such a cell are left out."""
     return cell not in (None, 0.0)
 
 
@@ -174,7 +174,8 @@ def define_step(step: StepSummary) -> StrOrText:
     if step.is_pass:
         return (
             "Nothing in the capture shows where a pass of the program's loop begins, so the whole capture counts as "
-            "one. If it holds several, give the range around each (--step RANGE), or their number (--steps N)."
+            "one step. If it contains several steps, give the range around each step (--step RANGE) or their number "
+            "(--steps N)."
         )
     spread = format_ms_range(step.wall_ms.min or 0.0, step.wall_ms.max or 0.0)
     count = f"There are {step.instances:,} steps of {spread} under the profiler."
