@@ -11,24 +11,26 @@ from typing import Literal, TypeAlias, TypeVar
 
 from nsys_analyzer.errors import ConfigurationError
 
-#: Phases in the order of a training step. ``step`` encloses the others.
+#: Phases in the order of a training step. ``step`` encloses the other phases.
 LEAF_PHASES = ("forward", "loss", "backward", "optimizer")
 STEP = "step"
-#: A step without a backward pass in a process whose other steps have one.
+#: The name of a step without a backward pass in a process whose other steps have a backward pass.
 OTHER_STEP = "step without backward"
 WARMUP = "warmup"
 #: The ranges inside self-attention.
 ATTENTION_PARTS = ("attention", "scores", "softmax", "values")
 
-#: The role of a module's range that is not attention.
+#: The role of the range of a module that is not attention.
 MODULE = "module"
 #: A name is a misspelled phase if its similarity to the name of a phase reaches this ratio.
 _MISSPELLING_SIMILARITY = 0.75
-#: The class of attention that computes its projections itself, so that its range is more than attention.
+#: The class of attention modules that compute the projections themselves, so that their ranges contain more than
+#: attention.
 _ATTENTION_WITH_PROJECTIONS = "MultiheadAttention"
 #: The names of ranges that PyTorch's profiler and nsys write by themselves.
 _FRAMEWORK_NAME = re.compile(r"ProfilerStep#|Optimizer\.(?:step|zero_grad)#|torch\.(?:nn|optim|autograd|Tensor)\.")
-#: The name of the event with which PyTorch's profiler marks the span of its recording. A number follows it.
+#: The prefix of the name of the event with which PyTorch's profiler marks the span of its recording. A number follows
+#: the prefix.
 RECORDING_RANGE = "PyTorch Profiler"
 
 #: Prefill processes the tokens of prompts, decode one or a few tokens of each sequence, and mixed both in one pass.
@@ -75,7 +77,8 @@ DEFAULT_NAMES: Mapping[str, tuple[str, ...]] = {
 PIPELINE_PASS_SUFFIXES = {"(F)": "forward", "(B)": "backward", "(W)": "backward"}
 
 #: The names that serving engines give to their steps, one pattern for each spelling. ``c`` and ``g`` are the sequences
-#: in prefill (context) and in decode (generation). ``sq`` are new tokens, ``sk`` the tokens that they attend to.
+#: in prefill (context) and in decode (generation). ``sq`` are new tokens, and ``sk`` are the tokens to which the new
+#: tokens attend.
 ENGINE_STEPS: tuple[re.Pattern[str], ...] = (
     # vLLM: execute_context_1(80)_generation_31(31), execute_32_context_0(sq0sk0..)_generation_32(sq32sk55086..)
     re.compile(
@@ -97,8 +100,8 @@ ENGINE_STEPS: tuple[re.Pattern[str], ...] = (
         r"(?P<inferred> \(inferred\))?(?: (?:bs|toks|sk)=\d{1,9})*"
     ),
 )
-#: The prefixes of an executor's step and of an engine's step. The executor's step encloses the engine's, and also waits
-#: for other things.
+#: The prefixes of an executor's step and of an engine's step. The executor's step encloses the engine's step, and also
+#: contains waits that are no part of the engine's step.
 EXECUTOR_STEP_PREFIX, ENGINE_STEP_PREFIX = "execute_", "step["
 #: The range of a request from its arrival to its last token, or to its first token.
 REQUEST_RANGE = re.compile(r"(?P<first>first token of )?(?P<request>(?i:request)[ _#:]{0,2}[\w.-]{1,40})")
@@ -106,11 +109,11 @@ REQUEST_RANGE = re.compile(r"(?P<first>first token of )?(?P<request>(?i:request)
 
 @dataclass(frozen=True)
 class PhaseNames:
-    """The names that the ranges of each phase have: the default names, except for the phases in ``extra``.
+    """The names of the ranges of each phase. Phases that are not in ``extra`` have the default names.
 
     Attributes:
         extra: exact names by phase, by part of attention, or by a phase that the user defines.
-        steps: the number of steps, for a program in which nothing else tells them; 0 if it is not given.
+        steps: the number of steps, for a program whose steps cannot be found otherwise; 0 if it is not given.
     """
 
     extra: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -143,11 +146,11 @@ class PhaseNames:
         return (*LEAF_PHASES, *own_phases)
 
     def find_roles(self, names: tuple[str, ...]) -> list[str | None]:
-        """Returns the phase or part of attention of each range name, or None."""
+        """Returns the phase or the part of attention that each range name stands for, or None."""
         return [self.find_role(name) for name in names] if self.extra else map_by_shape(names, self.find_role)
 
     def find_role(self, name: str) -> str | None:
-        """Returns the phase or part of attention that a range of this name is, or None."""
+        """Returns the phase or the part of attention that this range name stands for, or None."""
         for role, exact_names in self.extra.items():
             if name in exact_names:
                 return role
@@ -174,7 +177,7 @@ class ServedStep:
         batch: number of sequences.
         tokens: new tokens of all sequences.
         positions: cached positions that the new tokens attend to, summed over the sequences.
-        inferred: whether the name is from the capture hooks, which inferred the step.
+        inferred: whether the capture hooks inferred the step and wrote the name.
         certain: whether the name alone shows that it is a serving step: "decode" without a batch may decode an image.
     """
 
@@ -203,7 +206,7 @@ def parse_served_step(name: str) -> ServedStep | None:
     batch = counts.get("bs", counts["c"] + counts["g"] if "c" in counts else None)
     if counts.get("c") and "c_sq" not in counts:
         new_tokens = None
-    else:  # a sequence in decode has one new token unless the name tells another number
+    else:  # a sequence in decode has one new token unless the name contains another number
         new_tokens = counts.get("c_sq", 0) + counts.get("g_sq", counts.get("g", 0))
     tokens = counts.get("toks", counts.get("tok", new_tokens or (batch if kind == "decode" else None)))
     positions = [counts[key] for key in ("sk", "c_sk", "g_sk") if key in counts]
@@ -216,7 +219,7 @@ def parse_served_step(name: str) -> ServedStep | None:
 MODULE_RANGE_PREFIX = "nn.Module: "
 #: A module range by the capture hooks, with the path and the class of the module.
 MODULE_RANGE_WITH_PATH = re.compile(rf"{re.escape(MODULE_RANGE_PREFIX)}(?P<path>[^:]+): (?P<kind>[^:]+)")
-#: The class of a module if the range does not tell it.
+#: The class of a module whose range does not contain the class.
 UNKNOWN_MODULE_CLASS = "Module"
 #: A module range by vLLM or SGLang: {'Module': 'LlamaForCausalLM.model.layers.0.mlp', 'Inputs': ..}
 _MODULE_OF_ENGINE = re.compile(r"\{'Module': '(?P<path>[\w.]+)'")

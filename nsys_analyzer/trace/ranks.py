@@ -1,4 +1,4 @@
-"""Reads what an export tells about a run of several ranks: the rank of each process and the calls of NCCL."""
+"""Reads the rank of each process and the calls of NCCL from the export of a run of several ranks."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ RANK, RANKS, COMMUNICATOR, BYTES, PEER = (
     "rank", "no. of ranks", "nccl communicator id", "message size [bytes]", "peer rank",
 )  # fmt: skip
 _PEER_FIELDS = (PEER, "peer")
-_SIZE_FIELDS = (BYTES, "bytes")  # the second one is from broadcasts and exchanges of older versions of NCCL
-#: The functions that send messages. Others create communicators, group calls or query something.
+_SIZE_FIELDS = (BYTES, "bytes")  # the second name is used in broadcasts and exchanges by older versions of NCCL
+#: Matches the functions that send messages. Other functions create communicators, group calls or query something.
 _MESSAGE_FUNCTION = re.compile(
     "nccl(?:AllReduce|AllGather|All[Tt]o[Aa]ll|ReduceScatter|Reduce|Broadcast|Bcast|Send|Recv|Gather|Scatter)"
 )
@@ -46,7 +46,7 @@ class NcclCalls(Columns):
     Attributes:
         start: ns.
         thread: global thread ID.
-        communicator: ID of the communicator (63 bits of it), equal on all of its ranks; 0 if unknown.
+        communicator: ID of the communicator (63 bits of it), equal on all ranks of the communicator; 0 if unknown.
         bytes: message size of one rank, as NCCL counts it; -1 if unknown.
         peer: peer's rank in the communicator, for a send or receive; -1 if unknown.
         ranks: number of ranks in the communicator; 0 if unknown, because it was created before the capture.
@@ -64,13 +64,13 @@ class NcclCalls(Columns):
 
     @staticmethod
     def none() -> NcclCalls:
-        """Returns no calls."""
+        """Returns an empty table of calls."""
         empty = np.zeros(0, np.int64)
         return NcclCalls(empty, empty, empty, empty, empty, empty, empty.astype(np.int32), ())
 
 
 class NcclRange(NamedTuple):
-    """The range of an NCCL function, with the numbers of its payload by field name in lower case."""
+    """The range of an NCCL function, with the integers in its payload by field name in lower case."""
 
     start: int
     thread: int
@@ -152,7 +152,7 @@ def _parse_json_payload(text: str) -> dict[str, int]:
     try:
         payload = decode_json(text.encode())
     except ValueError:
-        return {}  # the range is from another program that uses NCCL's names
+        return {}  # the range was not written by NCCL but uses one of its names
     pairs = payload.items() if isinstance(payload, dict) else ()
     return {name.lower(): int(value) for name, value in pairs if _INTEGER.fullmatch(str(value))}
 
@@ -195,7 +195,7 @@ class Rank:
 
 
 def read_ranks(reader: Reader, strings: Iterable[str], nccl_ranges: Sequence[NcclRange]) -> dict[int, Rank]:
-    """Returns the ranks that an export tells, by global process ID. The key 0 is the process that nsys launched.
+    """Returns the ranks in an export by global process ID. The key 0 stands for the process that nsys launched.
 
     Args:
         reader: the export.
@@ -207,8 +207,8 @@ def read_ranks(reader: Reader, strings: Iterable[str], nccl_ranges: Sequence[Ncc
     """
     if reader.name_of(schema.RANKS):
         return {process: Rank(rank, size) for process, rank, size in iterate_rows(reader.read(schema.RANKS))}
-    # The environment of the program that nsys launched may name its rank. Environment blocks among the strings may
-    # be from other processes. They are used only if the capture's properties contain no rank.
+    # The environment of the program that nsys launched may name its rank. Environment blocks among the strings may be
+    # from other processes. The environment blocks are used only if the capture's properties contain no rank.
     properties = iterate_rows(reader.read(schema.VARIABLES))
     variables = (value for _, value in properties if value.startswith(_VARIABLE_PREFIXES))
     blocks = (text for text in strings if "\0" in text and ("RANK=" in text or "SLURM_PROCID=" in text))
@@ -218,9 +218,10 @@ def read_ranks(reader: Reader, strings: Iterable[str], nccl_ranges: Sequence[Ncc
 
 
 def _parse_rank(texts: Iterable[str], *, uses_nccl: bool) -> Rank | None:
-    """Returns the rank in some environment variables; None if a variable has several values.
+    """Returns the rank that the given environment variables contain; None if a variable has several values.
 
-    Slurm gives task number 0 to shells and single programs, too. So a Slurm task 0 is a rank only if it uses NCCL.
+    Slurm gives task number 0 to shells and single programs, too. So Slurm's task number 0 counts as a rank only if the
+    process uses NCCL.
     """
     values: dict[str, set[int]] = defaultdict(set)
     for name, value in _VARIABLE.findall("\0".join(texts)):
@@ -245,7 +246,7 @@ def _ranks_in_communicators(nccl_ranges: Sequence[NcclRange]) -> dict[int, Rank]
 
 
 def distinct_ranks(ranks: Mapping[int, Rank], processes: Iterable[int]) -> dict[int, Rank]:
-    """Returns the ranks of some processes of one capture, without ranks that two processes share.
+    """Returns the ranks of the given processes of one capture. A rank that two processes claim is dropped.
 
     The rank of the launched process (key 0) is used if there is only one process.
     """

@@ -37,7 +37,7 @@ from nsys_analyzer.trace.schema import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: The name of a table and its version number.
+#: Matches the name of a table with its version number, such as ``NVTX_EVENTS_V2``.
 _NUMBERED = re.compile(r"(.*?)(?:_V([0-9]{1,6}))?")
 
 
@@ -54,7 +54,7 @@ class Reader(ABC):
 
     @abstractmethod
     def count_rows(self, tables: Sequence[str]) -> dict[str, int]:
-        """Returns the numbers of rows of some tables, by their names in the export."""
+        """Returns the number of rows of each given table, by the table's name in the export."""
 
     @abstractmethod
     def has_rows(self, name: str) -> bool:
@@ -97,13 +97,13 @@ class Reader(ABC):
         return None
 
     def unread_tables(self) -> tuple[str, ...]:
-        """Returns the names of the tables of events that have rows but are not read."""
+        """Returns the names of the tables of events that have rows, but that the package does not read."""
         unread = [name for name in self.columns_of if (_NUMBERED.fullmatch(name) or [name])[1] not in TABLE_ALIASES]
         events = [name for name in unread if {"start", "timestamp"} & {*self.columns_of[name]}]
         return tuple(sorted(filter(self.has_rows, events)))
 
     def read_all(self, tables: Iterable[Table]) -> dict[str, Frame]:
-        """Reads several tables in parallel, fastest with the largest first, and returns them by their keys."""
+        """Returns several tables by their keys. They are read in parallel, fastest with the largest first."""
         tables = tuple(tables)
         with ThreadPoolExecutor(2) as pool:  # decoding a file releases the GIL
             return dict(zip((t.key for t in tables), pool.map(self.read, tables), strict=True))
@@ -127,7 +127,7 @@ class Reader(ABC):
         return self._read_columns(name, table, names_in_file, self.filter_of(table, name))
 
     def filter_of(self, table: Table, name: str) -> Filter | None:
-        """Returns the filter of a table with this name in the file; None if all rows must be read."""
+        """Returns the filter of a table that has this name in the file; None if all rows of the table must be read."""
         row_filter = table.filter
         if row_filter is None or row_filter.column not in self.columns_of[name]:
             return None
@@ -151,7 +151,7 @@ _COMPRESSED = {
 }
 _RECORD = f"Record the program with: {RECORD_COMMAND}"
 _CHROME_TRACE = "With PyTorch's profiler, write a Chrome trace: prof.export_chrome_trace('trace.json.gz')"
-#: Other files that users mistake for captures, by the endings of their names: a description, and a remedy.
+#: The files that users mistake for captures, by the endings of the files' names: a description, and a remedy.
 _UNSUPPORTED = {
     (".pftrace", ".perfetto-trace"): ("a trace in Perfetto's own format", _CHROME_TRACE),
     (".xplane.pb",): ("an XPlane file, which the profilers of TensorFlow and JAX write", _RECORD),
@@ -197,7 +197,7 @@ class SqliteReader(Reader):
                 return connection.execute(query, parameters).fetchall()
         except (sqlite3.Error, UnicodeDecodeError) as error:  # UnicodeDecodeError if SQLite's message quotes a bad name
             raise self._damaged(error) from error
-        except MemoryError as error:  # a damaged size, because these queries return few rows
+        except MemoryError as error:  # a size in the file is damaged, because the results of these queries are small
             raise self._damaged(sqlite3.DatabaseError("it requires more memory than is available")) from error
 
     def has_rows(self, name: str) -> bool:
@@ -232,7 +232,7 @@ class SqliteReader(Reader):
 
 
 def immutable_uri(path: Path) -> str:
-    """Returns the URI with which SQLite reads a database unchanged: without locks, checkpoints and new files."""
+    """Returns the URI with which SQLite reads a database unchanged: it writes no locks, checkpoints or new files."""
     return f"file:{quote(os.path.realpath(os.fsencode(path)))}?mode=ro&immutable=1"
 
 
@@ -255,9 +255,8 @@ def _check_header(path: Path) -> None:
                 raise TraceError(f"{path} cannot be read: it is {description}", remedy)
         raise TraceError(f"{path} is not a SQLite file", f"To make one, {_NOT_SQLITE}")
     page, pages = int.from_bytes(header[16:18], "big"), int.from_bytes(header[28:32], "big")
-    page_count_is_valid = (
-        header[24:28] == header[92:96]
-    )  # the change counter is unchanged since the page count was written
+    page_count_is_valid = header[24:28] == header[92:96]
+    # The page count is valid if the file's change counter equals the counter that was stored with the page count.
     # SQLite does not report a truncated last page: it reads the missing bytes as zeros.
     if size < 100 or (page_count_is_valid and size < (65_536 if page == 1 else page) * pages):
         raise TraceError(f"{path} is damaged or truncated (it has only {size:,} bytes)", "Export the report again")
@@ -274,7 +273,7 @@ def _expression(column: Column, alias: str | None) -> str:
 
 
 def quote_identifier(identifier: str) -> str:
-    """Returns the name of a table or column quoted for SQL, with any characters in it."""
+    """Returns the name of a table or column quoted for SQL. The name may contain any characters."""
     escaped = identifier.replace('"', '""')
     return f'"{escaped}"'
 
@@ -336,7 +335,7 @@ class ArrowReader(Reader):
             return build_frame(self._batches(name, names), table.columns, is_wanted)
 
     def _batches(self, name: str, columns: Sequence[str | None]) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of a table in batches, with the given columns in their order; None is a column of nulls."""
+        """Yields the rows of a table in batches, with the given columns in their order. None is a column of nulls."""
         import pyarrow as pa
 
         present = list(dict.fromkeys(column for column in columns if column is not None))
@@ -398,7 +397,7 @@ def open_folder(path: Path) -> ArrowReader:
 
 
 def write_sqlite(tables: Mapping[str, pa.Table], output: Path) -> None:
-    """Writes tables to a new SQLite file, like an export of nsys; raises OSError if it cannot be written."""
+    """Writes tables to a new SQLite file, like an export of nsys; raises OSError if the file cannot be written."""
     import adbc_driver_sqlite
     from adbc_driver_manager import AdbcConnection, AdbcStatement, Error
 

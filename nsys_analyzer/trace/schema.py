@@ -1,4 +1,4 @@
-"""Declares the tables and columns of an nsys export that the package reads, with all names that nsys gave them.
+"""Declares the tables and columns of an nsys export that the package reads, with their names in all versions of nsys.
 
 A new schema version needs a new alias here. nsys creates tables lazily and renames columns between versions, so any
 table or column may be missing. Each column declares the value that replaces a missing or NULL one.
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 #: Conversion factors between units of time. Times are integers in ns until they are shown.
 NS_PER_US, NS_PER_MS, NS_PER_S, US_PER_MS, MS_PER_S = 1e3, 1e6, 1e9, 1e3, 1e3
-#: Replaces a time that is not in the file, such as the end of a range that was never closed.
+#: The value of a time that is not in the file, such as the end of a range that was never closed.
 NO_TIME = -(2**62)
 
 
@@ -40,7 +40,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Filter:
-    """Selects the rows of a table to read. It applies only if the file has the column.
+    """Selects the rows of a table to read. The filter is used only if the file has the column that it tests.
 
     A row without a value in the column is never read.
 
@@ -48,8 +48,8 @@ class Filter:
         column: the column that is tested.
         values: values that select a row.
         globs: patterns that select a row.
-        of_strings: whether the column contains string IDs, and the patterns are for the strings.
-        without: whether the patterns exclude rows instead of selecting them.
+        of_strings: whether the column contains string IDs. The patterns then apply to the strings.
+        without: whether the patterns exclude rows instead of selecting rows.
     """
 
     column: str
@@ -60,7 +60,7 @@ class Filter:
 
     @property
     def table(self) -> str:
-        """The name of another table that the test needs; empty for none."""
+        """The name of another table that the test needs, or an empty text."""
         return "StringIds" if self.of_strings else ""
 
     @property
@@ -82,9 +82,9 @@ class Table:
         aliases: its names in files, newest first. An older name is used only if the table has the required columns,
             because nsys later gave some of these names to other tables.
         columns: its columns.
-        required: names of the columns without which it cannot be read.
+        required: names of the columns without which the table cannot be read.
         filter: the rows to read; None for all rows.
-        trace_option: the value of nsys's ``--trace`` option that records it.
+        trace_option: the value of nsys's ``--trace`` option that makes nsys record the table.
         aside: whether this is a second view of a table, with other columns or rows, for one special question.
     """
 
@@ -145,7 +145,8 @@ MEMSET = Table("memset", ("CUPTI_ACTIVITY_KIND_MEMSET",), (*_GPU, _BYTES), ("sta
 GRAPH = Table("graph", ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE",), _GPU, ("start", "end"))
 #: The tables of GPU operations, in the order of ``trace.columns.OPERATION_KINDS``.
 OPERATIONS_BY_KIND = (KERNEL, MEMCPY, MEMSET, GRAPH)
-# Query functions put no work on the GPU, and cuKernelGetName alone makes up nearly half of PyTorch's calls.
+# API functions that only query something are not read: they start no GPU work, and cuKernelGetName alone makes up
+# nearly half of PyTorch's calls.
 _NO_LOOK_UPS = Filter("nameId", globs=("cu*Get*", "hip*Get*"), of_strings=True, without=True)
 RUNTIME = Table(
     "runtime",
@@ -208,7 +209,7 @@ OPERATORS = Table(
     ),
     ("start", "end", "thread", "name"),
 )
-#: The profiler's own overhead. In PyTorch's traces, the span of the recording is added.
+#: The profiler's own overhead. In traces of PyTorch's profiler, the table also contains the span of the recording.
 OVERHEAD = Table(
     "overhead",
     ("CUPTI_ACTIVITY_KIND_OVERHEAD",),
@@ -223,7 +224,8 @@ OVERHEAD = Table(
 PROFILER_OVERHEAD = replace(OVERHEAD, key="profiler_overhead", aliases=("PROFILER_OVERHEAD",))
 GRAPH_NODES = Table(
     "graph_nodes",
-    ("CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS"),  # nsys up to 2023.4; since 2024.2 it contains graphs, not nodes
+    # nsys up to 2023.4 writes graph nodes to CUDA_GRAPH_EVENTS. Since 2024.2, that table contains graphs instead.
+    ("CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS"),
     (
         _START,
         _column("thread", "globalTid", doc="global thread ID that created the node"),
@@ -243,7 +245,7 @@ MEMORY = Table(
         _column("alive", "localMemoryPoolUtilizedSize", default=-1, doc="bytes in use in its pool; -1 without a pool"),
         _column("kind", "memKind", doc="kind of memory, used by the filter"),
     ),
-    # Device memory that a program allocates, without its static variables, and without host memory.
+    # Selects the device memory that a program allocates, without static variables and without host memory.
     filter=Filter("memKind", (2, 3, 4)),
 )
 STRINGS = Table(
@@ -346,7 +348,8 @@ SESSION_START = Table(
     ("TARGET_INFO_SESSION_START_TIME",),
     (_column("utc", "utcEpochNs", doc="start of the session, ns since 1970 (UTC)"),),
 )
-#: nsys's recording options. The table also contains every environment variable, so the filter names the rows to read.
+#: nsys's recording options. The table also contains every environment variable, so the filter lists the options to
+#: read.
 CAPTURE = Table(
     "capture",
     ("META_DATA_CAPTURE",),
@@ -429,14 +432,15 @@ CHAINED_CALLS = Table(
 #: The property with the offset (ns) that ``nsys export --ts-normalize`` or ``--ts-shift`` added to every time.
 TIME_SHIFT = "EXPORT_CONFIG_TIME_SHIFT"
 
-#: Tables whose recording slows a program down more than API calls and ranges do, and what they contain.
+#: Descriptions of the tables whose recording slows a program down more than the recording of API calls and ranges.
 COSTLY_TABLES = {
     "OSRT_API": "calls of the operating system (osrt)",
     "COMPOSITE_EVENTS": "CPU samples",
     "CUDA_CALLCHAINS": "backtraces of API calls",
 }
 
-#: The columns of such a table in a shared copy, which contains none of its rows.
+#: The columns that a shared copy has in place of such a table. They mark that the table was recorded; its rows are not
+#: copied.
 COSTLY_MARK = ("id",)
 
 #: Every version of nsys writes at least one of these tables. A file without any of them is not an nsys export.
@@ -446,7 +450,7 @@ SIGNATURE_TABLES = (*STRINGS.aliases, *EXPORT.aliases)
 #: memory to the file's size.
 TABLE_ENDINGS = {".parquet": 4, ".arrow": 1}
 
-#: Every table above by each of its aliases, without those that are read aside.
+#: The tables of this module by each of their aliases, without tables that are declared with ``aside``.
 TABLES = {
     name: table
     for table in tuple(globals().values())

@@ -31,11 +31,11 @@ class Source:
     Attributes:
         suffixes: the suffixes of its files, with the approximate ratio of the size in memory to the file's size. If two
             suffixes match a name, the longer one must be first.
-        place: where the function is that opens a file, as ``module:function``. The module is imported when a file is
-            opened, because numpy and Arrow would slow down a command's help.
+        place: the function that opens a file, as ``module:function``. The module is imported when a file is opened,
+            because numpy and Arrow would slow down a command's help.
         shared_suffix: a suffix that other files also have.
         marks: a file with ``shared_suffix`` has this format if its first bytes contain one of these texts.
-        makes_tables: whether opening a file makes tables of other content. The file itself then has no tables.
+        makes_tables: whether the file itself contains no tables, and opening it makes tables from its content.
     """
 
     suffixes: Mapping[str, int]
@@ -45,11 +45,11 @@ class Source:
     makes_tables: bool = False
 
     def suffix_of(self, path: Path) -> str:
-        """Returns the suffix by which a file has this format; empty if it has another format."""
+        """Returns the suffix that marks a file as this format; an empty text if the file has another format."""
         return next((suffix for suffix in self.suffixes if path.name.endswith(suffix)), "")
 
     def open(self, path: Path) -> Reader:
-        """Opens a file for reading. Raises NsysAnalyzerError if it cannot be read."""
+        """Opens a file for reading. Raises NsysAnalyzerError if the file cannot be read."""
         open_file: Callable[[Path], Reader] = resolve_name(self.place)
         return open_file(path)
 
@@ -95,7 +95,7 @@ def open_capture(path: Path) -> Reader:
 
 
 def is_capture(path: Path) -> bool:
-    """Returns whether a file in a folder is a capture: by its suffix, and for a shared suffix by its first bytes."""
+    """Returns whether a file in a folder is a capture: by its suffix, and by its first bytes for a shared suffix."""
     source = next((source for source in SOURCES if source.suffix_of(path)), None)
     if source is None or source.suffix_of(path) != source.shared_suffix:
         return source is not None
@@ -121,14 +121,14 @@ def is_export_folder(path: Path) -> bool:
 
 
 def capture_suffixes(*, with_shared: bool = True) -> tuple[str, ...]:
-    """Returns the suffixes of all formats of files, optionally without those that other files also have."""
+    """Returns the suffixes of all formats of files, optionally without suffixes that other files also have."""
     return tuple(
         suffix for source in SOURCES for suffix in source.suffixes if with_shared or suffix != source.shared_suffix
     )
 
 
 def estimate_size(path: Path) -> int:
-    """Returns the estimated size of a capture in memory, in bytes. Raises OSError if it cannot be found."""
+    """Returns the estimated size of a capture in memory, in bytes. Raises OSError if the capture cannot be found."""
     if path.is_dir():
         tables = (file for file in path.iterdir() if file.suffix in TABLE_ENDINGS)
         return sum(file.stat().st_size * TABLE_ENDINGS[file.suffix] for file in tables)
@@ -152,7 +152,7 @@ def check_output_is_no_input(output: Path, inputs: Iterable[Path]) -> None:
         inputs: traces, files of timings, and folders that contain them.
 
     Raises:
-        NsysAnalyzerError: the output is an input, an export of one, or a manifest beside one.
+        NsysAnalyzerError: the output is an input, the export of an input, or the manifest beside an input.
     """
     for path in inputs if output.exists() else ():
         beside = path.parent.glob(f"{escape(trace_stem(path))}.*")

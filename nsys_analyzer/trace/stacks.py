@@ -20,15 +20,16 @@ from nsys_analyzer.trace.columns import Ranges, process_of
 from nsys_analyzer.trace.sources import trace_stem
 
 STACKS_SUFFIX = ".stacks.gz"
-#: A range of the capture hooks: its process ID, and the monotonic clock (ns) at its start.
+#: Matches a clock range of the capture hooks, which contains the process ID and the monotonic clock (ns) at its start.
 CLOCK_RANGE = re.compile(r"nsys-analyze clock (\d{1,10}) (\d{1,18})")
 
-#: The hooks write clock ranges in bursts. Ranges of one burst are closer to each other than this.
+#: The hooks write clock ranges in bursts. Two successive ranges belong to one burst if the time between them is shorter
+#: than this.
 _MAX_GAP_IN_BURST_NS = 10_000_000
 
 
 class StackFrame(NamedTuple):
-    """A line of the program: its file, relative to the program's working folder, and its function."""
+    """A line of the program, its function, and its file relative to the program's working folder."""
 
     file: str
     line: int
@@ -59,12 +60,12 @@ class Stacks:
 
     Attributes:
         requested, sampled: shape (samples,), ns of the capture's clock. A sample is taken later than requested if the
-            program holds Python's lock (GIL); it then shows the state since the request.
+            program holds Python's lock (GIL); such a sample shows the state in which the program was since the request.
         period_ns: time between two samples.
         stack: shape (samples,), index into ``stacks``.
         stacks: lines of the program's own code, innermost first.
         source: lines of the program's files, by file and line number.
-        loader: samples of the process that loads its data; those of several loaders follow each other.
+        loader: samples of the processes that load the data of this process, one process after the other.
     """
 
     requested: Ints
@@ -96,7 +97,7 @@ def find_stack_files(capture: Path) -> list[Path]:
 
 
 def mark_clock_ranges(ranges: Ranges) -> Bools:
-    """Returns the mask of the clock ranges, shape (ranges,): they only tell the monotonic clock."""
+    """Returns the mask of the ranges that only record the monotonic clock, shape (ranges,)."""
     return mask_by_name(ranges, CLOCK_RANGE.fullmatch)
 
 
@@ -128,7 +129,8 @@ def read_stacks(capture: Path, clocks: Ranges) -> dict[int, Stacks]:
             of_process = of_process[np.argsort(pid_and_clock[of_process, 1])]
             clock = pid_and_clock[of_process, 1]
             burst = np.flatnonzero(np.diff(clock, prepend=clock[0] - 2 * _MAX_GAP_IN_BURST_NS) > _MAX_GAP_IN_BURST_NS)
-            # The range that starts soonest after its clock was read is the most exact. The clocks drift in a long run.
+            # The clocks drift in a long run, so the offset between them is computed for each burst, from the range that
+            # starts soonest after the hooks read the clock.
             offset = np.minimum.reduceat(clocks.start[of_process] - clock, burst)
             drift = np.interp(samples[:2] - clock[0], clock[burst] - clock[0], offset - offset[0])
             requested, sampled = samples[:2] + offset[0] + drift.astype(np.int64)

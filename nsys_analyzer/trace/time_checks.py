@@ -1,4 +1,4 @@
-"""Finds rows with impossible times when a trace is read. They are excluded from every figure and reported."""
+"""Finds rows with impossible times when a trace is read. Such rows are excluded from every figure and reported."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from nsys_analyzer.trace.arrays import Bools, Ints, distinct
 from nsys_analyzer.trace.columns import Launches, MemoryUses, Operations, Ranges, process_of, quote_name
 from nsys_analyzer.trace.schema import MEMORY, NO_TIME, OPERATIONS_BY_KIND, RUNTIME, Table
 
-#: No valid time is this far (a year) from the start of the session.
+#: A time is invalid if it is further than this (a year) from the start of the session.
 FAR_NS = 365 * 24 * 3600 * 10**9
-#: How far rows may be outside the recorded session: some NVTX ranges and API calls are outside by milliseconds.
+#: Rows may be outside the recorded session by at most this time. Some NVTX ranges and API calls are outside by
+#: milliseconds.
 _SESSION_SLACK_NS = 10**9
-#: The recorded duration is used if at least this share of the rows is inside it: a whole table may be damaged.
+#: The recorded duration of the session is used if at least this share of the rows is inside the session. The other rows
+#: may be a damaged table.
 _MIN_SHARE_INSIDE = 0.5
-#: Without a recorded duration, a row may be outside the others by this many times their extent plus this margin.
+#: Without a recorded duration, valid times span an extent. A row may lie outside this extent by at most this many times
+#: its length plus this margin.
 _MAX_EXTENTS_OUTSIDE, _MARGIN_NS = 2, 60 * 10**9
-#: One row in this many, and at least one, may be damaged at either end of the sorted times.
+#: To find that extent, one row in this many (and at least one) is ignored at either end of the sorted times, because it
+#: may be damaged.
 _ROWS_PER_DAMAGED_ROW = 1_000
 
 
@@ -34,9 +38,10 @@ class ExcludedRows:
         table: name of the table in the export.
         rows: number of rows.
         reason: the fault of their times.
-        example: a description of the first of them.
-        only_end_excluded: whether only their ends are excluded: these API calls have no known duration.
-        is_shortened: whether they are kept with an earlier end.
+        example: a description of the first of these rows.
+        only_end_excluded: whether only the ends of the rows are excluded. The rows are then API calls without a known
+            duration.
+        is_shortened: whether the rows are kept with an earlier end.
     """
 
     process: int
@@ -101,7 +106,7 @@ class TimeCheck:
                 order = np.argsort(start, kind="stable")
                 start = start[order]
             same_start = np.flatnonzero(start[1:] == start[:-1])
-            candidates = np.union1d(same_start, same_start + 1)  # usually operations of two GPUs, not duplicates
+            candidates = np.union1d(same_start, same_start + 1)  # most are operations of two GPUs, not duplicates
             candidates = candidates if order is None else np.sort(order[candidates])
             values = np.stack([np.asarray(column, np.int64)[candidates] for column in rows.columns().values()])
             by_value = np.lexsort(values)  # stable: the first of equal rows is kept
@@ -114,7 +119,7 @@ class TimeCheck:
         return are_first
 
     def find_valid_calls(self, launches: Launches) -> Bools:
-        """Returns the mask of the API calls with valid starts; replaces invalid ends by the starts, in place."""
+        """Returns the mask of the API calls with valid starts; replaces invalid ends by the calls' starts, in place."""
         start, end = launches.start, launches.end
         are_valid = self._find_valid(timed_calls(launches, start), is_cuda=True)
         for reason, are_wrong in (
@@ -129,7 +134,7 @@ class TimeCheck:
         return are_valid
 
     def find_valid_ranges(self, table: Table, ranges: Ranges) -> Bools:
-        """Returns the mask of the ranges with valid times; a missing end is valid."""
+        """Returns the mask of the ranges with valid times; a range without an end is valid."""
         after_start = np.maximum(ranges.start, ranges.start + 1)  # start + 1 overflows at the largest integer
         end = np.where(ranges.end == NO_TIME, after_start, ranges.end)
         process = process_of(ranges.thread)
@@ -142,12 +147,12 @@ class TimeCheck:
         return self._find_valid(rows)
 
     def _find_valid(self, rows: TimedRows, *, is_cuda: bool = False, needs_duration: bool = False) -> Bools:
-        """Returns the mask of the valid rows, shape (rows,), and records the others with one fault each.
+        """Returns the mask of the valid rows, shape (rows,), and records each invalid row under one fault.
 
         Args:
             rows: the rows.
             is_cuda: whether the rows are operations or API calls, which are never recorded before the session.
-            needs_duration: whether a row that ends when it starts is invalid.
+            needs_duration: whether a row whose end equals its start is invalid.
         """
         start, end, last = rows.start, rows.end, self._last
         are_valid = np.ones(len(start), np.bool_)
@@ -159,7 +164,7 @@ class TimeCheck:
             and end.max() <= last
             and not (end <= start if needs_duration else end < start).any()
         ):
-            return are_valid  # the case of nearly all tables
+            return are_valid  # nearly all tables contain valid times only
         are_unknown = (start == NO_TIME) | (end == NO_TIME)
         if zero_is_unknown:
             are_unknown |= (start == 0) & (end == 0)
@@ -196,7 +201,7 @@ def _find_bounds(duration: int | None, moments: Sequence[Ints], start: int) -> t
     if not len(times):
         return start - FAR_NS, start - FAR_NS, start + FAR_NS
     # The recorded session is wrong, not the rows: times may count from 1970, for example.
-    middle = int(np.partition(times, len(times) // 2)[len(times) // 2])  # an existing time, unlike the median
+    middle = int(np.partition(times, len(times) // 2)[len(times) // 2])  # unlike the median, it is one of the times
     likely = times[(times > middle - FAR_NS) & (times < middle + FAR_NS)]
     edge = min(1 + len(likely) // _ROWS_PER_DAMAGED_ROW, (len(likely) - 1) // 2)
     first, last = np.partition(likely, (edge, len(likely) - 1 - edge))[[edge, -1 - edge]].tolist()
@@ -213,7 +218,7 @@ def timed_calls(launches: Launches, end: Ints) -> TimedRows:
 def describe_excluded_rows(
     rows: TimedRows, reason: str, are_wrong: Bools, *, only_end_excluded: bool = False
 ) -> Iterator[ExcludedRows]:
-    """Yields the description of the rows with one fault (``are_wrong``, shape (rows,)), one for each process."""
+    """Yields a description for each process of its rows with one fault. ``are_wrong`` marks the rows, shape (rows,)."""
     index = np.flatnonzero(are_wrong)
     for process in distinct(rows.process[index]).tolist():
         indices = index[rows.process[index] == process]

@@ -63,9 +63,10 @@ if TYPE_CHECKING:
 
 
 _MAX_KERNEL_NAME_CHARACTERS = 20_000
-#: The first API calls of the capture, of which the median duration of a launch is computed.
+#: The median duration of a launch is computed from this many API calls at the start of the capture.
 _CALLS_FOR_MEDIAN = 20_000
-#: A limit for damaged files, with which the product of the three axes fits into 64 bits.
+#: The largest number of thread blocks along one axis of a grid. In a damaged file, larger numbers are cut, so that the
+#: product of the three axes fits into 64 bits.
 _MAX_BLOCKS_PER_AXIS = 2**21 - 1
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
 
@@ -83,20 +84,20 @@ class Trace:
         open_ranges: ranges without an end.
         operators: PyTorch's operators (``aten::mm``, ``autograd::engine::evaluate_function: MmBackward0``), from
             PyTorch's profiler or from the NVTX ranges that ``--pytorch=autograd-nvtx`` writes.
-        tables: keys (``trace.schema``) of the tables that the file has.
+        tables: keys (``trace.schema``) of the tables in the file.
         left_out: the rows with invalid times, which no column contains.
-        untimed_operations: the operations among them.
+        untimed_operations: the operations among these rows.
         memory: allocations and releases of device memory; None if they were not recorded.
         costly_tables: the tables of ``schema.COSTLY_TABLES`` that were recorded.
         ranks: ranks by global process ID; the key 0 stands for the process that nsys launched.
         median_launch_ns: median duration of the first kernel launches; None without launches.
-        torch_callers: the PyTorch operator or function that made an API call, by process and correlation ID. Only
-            calls with a backtrace are in it.
+        torch_callers: the PyTorch operator or function that made an API call, by process and correlation ID. It
+            contains only calls with a backtrace.
         nccl_calls: calls of NCCL's functions.
         stacks: samples of the Python stack by global process ID, if the capture hooks took them.
         off_cpu: starts and ends (ns, in order) of the times without a CPU, by global thread ID, if nsys recorded them.
-        stale_export: name of the export that was read although the report is newer, because nsys is missing; else
-            empty.
+        stale_export: name of the export if it was read although the report is newer, because nsys is missing; else an
+            empty text.
         start_end_names: names of the ranges that are started and ended instead of pushed and popped. They
             may overlap other ranges without being nested.
         profiler_events: events of the profiler itself: its overhead, and the span of its recording.
@@ -215,8 +216,8 @@ def check_recorded(reader: Reader, path: Path) -> None:
     """Checks that there is something to analyze.
 
     Raises:
-        MissingTableError: there is neither CUDA activity nor an NVTX range. The hint is the profiler's reason if it
-            gives one.
+        MissingTableError: there is neither CUDA activity nor an NVTX range. The hint is the reason that the profiler
+            gives, if there is one.
     """
     if not any(reader.name_of(table) for table in _LARGE_TABLES):
         reason = plain(explain_missing_cuda(read_diagnostics(reader.read(schema.DIAGNOSTICS))), "`")
@@ -225,13 +226,13 @@ def check_recorded(reader: Reader, path: Path) -> None:
 
 
 def costly_tables(reader: Reader) -> tuple[str, ...]:
-    """Returns the tables of ``schema.COSTLY_TABLES`` that were recorded: they have rows or a shared copy's mark."""
+    """Returns the tables of ``schema.COSTLY_TABLES`` that were recorded: with rows or a shared copy's mark."""
     present = [name for name in schema.COSTLY_TABLES if name in reader.columns_of]
     return tuple(n for n in present if reader.columns_of[n] == schema.COSTLY_MARK or reader.has_rows(n))
 
 
 def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations:
-    """Returns the GPU operations. It removes their columns from the frames, because two copies take too much memory."""
+    """Returns the GPU operations. Removes the columns from the frames, because two copies take too much memory."""
     parts = [frames[kind] for kind in OPERATION_KINDS]
     lengths = [len(part["start"]) for part in parts]
     blocks = np.ones(lengths[KERNEL], np.int64)
@@ -306,8 +307,8 @@ def _launches(frame: Frame, strings: dict[int, str]) -> tuple[Launches, Bools]:
 
 
 # ``nsys --pytorch=autograd-nvtx`` and PyTorch's ``emit_nvtx`` write the sequence number of autograd's node after the
-# operator's name: ``aten::mm, seq = 9157, op_id = 91984``. With shapes, the sizes of its inputs follow:
-# ``sizes = [[8192, 768], [768, 3072]], input_op_ids = [(91979,0), (657,0)]``.
+# operator's name: ``aten::mm, seq = 9157, op_id = 91984``. If shapes are recorded, the sizes of the operator's inputs
+# follow: ``sizes = [[8192, 768], [768, 3072]], input_op_ids = [(91979,0), (657,0)]``.
 _ATEN = "aten::"
 _ANNOTATION = re.compile(r",\s*(?:seq|op_id|sizes|input_op_ids)\s*=.*")
 _SEQUENCE = re.compile(r",\s*seq\s*=\s*(\d{1,18})(?:\D|$)", re.ASCII)
@@ -316,7 +317,7 @@ _SEQUENCE = re.compile(r",\s*seq\s*=\s*(\d{1,18})(?:\D|$)", re.ASCII)
 def _read_ranges(frame: Frame, strings: Mapping[int, str]) -> tuple[Ranges, Ints, Operators]:
     """Returns the ranges, the positions of PyTorch's operators among them, and these operators.
 
-    The operators are the ranges with a name of ATen, and those whose name has an annotation on any of its ranges.
+    A range is an operator if its name is one of ATen's, or if any range of this name has an annotation.
     """
     by_id = frame["text_id"]
     used, id_codes = dense_codes(by_id)
@@ -354,7 +355,7 @@ def _recorded_operators(frame: Frame, strings: Mapping[int, str]) -> Operators:
 
 
 def _read_profiler_events(tables: Sequence[Frame], strings: Mapping[int, str]) -> Ranges:
-    """Returns the events of the profiler itself, without those whose times CUPTI could not collect."""
+    """Returns the events of the profiler itself, without events whose times CUPTI could not collect."""
     names = ("start", "end", "thread", "name")
     start, end, thread, ids = (np.concatenate([table[name] for table in tables]) for name in names)
     used, codes = dense_codes(ids)
@@ -362,7 +363,7 @@ def _read_profiler_events(tables: Sequence[Frame], strings: Mapping[int, str]) -
     return events.select((start != schema.NO_TIME) & (end > start))
 
 
-#: A PyTorch function that Python calls (``THPVariable_item``, ``THCPModule_emptyCache``), or an operator.
+#: Matches a PyTorch function that Python calls (``THPVariable_item``, ``THCPModule_emptyCache``), or an operator.
 _TORCH_SYMBOL = re.compile(r"\bTHC?P\w+?_(?P<function>\w+)\(|^at::_ops::(?P<operator>\w+)::call\b")
 
 
@@ -371,15 +372,16 @@ def _read_torch_callers(
 ) -> Mapping[tuple[int, int], str]:
     """Returns the outermost PyTorch operator or function around each API call, by process and correlation ID.
 
-    It is taken from the call's backtrace, or from a CPU sample during the call. A call without a PyTorch function in
-    its backtrace has no entry. ``strings`` are the export's strings by ID.
+    The function is taken from the backtrace of the call, or from a CPU sample during the call. A call without a PyTorch
+    function in its backtrace has no entry. ``strings`` are the export's strings by ID.
     """
     #: Threads, correlation IDs and backtrace IDs of API calls, and the outermost function of each backtrace.
     sources: list[tuple[Ints, Ints, Ints, dict[int, str]]] = []
     if functions := _outermost_functions(reader, schema.SAMPLED_CHAINS, strings):
         samples = reader.read(schema.SAMPLES)
         chain, thread, time = (samples[name] for name in ("id", "thread", "start"))
-        # Sorted by thread and start, the samples during a call follow the call and precede the next one.
+        # Calls and samples are sorted by thread and start. The samples during a call then follow this call and precede
+        # the next call.
         order = np.lexsort((np.append(time, launches.start), np.append(thread, launches.thread)))
         last = np.maximum.accumulate(np.where(order < len(time), -1, np.arange(len(order))))
         place = np.flatnonzero((order < len(time)) & (last >= 0))
