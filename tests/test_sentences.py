@@ -126,6 +126,12 @@ def of_step(data: Json, _: CaptureSummary) -> Iterator[tuple[str, float]]:
         yield "%", math.floor(data["share_in_phases"] * 1000) / 1000  # cut off, not rounded: 89.99 % is not 90
 
 
+def of_details(data: Json, _: CaptureSummary) -> Iterator[tuple[str, float]]:
+    """The number of the measured steps, and of the steps of each group."""
+    yield "steps", data["step"]["instances"]
+    yield from (("steps", group["steps"]) for group in data["step"]["groups"])
+
+
 def shares_of_computing(shares: Json) -> dict[str, float]:
     """The shares of the classes without communication."""
     ms = {row["class"]: row["ms_per_instance"] for row in shares["classes"] if row["class"] != "communication"}
@@ -178,6 +184,7 @@ DERIVED: dict[str, Callable[[Json, CaptureSummary], Iterator[tuple[str, float]]]
     "matmul": of_matmul,
     "limits": of_limits,
     "modules": of_modules,
+    "details": of_details,
 }
 
 
