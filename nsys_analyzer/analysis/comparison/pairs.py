@@ -99,7 +99,7 @@ def compare_runs(
         unmatched.sort(key=lambda run: _SIDES.index(run.side))
         return Comparisons(tuple(compared), tuple(refused), tuple(unmatched))
     if not before or not after:
-        raise NsysAnalyzerError("One of the sides holds no run", "Give captures, or folders that hold them")
+        raise NsysAnalyzerError("One of the sides contains no run", "Give captures, or folders of captures")
     settings = ", ".join(
         f"{difference.key.replace('_', ' ')} ({difference.before} and {difference.after})"
         for difference in differing_settings(before[0], after[0], CONFIGURATION, unknown="unknown")
