@@ -20,9 +20,9 @@ class Format:
     """A format of exported files.
 
     Attributes:
-        place: ``module`` or ``module:class`` of its functions, which is imported when they are used.
+        place: ``module`` or ``module:class`` of the format's functions. It is imported when the functions are used.
         suffix: the suffix of its files.
-        on_one_clock: whether it shows all captures on one timeline.
+        on_one_clock: whether the format shows all captures on one timeline.
     """
 
     place: str
@@ -40,12 +40,12 @@ class Format:
 
     @property
     def is_ours(self) -> Callable[[Path], bool]:
-        """Returns the function that checks whether a non-empty file was written in this format by this tool."""
+        """Returns the function that checks whether this tool wrote a non-empty file in this format."""
         is_ours: Callable[[Path], bool] = resolve_name(self.place).is_ours
         return is_ours
 
 
-#: The included formats, by their names in ``--format``.
+#: The formats of this package, by their names in ``--format``.
 FORMATS = {
     "perfetto": Format("nsys_analyzer.export.perfetto", ".pftrace", on_one_clock=True),
     "parquet": Format("nsys_analyzer.export.tables:Parquet", ".parquet"),
@@ -55,7 +55,7 @@ FORMATS = {
 
 
 def load_formats() -> dict[str, Format]:
-    """Returns the included formats and those of installed packages."""
+    """Returns the formats of this package and of installed plugins."""
     formats = dict(FORMATS)
     for point, form in load_plugins(EXPORT_FORMATS):
         with skip_if_it_fails(point):

@@ -1,4 +1,4 @@
-"""Makes a pandas DataFrame of the GPU operations of a trace: one row for each, with all that is known about it."""
+"""Makes a pandas DataFrame of the GPU operations of a trace: one row with all known facts for each operation."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Column:
 
     Attributes:
         type: the type of its values.
-        unit: their unit, empty if they have none.
-        doc: their meaning.
-        of_kernels: whether :func:`kernel_frame` has the column, too.
+        unit: the unit of the values; empty for values without a unit.
+        doc: the meaning of the values.
+        of_kernels: whether the result of :func:`kernel_frame` also has the column.
     """
 
     type: Literal["category", "integer", "flag"]
@@ -103,7 +103,7 @@ def kernel_frame(trace: Trace, names: PhaseNames | None = None) -> pd.DataFrame:
     """Returns the kernels of a trace that have possible times, in the order of the file; the columns are ``COLUMNS``.
 
     Args:
-        names: names of the ranges of phases, in place of the default names.
+        names: names of the ranges of phases, which replace the default names.
 
     Raises:
         MissingTableError: the export has no table of GPU activity.
@@ -147,7 +147,7 @@ def operation_frame(attributed: AttributedTrace) -> pd.DataFrame:
     rank_of_process = {row.global_pid: row.rank for row in find_processes(trace) if row.rank is not None}
     ranks = np.array([rank_of_process.get(process, NONE) for process in processes.tolist()], np.int64)
     rank = ranks[np.searchsorted(processes, operations.process)]
-    capture = trace.path.name.encode("utf-8", "replace").decode()  # a file name need not be valid text
+    capture = trace.path.name.encode("utf-8", "replace").decode()  # a file name need not be valid UTF-8
     columns = {
         "capture": _categorical(np.zeros(len(kind), np.int8), [capture]),
         "rank": _masked(rank, rank == NONE),
@@ -198,7 +198,7 @@ def _nullable(values: Any, index: Any) -> Any:
 
 
 def _masked(values: Any, missing: Any) -> Any:
-    """Returns integers, of which the masked ones are missing."""
+    """Returns integers with a missing value wherever the mask is set."""
     import pandas as pd
 
     return pd.arrays.IntegerArray(values.astype(np.int64), missing)

@@ -1,4 +1,4 @@
-"""Makes copies of captures that may leave the machine: they contain what the analysis needs, and no private data."""
+"""Makes copies of captures for other people. A copy contains the data that the analysis needs, and no private data."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _COPIED_PROPERTIES = {
     ),
     "capture": ("CAPTURE_EVENT_TYPE", "CUDA_GRAPH_TRACE_OPTIONS:MODE", "PROCESS_0:CUDA_GRAPH_TRACE_OPTIONS:MODE"),
 }  # fmt: skip
-#: The role of the strings whose IDs a table contains, by table.
+#: For each table with string IDs, the role of the strings.
 _ROLES = {
     "kernel": KERNEL, "runtime": CALL, "nvtx": RANGE, "operators": OPERATOR, "threads": THREAD,
     "overhead": PROFILER_EVENT, "profiler_overhead": PROFILER_EVENT,
@@ -68,13 +68,13 @@ _STRING_ID_COLUMNS = ("name", "text_id")
 def share(
     trace: Path, output: Path, *, force: bool = False, keep: Sequence[re.Pattern[str]] = (), keep_source: bool = False
 ) -> tuple[Renaming, ...]:
-    """Copies what the analysis needs of a trace into a new SQLite export, and returns the names that have an alias.
+    """Copies the data of a trace that the analysis needs into a new SQLite export, and returns the replaced names.
 
-    The copy is written completely or not at all, and gives the same figures as the trace. It does not contain the
-    program's command line, and names that are not allowed are replaced by aliases.
+    The copy is written completely or not at all, and its analysis has the same figures as that of the trace. It does
+    not contain the program's command line, and names that are not allowed are replaced by aliases.
 
     Args:
-        trace: any capture that ``Trace.load`` accepts.
+        trace: the capture, in any format that ``Trace.load`` accepts.
         output: the copy, with the suffix ``.sqlite``. Its folder is created if needed.
         force: whether an existing file is replaced. The trace itself is never replaced.
         keep: patterns of names that remain unchanged. A pattern must match the whole name.
@@ -82,7 +82,7 @@ def share(
 
     Raises:
         TraceError: the trace cannot be read.
-        NsysAnalyzerError: the output is the trace, exists already, or cannot be written.
+        NsysAnalyzerError: the output is the trace itself, exists already, or cannot be written.
     """
     stacks = {
         path: output.with_name(path.name.replace(trace_stem(trace), output.stem, 1))
@@ -95,7 +95,7 @@ def share(
         else:
             _check_free(target, force=force and not target.is_symlink())
     reader = open_capture(trace)
-    _check_output(reader.path, output, force=force)  # opening a report may have just created its export
+    _check_output(reader.path, output, force=force)  # opening a report may have created its export at the output's path
     check_recorded(reader, reader.path)
     scrubber = Scrubber(keep)
     tables = _copied_tables(reader, scrubber) | _tables_of_ranks(reader)
@@ -116,7 +116,7 @@ def share(
 
 
 def missing_tables(trace: Path, copy: Path) -> list[str]:
-    """Returns the tables of an nsys trace that hold rows and are missing from its copy."""
+    """Returns the tables of an nsys trace that have rows and are missing from the trace's copy."""
     if find_source(trace).makes_tables:
         return []
     reader, copied_tables = open_capture(trace), open_capture(copy).columns_of
@@ -139,14 +139,14 @@ def _check_free(path: Path, *, force: bool) -> None:
 
 
 def _copied_tables(reader: Reader, scrubber: Scrubber) -> dict[str, pa.Table]:
-    """Returns the copied tables by their names in the export, without private data."""
+    """Returns the tables of the copy by their names in the export, without private data."""
     name_of = {table: name for table in _COPIED_TABLES if (name := reader.name_of(table))}
     frames = reader.read_all(name_of)
     threads = [np.unique(frame["thread"]) for key, frame in frames.items() if key != "threads" and "thread" in frame]
     roles_of: dict[int, set[str]] = defaultdict(set)
     for key, role in _ROLES.items():
         frame = frames.get(key, {})
-        if key == "threads" and frame:  # keep only recorded threads: all threads would reveal the host's processes
+        if key == "threads" and frame:  # other threads would reveal the host's processes
             recorded = np.flatnonzero(np.isin(frame["thread"], np.concatenate([np.empty(0, np.int64), *threads])))
             frame |= {column: values[recorded] for column, values in frame.items()}
         for column in set(_STRING_ID_COLUMNS) & set(frame):
@@ -159,7 +159,7 @@ def _copied_tables(reader: Reader, scrubber: Scrubber) -> dict[str, pa.Table]:
         if len(rows):
             tables[name] = _scrub_rows(table, frame, rows, roles_of, scrubber)
         elif table.filter and table.key not in _COPIED_PROPERTIES:
-            # A row that the filter excludes shows that the table was recorded.
+            # A single row that the filter excludes is written. It shows that the table was recorded.
             tables[name] = arrow_table({column.aliases[0]: np.array([schema.NO_TIME]) for column in table.columns})
     return tables
 
@@ -184,7 +184,7 @@ def _find_copied_rows(table: Table, frame: Frame, roles_of: Mapping[int, set[str
 def _scrub_rows(
     table: Table, frame: Frame, rows: Ints, roles_of: Mapping[int, set[str]], scrubber: Scrubber
 ) -> pa.Table:
-    """Returns some rows of a table without private data. It omits columns that only contain their default."""
+    """Returns the given rows of a table without private data. Columns that contain only their default are omitted."""
     columns = {}
     for column in table.columns:
         if not column.is_text:
@@ -206,7 +206,7 @@ def _scrub_rows(
             texts = [scrubber.scrub_property(text) for text in texts]
         elif column.name == "value":
             names = frame["name"].take(arrow_integers(rows)).to_pylist()
-            # The time shift is needed to interpret the times, which reveal it anyway.
+            # The time shift is copied because the times cannot be interpreted without it. The times reveal it anyway.
             texts = [
                 text if name == schema.TIME_SHIFT else scrubber.scrub_property(text)
                 for name, text in zip(names, texts, strict=True)
@@ -228,7 +228,7 @@ def _tables_of_ranks(reader: Reader) -> dict[str, pa.Table]:
         tables[schema.RANKS.aliases[0]] = arrow_table(dict(zip(names, numbers.T, strict=True)))
     calls = read_nccl_calls(reader, nccl_ranges)
     if len(calls):
-        # PyTorch's names of collectives are those of its ranges without the prefix "nccl:".
+        # PyTorch's ranges of collectives are named "nccl:" and the name of the collective.
         names = [
             name if is_public(name, RANGE) or is_public(f"nccl:{name}", RANGE) else REMOVED_MARK for name in calls.names
         ]

@@ -2,7 +2,8 @@
 
 Only allowed names remain: names of PyTorch, kernels that match a rule, spellings of phases and steps, calls of modules
 of ``torch.nn``, and names that the caller allows. Every other name gets an alias; names are not searched for secrets.
-An alias tells what the analysis needs: the phase with its number, the class and precision of a kernel, or the layer.
+An alias contains the facts that the analysis needs: the phase with its number, the class and precision of a kernel, or
+the layer.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from nsys_analyzer.trace.stacks import CLOCK_RANGE
 #: Replaces removed text.
 REMOVED_MARK = "…"
 
-#: The roles of a string: what it is the name of. It remains only if all of its roles allow it.
+#: The roles of a string, which say what the string names. A string remains only if each of its roles allows the string.
 KERNEL, CALL, RANGE, OPERATOR, THREAD, PROFILER_EVENT = "kernel", "call", "range", "operator", "thread", "noted"
 
 # --- PyTorch's names
@@ -66,7 +67,8 @@ _OPTIMIZER = r"(?:ASGD|Ada(?:delta|factor|grad|m|mW|max)|LBFGS|Muon|NAdam|Optimi
 _PART = re.compile(
     r"(?:en|de)coder|layers?|self_attn|multihead_attn|out_proj|(?:linear|norm|dropout|conv|bn|fc|act)\d{0,2}|relu"
 )
-#: A node of autograd. Nodes that PyTorch generates end with a number, and nodes of the program's Functions do not.
+#: A node of autograd. Names of nodes that PyTorch generates end with a number. Names of nodes of the program's own
+#: Functions do not.
 _NODE = (
     r"(?:torch::autograd::)?(?:[A-Z]\w{0,80}Backward\d|AccumulateGrad|CopySlices|GraphRoot|Error"
     r"|(?:Checkpoint|Compiled)Function(?:Backward)?)"
@@ -106,15 +108,14 @@ _PROFILER_EVENT = re.compile(
     r"module|nvtx|on|process|profiler|profiling|pytorch|request|resource|runtime|tls|triggered|unknown|unrecognized|uvm)"
     r"(?: |$))+(?:\(\d{1,3}\))?"
 )
-#: The names of threads that libraries, Python and PyTorch start.
-#: The names of threads that libraries, Python and PyTorch start.
+#: Matches the names of threads that libraries, Python and PyTorch start.
 _THREAD = re.compile(
     r"python[\d.]{0,6}|pt_(?:autograd|data|main|nccl|elastic|tcpstore)\w{0,12}|cuda-EvtHandlr|cuda\d{8,14}"
     r"|\[NSys(?: Comms)?\]|CUPTI worker thread"
 )
-#: The characters of C++ names and mangled names. They do not allow paths, quotes and mail addresses.
+#: The characters of C++ names and mangled names. No path, quotation or mail address consists of these characters alone.
 _CODE = re.compile(r"[\w\s:<>(){}\[\],.*&~#$=+\-!|?^%]+", re.ASCII)
-#: The outermost namespaces in a readable name, also in template arguments.
+#: Matches the outermost namespaces in a readable name, including the namespaces in template arguments.
 _NAMESPACE = re.compile(r"(?<![\w:.-])([\w.-]+)::(?!\()")
 #: The name of a kernel without C++ arguments: an identifier, or a name in the style of Triton or rocBLAS.
 _IDENTIFIER = re.compile(r"[\w.:$-]+", re.ASCII)
@@ -131,7 +132,8 @@ _OUR_BLOCKS = ("", "transformer_", "transformer")
 
 # --- the parts of names
 
-#: The numbers after an autograd annotation. A trace contains a million of them, and they are not private.
+#: The numbers after an autograd annotation. A trace may contain a million different numbers, and the numbers are not
+#: private.
 _ANNOTATION = r", *(?:seq|op_id|sizes|input_op_ids) *="
 _NUMBERS = re.compile(rf"(?:{_ANNOTATION}(?:[\d\[\](),]|(?<![\d-])[ -])*)+")
 #: A number with more digits than any counter or size, which may be a key or a card number.
@@ -139,8 +141,8 @@ _LONG_NUMBER = re.compile(r"\d(?:[ -]*\d){12,}")
 #: Personal ID numbers and telephone numbers, which are written in groups.
 _PERSONAL = re.compile(r"(?<!\d)\d{3}(?P<dash>[ -])\d{2,4}(?P=dash)\d{4}(?!\d)")
 _ADDRESS_OR_CARD = re.compile(r"(?<!\d)(?:\d{1,3}(?:\.\d{1,3}){3}|\d(?:[ .-]?\d){11,18})(?!\d)")
-#: A name that ends with the counter of a loop or of layers. Longer numbers may be addresses, telephone numbers or card
-#: numbers and do not match.
+#: Matches a name that ends with the counter of a loop or of layers. A longer number does not match, because it may be
+#: an address, a telephone number or a card number.
 _NAME_WITH_COUNTER = re.compile(r"(?P<stem>.*?[\s_\-\[a-z])(?P<number>#?\d{1,5}(?:(?:/| of )\d{1,5})?)", re.DOTALL)
 _OTHER_NUMBER = re.compile(r"\d{6}|\d{3}\D+\d")
 _MAX_PHASE_CHARACTERS = 100
@@ -155,12 +157,13 @@ _WORD = re.compile(
     r"(?:\.(?:step|zero_grad|forward|__call__))?)",
     re.DOTALL,
 )
-#: A word of a module path. Several numbers in sequence may be an address or an account, and count as one word.
+#: Matches a word of a module path. Several successive numbers count as one word, because they may be an address or an
+#: account.
 _WORD_OF_PATH = re.compile(r"\d+(?:[/.]\d+){3,}|\d{3,}(?:[/.]\d{3,})+|[^/.]+")
 _OPERATOR_PREFIX = "aten::"
-#: A number with this many digits is too long to be a layer's index, or a step's counter.
+#: A number with at least this many digits is too long to be the index of a layer or the counter of a step.
 _TOO_LONG_FOR_INDEX, _TOO_LONG_FOR_COUNTER = 5, 7
-_CONSONANTS = "bcdfghjklmnpqrstvwxz"  # they cannot form words by chance
+_CONSONANTS = "bcdfghjklmnpqrstvwxz"  # letters without vowels cannot form words by chance
 
 
 def is_public(text: str, role: str) -> bool:
@@ -188,7 +191,7 @@ def _is_phase(text: str) -> bool:
     """Returns whether a text is only the spelling of a phase or of a serving step, with small numbers."""
     if len(text) > _MAX_PHASE_CHARACTERS:
         return False
-    is_shortened = "," in text or text.startswith("Optimizer.")  # normalize_name ignores the end of such a text
+    is_shortened = "," in text or text.startswith("Optimizer.")  # ``normalize_name`` ignores the end of such a text
     has_small_numbers = all(len(number) < _TOO_LONG_FOR_COUNTER for number in re.findall(r"\d+", text))
     is_phase = not is_shortened and has_small_numbers and normalize_name(text) in _spellings()
     is_served_step = (
@@ -203,7 +206,7 @@ def _spellings() -> frozenset[str]:
 
 
 def _is_of_a_library(kernel: str) -> bool:
-    """Returns whether a kernel matches a rule or is from PyTorch, and has only namespaces of libraries."""
+    """Returns whether a kernel matches a rule or is PyTorch's, and its name contains only namespaces of libraries."""
     if kernel.startswith(UNNAMED_KERNEL):
         return kernel[len(UNNAMED_KERNEL) :].strip().isdigit()
     if not (_IDENTIFIER if not {"(", "<"} & set(kernel) else _CODE).fullmatch(kernel):
@@ -228,8 +231,8 @@ class Scrubber:
         keep: patterns of names that remain unchanged. A pattern must match the whole name.
 
     Attributes:
-        renamed: the replaced names with their aliases, in the order of the export. Of names that only differ in their
-            counter, only the first one is listed.
+        renamed: the replaced names with their aliases, in the order of the export. If names differ only in their
+            counter, only the first of these names is listed.
     """
 
     def __init__(self, keep: Sequence[re.Pattern[str]] = ()) -> None:
@@ -240,7 +243,7 @@ class Scrubber:
         self.renamed: list[Renaming] = []
 
     def scrub_name(self, text: str, *roles: str) -> str:
-        """Returns a name that has some roles, or its alias."""
+        """Returns a name if its roles allow the name, else the alias of the name."""
         numbers = re.search(_ANNOTATION, text)
         head = text[: numbers.start()] if numbers and _NUMBERS.fullmatch(text, numbers.start()) else text
         key = (head, frozenset(roles))
@@ -266,7 +269,7 @@ class Scrubber:
         return re.sub(f"{REMOVED_MARK}(?: {REMOVED_MARK})+", REMOVED_MARK, reduced)
 
     def _make_unique(self, text: str, replacement: str) -> str:
-        """Returns the replacement of a text, with a number if it already replaces another text."""
+        """Returns the replacement of a text. A number is added if the replacement already stands for another text."""
         unique, number = replacement, 1
         while self._text_of.setdefault(unique, text) != text:
             number += 1
@@ -294,9 +297,9 @@ class Scrubber:
         return f"{alias.text(self._code(stem, 'alias ', name))}{loading} {number}".rstrip()
 
     def _word(self, word: str) -> str:
-        """Returns a word of a name, or an alias that keeps the suffix, which tells the word's role in the model."""
+        """Returns a word of a name, or its alias. An alias keeps the suffix, which shows the role in the model."""
         match = _WORD.fullmatch(word)
-        assert match is not None  # the stem matches any text
+        assert match is not None  # the pattern matches any text
         stem, suffix = match.groups()
         if (word.isdigit() and len(word) < _TOO_LONG_FOR_INDEX) or any(map(_is_word_of_torch, (word, stem))):
             return word
@@ -307,8 +310,8 @@ class Scrubber:
 
         Args:
             text: the text.
-            prefix: the text before the letters in the alias, for ``renamed``.
-            name: the name that contains the text, for ``renamed``.
+            prefix: the text that precedes the letters in the alias, for the entry in ``renamed``.
+            name: the name that contains the text, for the entry in ``renamed``.
         """
         if text not in self._codes:
             quotient, code = len(self._codes), ""
@@ -340,7 +343,7 @@ def _phase_prefix(name: str) -> str:
 # --- messages and properties
 
 _OF = r"(?:CUDA|NVTX|CUPTI|OpenGL|Vulkan|OS runtime libraries|cuDNN|cuBLAS|cuSPARSE|MPI|UCX|OpenMP|OpenACC|NCCL|Python)"
-#: The sentences that nsys and this package's reader of PyTorch's traces write about a recording.
+#: Matches the sentences that nsys and this package's reader of PyTorch's traces write about a recording.
 _SENTENCE = re.compile(
     rf"Not all {_OF} events might have been collected|No {_OF} events collected\. Does the process use {_OF}\?"
     rf"|{_OF} profiling might have not been started correctly|{_OF} injection initialization failed"

@@ -1,1 +1,1 @@
-"""Contains what the package needs of the operating system: files, processes, machine facts, nsys, plugins, workers."""
+"""Contains the package's access to the operating system: files, processes, machine facts, nsys, plugins, workers."""

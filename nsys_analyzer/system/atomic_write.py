@@ -18,10 +18,11 @@ from nsys_analyzer.errors import NoSpaceError, NsysAnalyzerError
 from nsys_analyzer.text import format_bytes
 
 _DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-#: A disk with less free space counts as full: nsys, SQLite and PyTorch then fail with various messages.
+#: A disk with less free space than this counts as full. On a full disk, nsys, SQLite and PyTorch fail with various
+#: messages.
 _FULL_DISK_BYTES = 1 << 20
 _MAX_PREFIX_CHARACTERS = 40  # a folder's name starts with the file's name and is limited to 255 bytes
-#: The file that marks a folder as one of this module, so that no other folder with such a name is removed.
+#: The file that marks a folder that this module made. Folders with a similar name but without the mark are not removed.
 UNFINISHED_MARK = ".written-by-nsys-analyze"
 
 
@@ -31,13 +32,14 @@ def atomic_write(target: Path, needed_bytes: int | None = None, source: Path | N
 
     The path is in a temporary folder beside the target, so that a database's journal is removed with it. Folders that
     killed processes left behind are removed first. If the target is a symbolic link, the link remains and the file that
-    it points to is replaced. The new file keeps the owner and the permissions of the old one; without an old one, the
-    umask decides.
+    it points to is replaced. The new file keeps the owner and the permissions of the old file; if there is no old file,
+    the umask sets the permissions.
 
     Args:
         target: the file to write.
-        needed_bytes: size of the file if it is known, for the message about a full disk.
-        source: the file that it is made from. The new file grants no permission that its source does not grant.
+        needed_bytes: size of the file, for the message about a full disk; None if unknown.
+        source: the file from which the new file is made. The new file grants no permission that its source does not
+            grant.
 
     Raises:
         NsysAnalyzerError: ``target`` is a folder, a device or a pipe.
@@ -77,7 +79,7 @@ def append_text(target: Path, text: str) -> None:
         end = file.tell()
         try:
             written = file.write(content)
-            if written < len(content):  # a full disk accepts a part, and fails at the next write
+            if written < len(content):  # a full disk accepts a part of the text, and fails at the next write
                 file.write(content[written:])
         except OSError:
             file.truncate(end)
@@ -92,9 +94,10 @@ def check_regular(path: Path, hint: str = "Name a file") -> None:
 
 
 def check_folder(path: Path, *, force: bool) -> None:
-    """Checks that the folder of a file exists, or that ``force`` allows to create it.
+    """Checks that the folder of a file exists, or that ``force`` allows this module to create the folder.
 
-    A folder cannot be created below a file. That case is left to the error of writing the file.
+    A folder cannot be created below a file. In that case no error is raised here, because writing the file raises an
+    error.
 
     Raises:
         NsysAnalyzerError: the folder is missing.
@@ -111,13 +114,13 @@ def link_target(path: Path) -> Path:
 
 @contextmanager
 def _unfinished_folder(destination: Path) -> Iterator[Path]:
-    """Creates a hidden folder beside a path for the block. Its lock shows that its process is running."""
+    """Creates a hidden folder beside a path for the block. A lock on it shows that its process is running."""
     remove_unfinished(destination.parent, destination.stem)
     prefix = f".{destination.stem[:_MAX_PREFIX_CHARACTERS]}-export-"
     folder = Path(tempfile.mkdtemp(dir=destination.parent, prefix=prefix))
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # on a file system without locks, no folder is removed either
+        with suppress(OSError):  # without locks on this file system, ``remove_unfinished`` removes nothing
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         (folder / UNFINISHED_MARK).touch()  # after the lock, because other processes remove marked unlocked folders
         yield folder
@@ -127,10 +130,10 @@ def _unfinished_folder(destination: Path) -> Iterator[Path]:
 
 
 def remove_unfinished(folder: Path, stem: str | None = None) -> None:
-    """Removes the unfinished files that killed processes left in a folder; if ``stem`` is given, only of that file."""
+    """Removes the unfinished files that killed processes left in a folder; with a ``stem``, only of that file."""
     name = "*" if stem is None else glob.escape(stem[:_MAX_PREFIX_CHARACTERS])
     for mark in list(folder.glob(f".{name}-export-*/{UNFINISHED_MARK}")):
-        with suppress(OSError):  # it is gone, its process is running, or the file system has no locks
+        with suppress(OSError):  # the folder is gone or locked, or the file system has no locks
             descriptor = os.open(mark.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -140,7 +143,7 @@ def remove_unfinished(folder: Path, stem: str | None = None) -> None:
 
 
 def is_disk_full(folder: Path) -> bool:
-    """Checks whether a folder's disk is nearly full. Programs that fail there may not tell this reason."""
+    """Checks whether a folder's disk is nearly full, because programs that fail on a full disk may not say why."""
     return shutil.disk_usage(folder).free < _FULL_DISK_BYTES
 
 

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
     from distributed import Client
 
-#: Work that takes less time than this is done in this process: starting a process costs about one second of a core.
+#: Work is done in this process if it takes less time than this, because starting a process takes about one second of a
+#: core.
 WORTH_PROCESSES_S = 10
-#: The scheduler address that means that no cluster and no other process is used.
+#: The scheduler address for running all work in this process, without a cluster or other processes.
 NO_SCHEDULER = "none"
 
 _PACKAGE = "nsys-analyze"
@@ -38,7 +39,7 @@ _READ_HERE_HINT = "Read them one after another in this process: --scheduler none
 
 
 class Task(Protocol):
-    """Work on one file, which is sent to a worker: the file, and the estimated seconds and bytes of memory."""
+    """Work on one file that can be sent to a worker: the file, and estimates of the time and the memory."""
 
     @property
     def path(self) -> Path:
@@ -61,7 +62,7 @@ OnTaskDone = Callable[[], None]
 
 @dataclass(frozen=True)
 class Workers:
-    """Where tasks are run.
+    """The processes that run tasks.
 
     Attributes:
         scheduler: the address of a Dask scheduler; "none" for this process, sequentially. None for processes of this
@@ -172,7 +173,7 @@ def _open_client(address: str) -> Iterator[Client]:
     if not importlib.util.find_spec("distributed"):
         hint = f"Install it: pip install '{_PACKAGE}[cluster]'"
         raise ClusterError("--scheduler needs dask.distributed, which is not installed", hint)
-    import asyncio  # imported here because they are slow and only clusters need them
+    import asyncio  # imported here because these imports are slow and only clusters need them
     from concurrent.futures import CancelledError
     from importlib import metadata
 
@@ -185,7 +186,7 @@ def _open_client(address: str) -> Iterator[Client]:
             # A client would wait forever for a program that accepts connections but sends nothing.
             asyncio.run(asyncio.wait_for(connect(address, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S + 1)).abort()
             client = Client(address, timeout=_ANSWER_TIMEOUT_S)
-        except (OSError, TimeoutError, ValueError, MemoryError, TypeError) as error:  # also from other protocols
+        except (OSError, TimeoutError, ValueError, MemoryError, TypeError) as error:  # also if it is no Dask scheduler
             hint = "Check that it runs there, or start one: dask scheduler --no-dashboard"
             reason = str(error) or f"no answer within {_ANSWER_TIMEOUT_S} s"
             raise ClusterError(f"No Dask scheduler answers at {address} ({reason})", hint) from error
@@ -198,7 +199,7 @@ def _open_client(address: str) -> Iterator[Client]:
             try:
                 version: str | None = metadata.version(_PACKAGE)
             except metadata.PackageNotFoundError:
-                version = None  # the answer that workers give, too
+                version = None  # workers also answer this if they lack the package
             for worker, versions in client.get_versions(packages=[_PACKAGE])["workers"].items():
                 if (worker_version := versions["packages"][_PACKAGE]) != version:
                     installed = f"nsys-analyze {worker_version}" if worker_version else "no nsys-analyze"

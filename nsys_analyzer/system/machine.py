@@ -48,7 +48,7 @@ def torch_version() -> str | None:
 
 
 def read_provenance(folder: Path) -> dict[str, Any]:
-    """Returns the known ones of CPU, driver and git commit of ``folder``. Untracked files do not make it dirty."""
+    """Returns the CPU, driver and git commit of ``folder``, if known. Untracked files do not make the commit dirty."""
     git = ("git", "-C", str(folder))
     commit = run_for_lines(*git, "rev-parse", "HEAD")
     changes = run_for_lines(*git, "status", "--porcelain", "--untracked-files=no") if commit else None
@@ -71,7 +71,7 @@ def run_for_lines(*command: str) -> list[str] | None:
 
 
 def run_query(*command: Path | str) -> subprocess.CompletedProcess[str]:
-    """Runs a short command and returns its result; raises OSError or TimeoutExpired if it does not run."""
+    """Runs a short command and returns its result; raises OSError or TimeoutExpired if the command does not run."""
     return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_QUERY_TIMEOUT_S)
 
 
@@ -81,7 +81,7 @@ def cpu_model() -> str | None:
 
 
 def driver_module_version() -> str | None:
-    """Returns the version line of NVIDIA's kernel module; None if it is not loaded."""
+    """Returns the version line of NVIDIA's kernel module; None if the module is not loaded."""
     return _value_in(Path("/proc/driver/nvidia/version"), "NVRM version")
 
 
@@ -101,10 +101,10 @@ SEARCH_PATTERNS = (
     "opt/nvidia/nsight-systems*/*/target-linux-*/nsys",
     "opt/nvidia/nsight-systems*/bin/nsys",
     "usr/local/cuda*/bin/nsys",
-    "usr/local/cuda*/nsight-systems*/bin/nsys",  # from the toolkit's runfile
+    "usr/local/cuda*/nsight-systems*/bin/nsys",  # installed by the CUDA toolkit's runfile
     "usr/lib/nsight-systems/bin/nsys",
     "usr/lib/nsight-systems/target-linux-*/nsys",
-    # Nsight Compute contains an nsys that may lack the importer, so it comes last.
+    # The nsys of Nsight Compute comes last, because its importer may be missing.
     "opt/nvidia/nsight-compute/*/host/target-linux-*/nsys",
     "usr/local/cuda*/nsight-compute*/host/target-linux-*/nsys",
 )
@@ -123,7 +123,7 @@ class Nsys:
 
 
 def find_nsys(root: Path = Path("/")) -> Path | None:
-    """Returns the ``nsys`` to run: ``$NSYS``, else the one on ``PATH``, else an installed one; None if there is none.
+    """Returns the ``nsys`` to run: ``$NSYS``, else the nsys on ``PATH``, else an installed nsys; None if there is none.
 
     Args:
         root: the folder below which :data:`SEARCH_PATTERNS` are searched.

@@ -28,7 +28,7 @@ def load_plugins(group: str) -> tuple[tuple[EntryPoint, Any], ...]:
 
 @contextmanager
 def skip_if_it_fails(point: EntryPoint) -> Iterator[None]:
-    """Ends the block if the plugin fails in it, and warns the user."""
+    """Ends the block without an error if the plugin fails in the block, and warns the user."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - code of another package may raise anything

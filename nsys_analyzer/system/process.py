@@ -7,9 +7,9 @@ Each program runs below a supervisor, which is this file run as a program:
 The supervisor ends all processes that the program started when the program fails, when it is asked to end, or when its
 caller, ``PROCESS_ID``, has died. The kernel signals the supervisor when its caller dies, even by SIGKILL. The
 supervisor is also the subreaper of its descendants: the kernel makes it the parent of every process whose parent dies.
-So it also finds a target to which a profiler gave its own session, or one that overwrote its environment. The first
-SIGTERM asks the program to end, a second one kills all processes. If the program succeeds, background processes such as
-a compiler's server continue to run, except with ``all``.
+So the supervisor also finds a target that runs in a session of its own or has overwritten its environment. The first
+SIGTERM asks the program to end, and a second SIGTERM kills all processes. If the program succeeds, background processes
+such as a compiler's server continue to run, except with ``all``.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from typing import Any
 #: The exit code of a program that cannot be run, both of shells and of the supervisor.
 CANNOT_RUN = 127
 _PARENT_DEATH_SIGNAL, _CHILD_SUBREAPER = 1, 36  # options of prctl(2), which only Linux has
-#: Time to end after being asked to.
+#: The time that a program gets to end after it was asked to end.
 _GRACE_S = 5
-#: Time to wait for killed processes, which may hang in a driver.
+#: The time to wait until killed processes have ended, because they may hang in a driver.
 _KILL_TIMEOUT_S = 10
 _POLL_INTERVAL_S = 0.2
 _KILL_INTERVAL_S = 0.02
-#: Exit codes after a request to end (SIGTERM) and after an interrupt (SIGINT).
+#: The exit codes of a process that ends after a request to end (SIGTERM) and after an interrupt (SIGINT).
 _STOPPED_EXIT_CODES = (-signal.SIGTERM, 128 + signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGINT)
-#: Time for a profiler to write the report of a server.
+#: The time that a profiler gets to write the report of a server.
 _REPORT_TIMEOUT_S = 120
-#: How many bytes at the end of a log are searched for the reason of a failure.
+#: The reason of a failure is searched in this many bytes at the end of a log.
 _TAIL_BYTES = 20_000
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|MemoryError"
@@ -59,10 +59,10 @@ class Job:
         command: the program and its arguments.
         environment: variables that are added to those of this process.
         timeout_s: time limit in seconds; None for no limit.
-        runs_on: whether it runs until it is stopped, as a server does. It then succeeds if a signal ends it: from its
-            profiler, on an interrupt, or at the time limit.
-        folder: working folder; None for that of this process.
-        ends_descendants: whether every process that it started ends with it.
+        runs_on: whether the program runs until it is stopped, as a server does. The job then succeeds if a signal ends
+            the program: from its profiler, on an interrupt, or at the time limit.
+        folder: working folder; None for the working folder of this process.
+        ends_descendants: whether every process that the program started ends with the program.
     """
 
     command: Sequence[str]
@@ -103,11 +103,11 @@ def run_job(job: Job, log: Path, made_progress: Callable[[], bool] = lambda: Fal
     Args:
         job: the job.
         log: the file for its output.
-        made_progress: called a few times a second; if it returns True, the time limit starts again.
+        made_progress: called a few times a second; if the function returns True, the time limit starts again.
 
     Raises:
-        KeyboardInterrupt: on an interrupt, after all processes ended. An interrupt is the normal end of a job that
-            ``runs_on``, so it raises nothing there.
+        KeyboardInterrupt: on an interrupt, after all processes ended. A job with ``runs_on`` normally ends by an
+            interrupt, so the interrupt is not raised then.
         OSError: the log cannot be written.
     """
     limit_s = math.inf if job.timeout_s is None else job.timeout_s
@@ -145,12 +145,12 @@ def run_job(job: Job, log: Path, made_progress: Callable[[], bool] = lambda: Fal
 
 
 def run_captured(command: Sequence[str | Path], timeout_s: float | None) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end and returns its output; a timeout or an interrupt ends all that it started.
+    """Runs a command to its end and returns its output; a timeout or an interrupt ends all its processes.
 
     A command that cannot be run has the exit code 127 and an error output with the reason.
 
     Raises:
-        subprocess.TimeoutExpired: it did not end within ``timeout_s`` seconds; None means no limit.
+        subprocess.TimeoutExpired: the command did not end within ``timeout_s`` seconds; None means no limit.
     """
     with _start_supervised(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         output = process.communicate(timeout=timeout_s)
@@ -191,13 +191,13 @@ def last_lines(log: Path) -> str:
 
 
 def find_failure_line(log: Path, start: int = 0) -> str:
-    """Returns the line of a log that tells why a program failed: out of memory, an error, or its last line.
+    """Returns the line of a log that says why a program failed: out of memory, an error, or else the last line.
 
     Only the log from byte ``start`` on is searched.
     """
     lines = _lines(log, start)
     memory_lines = [line for line in lines if _OUT_OF_MEMORY.search(line)]
-    error_lines = [line for line in lines if _ERROR_LINE.match(line)]  # a profiler may print more after it
+    error_lines = [line for line in lines if _ERROR_LINE.match(line)]  # a profiler may print more after an error
     return (memory_lines or error_lines or lines or ["it printed nothing"])[-1]
 
 
@@ -235,14 +235,14 @@ def _supervise(parent: int, what_ends: str, command: list[str]) -> int:
     requests, program = 0, None
 
     def kill_descendants(*_: object) -> None:
-        """Kills every descendant, repeatedly, because a process that is just being started is only seen next time."""
+        """Kills all descendants repeatedly, because a process being started is found only in the next round."""
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         signal.setitimer(signal.ITIMER_REAL, _KILL_INTERVAL_S)
 
     def end(*_: object) -> None:
-        """Asks the program to end; the second time, or without a parent, it kills all descendants."""
+        """Asks the program to end; at the second request, or if the parent has died, kills all descendants."""
         nonlocal requests
         requests += 1
         if requests > 1 or os.getppid() != parent:
@@ -282,7 +282,7 @@ if __name__ == "__main__":
     exit_code = _supervise(int(sys.argv[1]), sys.argv[2], sys.argv[3:])
     if exit_code < 0:  # end by the same signal as the program
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        with suppress(OSError):  # SIGKILL has no handler to reset
+        with suppress(OSError):  # SIGKILL has no handler that could be reset
             signal.signal(-exit_code, signal.SIG_DFL)
         os.kill(os.getpid(), -exit_code)
     sys.exit(exit_code)

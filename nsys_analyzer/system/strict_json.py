@@ -1,4 +1,4 @@
-"""Reads JSON and TOML of unknown origin, and rejects values that later steps cannot represent."""
+"""Reads JSON and TOML of unknown origin, and rejects values that a float or UTF-8 cannot represent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read_toml(path: Path, kind: type[_Type], example: str) -> _Type:
     Args:
         path: the file.
         kind: the type.
-        example: valid content, for the hint of the error.
+        example: an example of valid content, for the hint of the error.
 
     Raises:
         ConfigurationError: the file is not valid TOML, or its content does not have the type.
