@@ -45,7 +45,7 @@ def checks(output: Path) -> Iterator[Check]:
 
 def _nsys() -> Iterator[Check]:
     try:
-        path = find_nsys()  # this raises an error if NSYS names no command
+        path = find_nsys()  # raises an error if NSYS is set to something that is no command
         if path is None:
             yield Check("nsys", "missing", "not on the PATH, and not where installers put it", INSTALL_NSYS)
             return
@@ -108,7 +108,7 @@ def _folder(name: str, folder: Path, setting: str) -> Check:
 
 
 def run_check(checks: Collection[Check]) -> Check:
-    """Returns how ``nsys-analyze run`` records here, or which of the checks keep it from running."""
+    """Returns how ``nsys-analyze run`` records on this machine, or which failed checks keep it from running."""
     try:
         plan = make_plan()
     except NsysAnalyzerError as error:

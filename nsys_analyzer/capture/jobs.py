@@ -1,9 +1,9 @@
 """Runs jobs into a folder: the targets of a sweep, a program of the user, and the cases of an experiment.
 
-All jobs share these rules. The folder is locked, and its log gets the output of every program. A result is kept as soon
-as it is complete, and is otherwise absent. A resume runs the jobs without a final result. A target of a sweep needs two
-processes, one timed and one profiled, and its results are collected in a hidden folder before they get their final
-place. A process of an experiment measures many cases and adds a row for each.
+All jobs share these rules. The folder is locked, and its log gets the output of every program. A result is stored as
+soon as it is complete, and incomplete results are not stored. A resume runs the jobs without a final result. A target
+of a sweep needs two processes, one timed and one profiled, and its results are collected in a hidden folder before they
+get their final place. A process of an experiment measures many cases and adds a row for each.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from nsys_analyzer.trace.stacks import find_stack_files
 
 #: The file with the output of the programs.
 LOG = "target.log"
-#: Environment variables with which PyTorch does not reuse code that an earlier case compiled.
+#: Environment variables that keep PyTorch from reusing code that an earlier case compiled.
 _NO_CACHE = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
-#: Statuses after which a job is not repeated. Running out of memory would happen again.
+#: Statuses after which a job is not repeated. A job that ran out of memory would run out of memory again.
 _FINAL_STATUSES = ("ok", "oom")
 #: Statuses after which a target ends its process. A new process measures the remaining cases.
 _STOPPING_STATUSES = ("oom", "failed")
 _MOVE_AWAY_HINT = "Move it away, or choose another --output-dir"
 _LOCK = ".lock"
-#: The hidden files with the cases for a process and the rows that it writes.
+#: The hidden files with the cases for a process and with the rows that the process writes.
 _HIDDEN = re.compile(r"\.[0-9a-f]{32}\.(cases\.json|rows\.jsonl)")
 #: The message for a program in which the hooks saw no PyTorch model.
 _NO_MODEL_SEEN = "no call of a PyTorch model was seen, so no step and no phase is known"
@@ -61,7 +61,7 @@ _NO_MODEL_SEEN = "no call of a PyTorch model was seen, so no step and no phase i
 
 
 def already_there(path: Path) -> ConfigurationError:
-    """Returns the error for existing results, if no option says whether to keep or to replace them."""
+    """Returns the error for results that exist already if no option says whether to keep or to replace the results."""
     hint = "--resume keeps finished results, --rerun replaces them, --output-dir names another folder"
     return ConfigurationError(f"{path} already exists", hint)
 
@@ -100,7 +100,8 @@ def locked(folder: Path) -> Iterator[None]:
 def remaining(targets: Sequence[Target], folder: Path, profiler: Profiler | None, resume: bool | None) -> list[Target]:
     """Returns the targets that have no result yet, or a result that a second run may improve.
 
-    If an earlier sweep was killed, its incomplete results are removed, and a result that it was replacing is restored.
+    If an earlier sweep was killed, its incomplete results are removed, and a result that the earlier sweep was
+    replacing is restored.
 
     Args:
         targets: all targets of the sweep.
@@ -185,7 +186,7 @@ def run_sweep(
         command: the command line of the sweep, which the manifests record.
 
     Returns:
-        The result of each target. Running out of memory, a crash and a timeout are results, too.
+        The result of each target. Running out of memory, a crash and a timeout also count as results.
 
     Raises:
         KeyboardInterrupt: the user stopped the sweep. Finished results are kept, and the running one is removed.
@@ -235,7 +236,7 @@ def _run_target(
     if profiler and (result.status == "ok" or not target.timed):
         progress.started(target.name, f"profiling with {profiler.name}")
         result = _record(target, part, profiler, timeout_s)
-        if result.message:  # the files that it names will be moved
+        if result.message:  # the files that the message names will be moved
             result = replace(result, message=result.message.replace(str(part), str(place)))
     pids, ranks, group = take_process_ids(part), target.ranks, uuid.uuid4().hex
     remove_unfinished(part)  # a recorder may have been killed while it wrote its trace
@@ -297,7 +298,7 @@ def _record(target: Target, part: Path, profiler: Profiler, timeout_s: float | N
     command = profiler.command(target.program, part.absolute(), target.ranks)
     stacks = part / f"capture{RANK_SUFFIX if target.ranks else ''}{STACKS}"
     environment = annotating(target.annotation, stacks=stacks)
-    if profiler.name == "torch" and not target.timed:  # only the recorder needs this package in the program's Python
+    if profiler.name == "torch" and not target.timed:  # only the recorder imports this package in the program's Python
         environment |= importing()
     if profiler.runs_on:
         environment[PROCESS_ID] = str(os.getpid())

@@ -3,7 +3,7 @@
     python -m nsys_analyzer.capture.launcher --nproc 2 -- python train.py
 
 Each process has its own ``RANK`` and ``LOCAL_RANK``. The processes share the output of the launcher, unless a folder
-for logs is given. That folder then also holds a file with the process IDs.
+for logs is given. The folder for logs then also contains a file with the process IDs.
 """
 
 from __future__ import annotations

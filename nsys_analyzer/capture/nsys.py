@@ -104,7 +104,7 @@ def _arguments(options: ProfileOptions, by_rank: bool) -> Iterator[str]:
     yield "--cpuctxsw=none"
     if options.capture_range:
         yield "--capture-range=cudaProfilerApi"
-        yield "--capture-range-end=stop"  # the default would end the program at the end of the range
+        yield "--capture-range-end=stop"  # nsys's default would end the program at the end of the range
     yield "--cuda-graph-trace=node"  # tracing whole graphs would record no kernels
     if options.memory:
         yield "--cuda-memory-usage=true"
@@ -145,7 +145,7 @@ def _no_report(report: Path, log: Path) -> CaptureError:
             problem = f"The disk of {folder} is full"
             return CaptureError(problem, f"Free some space, or choose another folder: df -h {folder}")
     output = last_lines(log) if log.is_file() else ""
-    if "No reports were generated" in output or output.endswith("Generated:"):  # nsys before 2024 prints the latter
+    if "No reports were generated" in output or output.endswith("Generated:"):  # nsys before 2024 prints "Generated:"
         return CaptureError(
             f"nsys recorded nothing, because no capture range was opened: {_IMPORTER_MESSAGE.sub('', output)}",
             "Call torch.cuda.profiler.start() before the steps to record and stop() after them, or record the whole "
@@ -201,7 +201,7 @@ def importer_check(nsys: Nsys) -> Check:
 
 
 def start_fault(binary: Path) -> str | None:
-    """Starts a binary with ``--version``, and returns None if it starts, else the last lines of its message."""
+    """Starts a binary with ``--version``. Returns None if the binary starts, else the last lines of its message."""
     try:
         process = run_query(binary, "--version")
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -17,7 +17,7 @@ from nsys_analyzer.configuration import OPTIONS, Run, Value
 from nsys_analyzer.errors import CaptureError, ConfigurationError, ExportError
 from nsys_analyzer.system.machine import Nsys, find_nsys, gpu_count, nsys_version, torch_version
 
-#: The options that can describe a program of the user. The other options are only for our transformer.
+#: The options that can describe a program of the user. All other options apply only to the package's transformer.
 _PROGRAM_OPTIONS = (
     "context_length", "mode", "precision", "batch_size", "attention", "device", "steps", "warmup_steps",
 )  # fmt: skip
@@ -25,14 +25,14 @@ _PROGRAM_OPTIONS = (
 _CPU_DEFAULTS = {name: [entry.default_on_cpu] for name, entry in OPTIONS.items() if entry.default_on_cpu is not None}
 #: Options that only apply to an annotated program.
 _ANNOTATION_OPTIONS = ("run_to_end", "modules", "no_stacks")
-#: What is asked of a program that runs on.
+#: Options that apply only to a program that does not end by itself, such as a server.
 _SERVER_OPTIONS = ("delay", "duration")
 #: Options on the number of processes, and the hint for a user who gives them without a program.
 _RANK_OPTIONS = ("nproc", "one_report")
 _NPROC_HINT = "Give one: nsys-analyze run --nproc 2 -- python -m profiling_targets.distributed --strategy ddp"
 #: Programs that start the ranks themselves.
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "srun")
-#: A flag with which Python does not load our hooks.
+#: Matches a flag with which Python does not load the hooks.
 _ISOLATING_FLAG = re.compile(r"(?:\S*/)?python\S*(?: -[WX] \S+| -(?![cm] )\S+)*? (-[^-WXcm ]*[IES]\S*)")
 
 
@@ -239,7 +239,7 @@ def choose_profiler(options: Recording, device: str, torch_hint: str = "") -> tu
 
 def _usable_nsys() -> tuple[Nsys | None, str]:
     """Returns the nsys of this machine, and the reason why it cannot be used, which is empty if it can."""
-    path = find_nsys()  # this raises an error if NSYS names no command, since its user wants no other nsys
+    path = find_nsys()  # this raises an error if NSYS names no command, since the user wants no other nsys
     if path is None:
         return None, "nsys is not installed here"
     try:
@@ -251,7 +251,7 @@ def _usable_nsys() -> tuple[Nsys | None, str]:
 
 
 def _flags_set(recording: Recording, names: Sequence[str]) -> Iterator[str]:
-    """Yields the flags of those options that the user gave."""
+    """Yields the flags of the options that the user gave."""
     return (_flag(name) for name in names if getattr(recording, name) not in (None, False, ()))
 
 
@@ -260,6 +260,6 @@ def _flag(name: str) -> str:
 
 
 def _refuse(flags: Iterable[str], why: str, hint: str = "") -> None:
-    """Raises an error for the first of these flags, because it would have no effect."""
+    """Raises an error for the first of the given flags, because the flag would have no effect."""
     for flag in flags:
         raise ConfigurationError(f"{flag} is {why}", hint)

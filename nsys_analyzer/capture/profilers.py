@@ -101,7 +101,7 @@ class TorchProfiler:
     runs_on: bool = False
 
     def described(self) -> dict[str, str]:
-        """Returns the profiler's entries in a manifest. There are none, since the target records PyTorch's version."""
+        """Returns the profiler's entries in a manifest: none, because the target records PyTorch's version."""
         return {}
 
     def begin(self, folder: Path) -> None:
@@ -184,7 +184,7 @@ def annotating(
 
 
 def importing() -> dict[str, str]:
-    """Returns the environment variable with which a Python loads our ``sitecustomize`` and can import this package."""
+    """Returns the environment variable with which a Python loads the hooks and can import this package."""
     folder, before = str(Path(hooks.__file__).with_name("injected")), os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": f"{folder}{os.pathsep}{before}" if before else folder}
 

@@ -43,7 +43,7 @@ NOTHING_RECORDED = 4
 """The exit code if the program succeeded but no trace was written. Our targets use 3 for running out of memory."""
 
 _TERMINATED = 128 + signal.SIGTERM
-#: The name of a file beside the trace. If it appears, the recording of a server begins before its delay is over.
+#: The name of a file beside the trace. If the file appears, the recording of a server begins before its delay is over.
 BEGIN = "record-now"
 _VARIABLE = re.compile(r"%q\{(\w+)\}")
 _POLL_S = 0.05
@@ -79,7 +79,7 @@ class Recorder:
         self._profile = profile(activities=activities, profile_memory=memory, experimental_config=threads)
         with warnings.catch_warnings(), self._own_profiler():  # the program's log should not show our warnings
             warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
-            self._profile.prepare_trace()  # CUPTI takes a second to start, which must not count to the program
+            self._profile.prepare_trace()  # CUPTI takes a second to start, which must not count as the program's time
 
     def start(self) -> None:
         """Starts the recording. A second recording is refused with a message."""
@@ -120,7 +120,7 @@ class Recorder:
             OSError,
             RuntimeError,
             NsysAnalyzerError,
-        ) as error:  # the program continues, because the error is not its fault
+        ) as error:  # the program continues, because it did not cause the error
             problem = f"{self.output} cannot be written: {error}"
             self.failure = ExportError(problem, "Free some space, or choose another --output")
 
@@ -265,7 +265,7 @@ class Ranges:
         for opened in reversed(stack):
             _close(opened)
         stack[:] = [None] * len(stack)
-        for handle, opened in list(self._started.items()):  # other threads may change it
+        for handle, opened in list(self._started.items()):  # other threads may change the dictionary
             _close(opened)
             self._started[handle] = None
 
@@ -376,7 +376,7 @@ def record(
     except SystemExit as error:
         if isinstance(error.code, int) or error.code is None:
             code = error.code or 0
-        else:  # the code is a message, and Python exits with 1
+        else:  # the code is a message, for which Python exits with 1
             print(error.code, file=sys.stderr)
             code = 1
     except Exception as error:  # noqa: BLE001 - the program may raise any error

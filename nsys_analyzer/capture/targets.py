@@ -32,11 +32,11 @@ class Annotation:
         warmup_steps, steps: the numbers of steps before and inside the capture range.
         window: whether the hooks open the capture range. A program may open its own instead.
         run_to_end: whether the program continues after the capture range.
-        steady: whether the warm-up continues until steps take equally long, for at most twice as many steps.
+        steady: whether the warm-up continues until steps take equally long, but for at most twice ``warmup_steps``.
         modules: whether each call of a module gets a range.
         stacks: whether the program's stack is sampled during the recording.
-        block: the number of steps after which another program has its turn, 0 if the program is measured alone. If it
-            is set, losses and batch sizes of the warm-up are recorded instead of FLOPs.
+        block: the number of steps after which another program runs for as many steps; 0 if the program is measured
+            alone. If it is not 0, losses and batch sizes of the warm-up are recorded instead of FLOPs.
     """
 
     warmup_steps: int
@@ -74,9 +74,9 @@ class Target:
         name: the name of its folder in the output folder.
         program: its command line.
         run: its configuration.
-        timed: whether it takes ``--results FILE`` and writes its times there, as our own targets do.
-        annotation: the hooks that annotate and time it, if it does not do so itself.
-        ranks: its processes; None if it is started once.
+        timed: whether it takes ``--results FILE`` and writes its times there, as the package's own targets do.
+        annotation: the hooks that annotate and time it, if the program does not do so itself.
+        ranks: the processes of the program; None if the program is started once.
     """
 
     name: str

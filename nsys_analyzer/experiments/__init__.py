@@ -1,1 +1,1 @@
-"""The experiments of ``nsys-analyze bench``, one module each; ``benches`` lists and runs them."""
+"""The experiments of ``nsys-analyze bench``, one in each module. The module ``benches`` lists and runs them."""

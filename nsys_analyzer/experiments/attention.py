@@ -44,7 +44,7 @@ def _blocks(results: Results) -> Iterator[Block]:
     rows = sorted(results.rows, key=lambda row: (row.case.d_head, row.case.context_length, row.case.compile))
 
     def compile_ms(row: AnyRow) -> Cell:
-        """Returns the first step minus the mean passes of a compiled row, in ms."""
+        """Returns the compile time of a compiled row in ms: its first step minus its mean passes."""
         times = [mean_ms(row, name) or 0.0 for name in PASSES]
         return row.figures.first_step_ms - sum(times) if row.case.compile and all(times) else None
 

@@ -17,7 +17,8 @@ from nsys_analyzer.trace.schema import MS_PER_S
 #: The parts of a step whose speed-up the report shows.
 PARTS = ("forward", "backward", "step")
 _WORDS = {False: "eager", True: "compiled"}
-#: The defaults on a CPU are one narrow layer with PyTorch's attention, because compiling a kernel there takes seconds.
+#: The defaults on a CPU are one narrow layer with PyTorch's attention, because compiling a kernel on a CPU takes
+#: seconds.
 _ON_CPU: dict[str, Any] = {"attention": "sdpa", "d_model": 256, "d_ff": 1024, "num_layers": 1, "num_heads": 4}
 _DEFINITIONS = phrase(
     "*Speed-up* is the eager time ÷ the compiled time, each the median of unprofiled steps. `torch.compile(model)` "
@@ -40,13 +41,13 @@ def speed_up(pair: dict[bool, AnyRow], part: str) -> float | None:
 
 
 def compile_s(pair: dict[bool, AnyRow]) -> float | None:
-    """Returns the first step of the compiled run minus the median of its measured steps, in seconds."""
+    """Returns the compile time in seconds: the first step of the compiled run minus its median step."""
     first, step = (figure(pair.get(True), name) for name in ("first_step_ms", "step.median_ms"))
     return None if first is None or step is None else (first - step) / MS_PER_S
 
 
 def repaid_after(pair: dict[bool, AnyRow]) -> int | None:
-    """Returns the number of steps that save the compile time, or None if a compiled step is not faster."""
+    """Returns the steps after which compiled steps have saved the compile time; None if they are not faster."""
     gain, seconds = speed_up(pair, "step"), compile_s(pair)
     if seconds is None or not gain or gain <= 1:
         return None

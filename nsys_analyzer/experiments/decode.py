@@ -84,7 +84,7 @@ def next_ms(row: AnyRow | None) -> float | None:
 
 
 def cache_gain(results: Results, row: AnyRow) -> float | None:
-    """Returns the inter-token latency without the cache ÷ the latency with it."""
+    """Returns the inter-token latency without the cache ÷ the inter-token latency with the cache."""
     return ratio(next_ms(results.beside(row, cache=False)), next_ms(row))
 
 
@@ -126,7 +126,8 @@ def _blocks(results: Results) -> Iterator[Block]:
         ("speed-up by the cache", "factor", lambda row: cache_gain(results, row)),
         ("speed-up by SDPA", "factor", lambda row: sdpa_gain(results, row)),
     )
-    # The curves show the model with the most measured rows, and the largest of several such models.
+    # The curves show the model with the most measured rows. If several models have the most rows, they show the largest
+    # of these models.
     measured_rows = [row for row in rows if row.figures.token_times_ms]
     group = namer(measured_rows, ["attention", "cache"])
     counts = Counter(map(group, measured_rows))

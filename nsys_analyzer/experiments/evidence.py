@@ -1,4 +1,4 @@
-"""Makes the contents of a report or of a comparison from the inputs, with the sentences that belong to them."""
+"""Makes the contents of a report or of a comparison from the inputs, and the sentences on these contents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nsys_analyzer.text import phrase
 def make_evidence(inputs: Inputs, command: str = "") -> Evidence:
     """Returns the contents of a report, with the sections of the experiments among the inputs.
 
-    An experiment that cannot be read has a section with the error, unless it is the only content.
+    An experiment that cannot be read has a section with the error, unless the report has no other content.
 
     Args:
         inputs: the inputs of the report.

@@ -27,7 +27,8 @@ from nsys_analyzer.trace.schema import MS_PER_S
 _IMPLEMENTATIONS = ("flash", "unfused", "sdpa", "sdpa_flash")
 PASSES = {"forward": "forward", "backward": "backward", "end_to_end": "end to end"}
 _CONTEXTS = tuple(2**power for power in range(7, 17))  # 128 to 65,536
-#: FLOPs per visible score and feature of a head. Forward has two matmuls; backward has five, of which one is repeated.
+#: FLOPs per visible score and feature of a head. Forward has two matmuls. Backward has five, one of which repeats a
+#: matmul of forward.
 _FLOPS = {"forward": 4, "backward": 10, "end_to_end": 14}
 _DEFINITIONS = phrase(
     "*Latency* is the median of do_bench's calls on a GPU, and the mean elsewhere. *End to end* is forward and "
@@ -41,7 +42,7 @@ _DEFINITIONS = phrase(
 
 
 def flops_per_s(row: AnyRow, name: str) -> float | None:
-    """Returns the FLOP/s of the matmuls of a pass, or None if it was not measured."""
+    """Returns the FLOP/s of the matmuls of a pass, or None if the pass was not measured."""
     case, ms = row.case, mean_ms(row, name)
     length = case.context_length
     scores = case.batch_size * case.heads * (length * (length + 1) / 2 if case.causal else length**2)
@@ -49,7 +50,7 @@ def flops_per_s(row: AnyRow, name: str) -> float | None:
 
 
 def over_peers(rows: dict[str, AnyRow], name: str) -> float | None:
-    """Returns flash's time ÷ the time of the fastest other implementation.
+    """Returns the time of flash ÷ the time of the fastest other implementation.
 
     Args:
         rows: the rows by implementation.
@@ -60,7 +61,7 @@ def over_peers(rows: dict[str, AnyRow], name: str) -> float | None:
 
 
 def _answers(results: Results) -> Iterator[StrOrText]:
-    """Yields flash's speed-up over the others, its FLOP/s, and its memory beside that of unfused attention."""
+    """Yields the speed-up of flash over its peers, its FLOP/s, and its memory compared with unfused attention."""
     for precision in dict.fromkeys(row.case.precision for row in results.rows):
         flash_rows = [row for row in results.rows
                       if row.ok and (row.case.implementation, row.case.precision) == ("flash", precision)]  # fmt: skip
@@ -77,7 +78,7 @@ def _answers(results: Results) -> Iterator[StrOrText]:
         rates = [max(flops_per_s(row, name) or 0.0 for row in flash_rows) for name in ("forward", "backward")]
         forward, backward = (format_number(rate, "flop/s") for rate in rates)
         yield f"In {precision} flash reaches {forward} forward and {backward} backward."
-        # The memory is compared at the longest context that both were measured at.
+        # The memory is compared at the longest context at which both implementations were measured.
         for row in sorted(flash_rows, key=lambda row: -row.case.context_length):
             unfused = figure(results.beside(row, implementation="unfused"), "peak_bytes")
             if unfused and row.figures.peak_bytes:
@@ -95,7 +96,7 @@ def _blocks(results: Results) -> Iterator[Block]:
     for name, title in PASSES.items():
 
         def over(group: dict[str, AnyRow], name: str = name) -> Cell:
-            """Returns flash's time ÷ the time of its fastest peer."""
+            """Returns the time of flash ÷ the time of its fastest peer."""
             return over_peers(group, name)
 
         def rate(group: dict[str, AnyRow], name: str = name) -> Cell:

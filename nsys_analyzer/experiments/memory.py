@@ -19,7 +19,7 @@ from nsys_analyzer.text import phrase
 
 #: A time in ms, and the bytes that are allocated from then on.
 Point: TypeAlias = tuple[float, int]
-#: Timelines that the report shows in full view.
+#: The number of timelines that the report shows unfolded.
 _UNFOLDED_TIMELINES = 2
 #: Two peaks count as equal if they differ by at most this share.
 _EQUAL_PEAKS_TOLERANCE = 0.001
@@ -56,7 +56,7 @@ class MemoryCase(OfModel):
 
 @dataclass(frozen=True)
 class PhaseFigures:
-    """The memory at the start of a phase, and its peak in the phase."""
+    """The memory at the start of a phase, and the peak memory during the phase."""
 
     name: str
     start_ms: float
@@ -83,7 +83,8 @@ class MemoryFigures:
         base_bytes: the memory that was allocated before the step.
         timeline_ms_bytes: times since the step began, and the bytes that are allocated from then on.
         kept_bytes: the memory that forward allocates and that is still allocated when it ends.
-        layer_saves_bytes: the same of one layer, as a mean over the layers.
+        layer_saves_bytes: the memory that forward allocates in one layer and that is still allocated when forward ends,
+            as a mean over the layers.
     """
 
     base_bytes: int | None = None
@@ -115,7 +116,7 @@ def _answers(results: Results) -> Iterator[str]:
 
 
 def phase_of_peak(row: AnyRow) -> str:
-    """Returns the phase in which memory peaks, or all phases that rise to the peak if several have it."""
+    """Returns the phase in which memory peaks, or several phases if the peak is equal in all of them."""
     phases = row.figures.phases or []
     top = max(phase.peak_bytes for phase in phases)
     tied = [phase for phase in phases if phase.peak_bytes >= top * (1 - _EQUAL_PEAKS_TOLERANCE)]

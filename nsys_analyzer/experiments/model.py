@@ -28,22 +28,22 @@ C = TypeVar("C")
 F = TypeVar("F")
 #: A row of any target.
 AnyRow: TypeAlias = Row[Any, Any]
-#: Options that set how a case is measured. All other options set what is measured.
+#: Options that set how a case is measured. All other options set which work is measured.
 CONDITIONS = ("device", "steps", "warmup_steps", "warmup_tokens", "measured_ms")
 
 
 def option(
     default: Any, help: str = "", choices: tuple[str, ...] = (), *, cpu: Any = None, least: int = 1, spelling: str = ""
 ) -> Any:  # fmt: skip
-    """Makes a field of a case, which becomes an option of the target and of the experiments that list it.
+    """Makes a field of a case, which becomes an option of the target and of each experiment that lists the option.
 
     Args:
         default: the default value.
         help: the help of the command line.
         choices: the values that a text may have, or none for any text.
-        cpu: the default of experiments on a CPU, if it differs.
+        cpu: the default of experiments on a CPU, if it differs from ``default``.
         least: the lowest value of a whole number.
-        spelling: the name on command lines, if it differs from the field's name.
+        spelling: the name on command lines, if it differs from the name of the field.
     """
     return field(default=default, metadata={"option": Option(default, help, choices, cpu, least, spelling=spelling)})
 
@@ -64,7 +64,7 @@ def several(
         case: the type of the case.
         name: the field.
         values: the default values.
-        cpu: the default values on a CPU, if they differ.
+        cpu: the default values on a CPU, if they differ from ``values``.
         changes: further changes of the option.
     """
     on_cpu = None if cpu is None else tuple(cpu)
@@ -116,7 +116,7 @@ def figure(row: AnyRow | None, path: str) -> Any:
 
 
 def mean_ms(row: AnyRow | None, path: str) -> float | None:
-    """Returns the mean time of a pass in ms, or None if it was not measured."""
+    """Returns the mean time of a pass in ms, or None if the pass was not measured."""
     ms: float | None = figure(row, f"{path}.ms")
     return ms
 
@@ -153,7 +153,7 @@ class Bench:
     Attributes:
         name: the name on the command line.
         title: the title of the report's section.
-        summary: one line on what it measures.
+        summary: one line that says what the experiment measures.
         options: the options of this experiment, beside those that all experiments have.
         target: the program that measures the cases.
         how: the conditions, with the values of options in braces: ``{"warm-up": "{warmup_steps} steps"}``.

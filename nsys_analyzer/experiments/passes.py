@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from nsys_analyzer.experiments.model import option
 from nsys_analyzer.inputs.rows import CaseTarget, Times
 
-#: ``flash`` needs a GPU. The last two implementations are PyTorch's own.
+#: ``flash`` needs a GPU. The last two implementations are part of PyTorch.
 IMPLEMENTATIONS = ("unfused", "naive", "blocked", "fused", "tiled", "flash", "sdpa", "sdpa_flash")
 
 
@@ -37,7 +37,8 @@ class PassesFigures:
 
     Attributes:
         first_step_ms: the first forward and backward pass, including compilation.
-        max_error: the largest difference from attention in fp64 ÷ the largest value, of the worst tensor.
+        max_error: the largest difference from attention in fp64 ÷ the largest value, for the tensor with the largest
+            such ratio.
         forward: the forward pass without gradients.
         backward: the backward pass, repeated from one forward pass.
         end_to_end: the forward and the backward pass together.
@@ -63,5 +64,5 @@ TARGET = CaseTarget("profiling_targets.attention", PassesCase, PassesFigures)
 
 
 def drawn_width(widths: set[int]) -> int:
-    """Returns the d_head that the figures show: 64 if it was measured, else the largest."""
+    """Returns the d_head that the figures show: 64 if it was measured, else the largest measured d_head."""
     return 64 if 64 in widths else max(widths)

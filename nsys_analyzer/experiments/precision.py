@@ -39,7 +39,7 @@ def _blocks(results: Results) -> Iterator[Block]:
     rows = results.rows
 
     def memory(row: AnyRow) -> float | None:
-        """Returns the peak memory ÷ the peak in fp32."""
+        """Returns the peak memory ÷ the peak memory in fp32."""
         base = results.beside(row, precision="fp32")
         return ratio(row.figures.peak_allocated_bytes, figure(base, "peak_allocated_bytes"))
 

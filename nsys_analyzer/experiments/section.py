@@ -49,16 +49,16 @@ _STATUS_WORDS = {
     "unsupported": "Not supported here",
 }
 _MOST_LISTED_ROWS = 4
-#: Characters of a message that fit into a table. The file of rows holds the whole message.
+#: A message is cut to this many characters in a table. The file of rows contains the whole message.
 _MESSAGE_LENGTH = 160
-#: Times are unsteady if their standard deviation ÷ mean exceeds this value.
+#: Times are unsteady if their coefficient of variation (standard deviation ÷ mean) exceeds this value.
 _UNSTEADY_CV = 0.1
 
 
 def make_section(bench: Bench, results: Results) -> Section:
     """Returns the section of an experiment.
 
-    It holds answers, conditions, unsteady times, tables, figures, and the messages of rows that failed.
+    The section contains answers, conditions, unsteady times, tables, figures, and the messages of rows that failed.
     """
     rows = results.rows
     unsteady = tuple(_unsteady_times(rows))
@@ -85,7 +85,7 @@ def make_section(bench: Bench, results: Results) -> Section:
 
 
 def _unsteady_times(rows: Sequence[AnyRow]) -> Iterator[StrOrText]:
-    """Yields a line on the times whose coefficient of variation exceeds ``_UNSTEADY_CV``."""
+    """Yields a sentence about the times whose coefficient of variation exceeds ``_UNSTEADY_CV``."""
     name = namer(rows)
     times: dict[str, float] = {}
     for row in rows:
@@ -101,7 +101,7 @@ def _unsteady_times(rows: Sequence[AnyRow]) -> Iterator[StrOrText]:
 
 
 def _sentences_on_statuses(rows: Sequence[AnyRow]) -> Iterator[str]:
-    """Yields a sentence for each status other than ok, with the rows that have it."""
+    """Yields a sentence for each status other than ok, which names the rows with this status."""
     name = namer(rows)
     for status, word in _STATUS_WORDS.items():
         if names := [name(row) for row in rows if row.status == status]:
@@ -165,7 +165,7 @@ def values_of_option(rows: Iterable[AnyRow], option: str) -> str:
 def span(factors: Iterable[float]) -> str:
     """Returns the smallest and the largest factor for a sentence, such as ``1.2× to 3.4×``.
 
-    Two factors with the same text are written once.
+    If both factors are formatted as the same text, the text is written once.
     """
     ordered = sorted(factors)
     return " to ".join(dict.fromkeys(format_number(factor, "factor") for factor in (ordered[0], ordered[-1])))
@@ -189,7 +189,8 @@ def cell(source: str | Callable[[Any], Cell]) -> Callable[[Any], Cell]:
     """Returns a function that makes the cell of a row.
 
     Args:
-        source: the path of a figure, or the function itself. The cell of times shows mean and standard deviation.
+        source: the path of a figure, or the function itself. A cell of repeated times shows mean and standard
+            deviation.
     """
     if not isinstance(source, str):
         return source
@@ -215,7 +216,7 @@ def rows_table(rows: Sequence[AnyRow], caption: StrOrText, *columns: Column, sta
 
 
 def groups(rows: Sequence[AnyRow], option: str) -> list[dict[Any, AnyRow]]:
-    """Returns groups of rows that differ only in this option. Each group holds its rows by the option's value."""
+    """Returns groups of rows that differ only in this option. Each group maps the option's values to rows."""
     groups_by_configuration: dict[Any, dict[Any, AnyRow]] = {}
     for row in rows:
         group = groups_by_configuration.setdefault(configuration(row.case, option), {})
@@ -226,7 +227,7 @@ def groups(rows: Sequence[AnyRow], option: str) -> list[dict[Any, AnyRow]]:
 def side_by_side(
     rows: Sequence[AnyRow], option: str, caption: StrOrText, columns: Mapping[Any, Column], *group_columns: Column
 ) -> Table:
-    """Returns a table with one line for the rows that differ only in one option.
+    """Returns a table with one line for each group of rows that differ only in one option.
 
     Args:
         rows: the rows.
@@ -298,7 +299,7 @@ def curves(
 def fitted_exponent(points: Sequence[tuple[float, float]]) -> float | None:
     """Returns the exponent p of the curve y = c · xᵖ that fits positive points best.
 
-    The fit is by least squares of log y over log x. The result is None if there are fewer than two different x.
+    The fit is by least squares of log y over log x. The result is None if the points have fewer than two different x.
     """
     logs = [(math.log(x), math.log(y)) for x, y in points if x > 0 and y > 0]
     if len({x for x, _ in logs}) < 2:

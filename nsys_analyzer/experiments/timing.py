@@ -44,7 +44,8 @@ def _blocks(results: Results) -> Iterator[Block]:
     )  # fmt: skip
     yield from curves("timing-step", "Step time by context length", last, lambda row: mean_ms(row, "step"), "ms")
     lengths = [row.case.context_length for row in last]
-    # The figure shows the longest context length among those that most models were measured with.
+    # The figure shows the context length at which most models were measured. If several qualify, it shows the longest
+    # of them.
     length = max(lengths, key=lambda length: (lengths.count(length), length), default=0)
     drawn_rows = [row for row in last if row.case.context_length == length]
     name = namer(drawn_rows)

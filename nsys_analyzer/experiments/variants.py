@@ -26,7 +26,7 @@ _DEFINITIONS = phrase(
 
 
 def _answers(results: Results) -> Iterator[StrOrText]:
-    """Yields the speed-ups over naive without a mask, and the largest errors."""
+    """Yields the speed-ups over the implementation ``naive`` without a mask, and the largest errors."""
     rows = results.rows
     gains: dict[str, list[float]] = {}
     for row in rows:
@@ -46,7 +46,7 @@ def _blocks(results: Results) -> Iterator[Block]:
     yield Paragraph(_VARIANTS)
 
     def over_naive(row: AnyRow, name: str) -> Cell:
-        """Returns the speed-up over naive in a pass."""
+        """Returns the speed-up of a pass over the implementation ``naive``."""
         return results.gain(row, name, implementation="naive")
 
     forward = rows_table(

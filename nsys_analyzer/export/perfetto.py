@@ -60,9 +60,9 @@ from nsys_analyzer.trace.metadata import CPU
 if TYPE_CHECKING:
     import pandas as pd
 
-#: The mark of a file that was written here is within this many bytes of its start.
+#: A file that this module wrote contains the mark within this many bytes from its start.
 _MARK_DISTANCE_BYTES = 256
-#: Packets are compressed in groups of at least this size.
+#: Packets are compressed in groups of at least this many bytes.
 _GROUP_BYTES = 1 << 20
 #: The category of each kind of API call.
 _CALL_CATEGORIES = {
@@ -70,7 +70,8 @@ _CALL_CATEGORIES = {
     ALLOCATE: "allocate", FREE: "free", SYNCHRONIZE: "synchronize", COPY: "copy call", FILL: "fill call",
     LAUNCH_GRAPH: "graph launch",
 }  # fmt: skip
-#: Other calls are shown if they last at least this long, since they block the program: for example, to load a module.
+#: Calls without a category are shown if they last at least this long, because they block the program, for example to
+#: load a module.
 _MIN_BLOCKING_NS = 20_000
 #: The columns of the table of operations that the details of an operation show.
 _TEXT_COLUMNS = ("class", "phase", "range_path", "operator", "precision", "copy")
@@ -95,13 +96,13 @@ def write(captures: Sequence[Capture], path: Path) -> None:
 
 
 def is_ours(path: Path) -> bool:
-    """Checks whether a file is a trace that was written here."""
+    """Checks whether this tool wrote a file as a Perfetto trace."""
     with path.open("rb") as file:
         return MARK in file.read(_MARK_DISTANCE_BYTES)
 
 
 class Ids:
-    """Assigns the IDs that are unique in a file of several captures: of tracks, flows, processes and threads.
+    """Assigns IDs of tracks, flows, processes and threads that are unique in a file of several captures.
 
     If processes of two machines have the same ID, the second one gets an ID that no system assigns.
     """
@@ -165,7 +166,7 @@ class _Layout:
             pid = pid_of(process)
             unique_pid = self.ids.reserve(pid)
             name = self.processes.get(process, Process(process, pid, "")).label or self.capture.path.name
-            name = name if unique_pid == pid else f"{name} (pid {pid})"  # Perfetto shows the unique ID beside it
+            name = name if unique_pid == pid else f"{name} (pid {pid})"  # Perfetto shows the unique ID beside the name
             self._process_tracks[process] = self._add_track(name, process=unique_pid), unique_pid
         return self._process_tracks[process]
 
@@ -181,7 +182,7 @@ class _Layout:
     def threads(self) -> Iterator[Slices]:
         """Yields the ranges, operators and calls of each thread."""
         trace, launches = self.trace, self.trace.launches
-        operators = [trace.operators] if schema.OPERATORS.key in trace.tables else []  # otherwise they are ranges
+        operators = [trace.operators] if schema.OPERATORS.key in trace.tables else []  # else they are among the ranges
         has_launched = np.zeros(len(launches), np.bool_)
         launch = self.attributed.attribution.launch
         has_launched[launch[launch != NONE]] = True
@@ -228,7 +229,7 @@ class _Layout:
     def _assign_tracks(
         self, group: Integers, start: Ints, end: Ints, describe: Callable[[int], dict[str, Any]], *, nested: bool = True
     ) -> Ints:
-        """Adds the tracks of groups of slices, one for each lane, and returns the track of each slice.
+        """Adds a track for each lane of each group of slices, and returns the track of each slice.
 
         ``describe`` returns the attributes of the track of a group.
         """
@@ -274,7 +275,7 @@ class _Layout:
         )
 
     def _names(self, operations: Operations) -> Ints:
-        """Returns the name of each operation; that of a kernel is its short label."""
+        """Returns the name of each operation. The name of a kernel is its short label."""
         labels = [self.labels[name] for name in operations.names]
         names = self.strings.get_ids(Kind.NAME, operations.name, labels)
         not_kernel = np.flatnonzero(operations.kind != KERNEL)
@@ -285,7 +286,7 @@ class _Layout:
         return names
 
     def _arguments(self, frame: pd.DataFrame) -> Arguments:
-        """Returns the details of each operation."""
+        """Returns the details that Perfetto shows for each operation."""
         texts = {key: self._by_category(frame[key], Kind.VALUE) for key in _TEXT_COLUMNS if frame[key].notna().any()}
         operations = self.trace.operations
         is_shortened = np.array([*(self.labels[name] != name for name in operations.names), False])
@@ -339,15 +340,15 @@ class _Layout:
 def find_lanes(start: Ints, end: Ints, *, nested: bool) -> Ints:
     """Returns a lane, from 0, for each slice, such that the slices of a lane do not overlap.
 
-    If ``nested``, a slice may contain others of its lane. Slices are placed in order of start, longer ones first, each
-    into the first lane that has room.
+    If ``nested``, a slice may contain other slices of its lane. Slices are placed in order of start, longer ones first,
+    each into the first lane that has room.
     """
     order = np.lexsort((-end, start))
     lane = np.zeros(len(start), np.int64)
     sorted_start, sorted_end = start[order], end[order]
     if (sorted_start[1:] >= sorted_end[:-1]).all():
         return lane
-    open_ends: list[list[int]] = [[]]  # of each lane, the ends of its open slices
+    open_ends: list[list[int]] = [[]]  # for each lane, the ends of its open slices
     numbers = []
     for slice_start, slice_end in zip(sorted_start.tolist(), sorted_end.tolist(), strict=True):
         number = 0

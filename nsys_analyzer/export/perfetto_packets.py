@@ -1,9 +1,9 @@
 """Encodes the packets of a Perfetto trace with numpy: strings, tracks, slices and counters, many at a time.
 
 The field numbers are those of Perfetto's ``perfetto_trace.proto``. A field is a matrix of bytes with a row for each
-message, and a mask of the bytes that belong to the row. A message consists of the sum of the lengths of its fields,
-followed by the fields side by side. No object is made for a message: with one, Google's library writes 100,000 packets
-of kernels per second instead of 1,000,000, and it is an additional dependency.
+message, and a mask of the bytes that belong to the row. A message consists of the total length of its fields, followed
+by the fields one after the other. The module makes no object for a message and writes 1,000,000 packets of kernels per
+second. Google's library makes an object for each message and writes 100,000, and it would be an additional dependency.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _GROUP_BITS = 7
 
 @dataclass(frozen=True)
 class Part:
-    """A part of each message. If it is equal in all messages, the arrays have one row.
+    """A part of each message. If the part is equal in all messages, the arrays have one row.
 
     Attributes:
         data: bytes of shape (messages, width).
@@ -82,13 +82,13 @@ def take_rows(parts: Parts, index: Integers) -> Parts:
 
 
 def to_bytes(*fields: Parts) -> bytes:
-    """Returns the bytes of all messages in sequence."""
+    """Returns the bytes of all messages, one message after the other."""
     data, is_used = _matrix(tuple(part for parts in fields for part in parts))
     return data[is_used].tobytes()
 
 
 def _matrix(parts: Parts) -> tuple[npt.NDArray[np.uint8], Bools]:
-    """Returns the data and the mask of the parts side by side."""
+    """Joins all parts to a matrix of bytes with a row for each message, and a mask of the bytes that are used."""
     shape = max(len(part.data) for part in parts), sum(part.data.shape[1] for part in parts)
     data, is_used = np.empty(shape, np.uint8), np.empty(shape, np.bool_)
     first = 0
@@ -164,7 +164,7 @@ class Strings:
         return ids[content]
 
     def get_ids(self, kind: Kind, codes: Integers, texts: Sequence[str]) -> Ints:
-        """Returns the ID of the text of each code, or 0 for the code -1. Unused texts are not added."""
+        """Returns for each code the ID of its text, or 0 for the code -1. Texts without a code are not added."""
         used = np.bincount(codes.astype(np.int64) + 1, minlength=len(texts) + 1)[1:]
         ids = np.zeros(len(texts) + 1, np.int64)  # the code -1 selects the last element
         for code in np.flatnonzero(used).tolist():
@@ -196,7 +196,7 @@ class Track:
         process: the process ID, if it is the track of a process.
         thread: the process ID and the thread ID, if it is the track of a thread.
         counts_bytes: whether it shows bytes over time.
-        ordered: whether the tracks below it are in the order of ``place``.
+        ordered: whether the tracks below the track are sorted by their ``place``.
         place: the position among the tracks of an ordered parent.
     """
 
@@ -237,7 +237,8 @@ class Arguments:
     Attributes:
         texts: the encoded text arguments of each distinct combination.
         combination: the combination of each slice.
-        numbers: the value for each slice and whether it is present, by the ID of the argument's name.
+        numbers: for each numeric argument, by the ID of its name, the value of each slice and whether the slice has the
+            argument.
     """
 
     texts: Parts
@@ -272,7 +273,7 @@ class Slices:
 def find_combinations(strings: Strings, texts: dict[str, Ints]) -> tuple[Parts, SmallInts]:
     """Encodes each distinct combination of text arguments, and returns the combination of each slice.
 
-    ``texts`` has the IDs of the values of each argument, by the argument's name.
+    ``texts`` contains the IDs of each argument's values, by the name of the argument.
     """
     first, combination = distinct_rows(*texts.values())
     parts: list[Part] = []

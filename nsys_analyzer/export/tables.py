@@ -30,14 +30,14 @@ class Parquet:
         from pyarrow import parquet
 
         schema = _arrow_schema().with_metadata(_GENERATOR)
-        # Arrow decodes a path as UTF-8, which not every path is; so it gets an open file.
+        # Arrow decodes a path as UTF-8, but a path need not be valid UTF-8. So Arrow gets an open file.
         with path.open("wb") as file, parquet.ParquetWriter(file, schema, compression="zstd") as writer:
             for table in _operation_tables(captures):
                 writer.write_table(table.replace_schema_metadata(_GENERATOR))
 
     @staticmethod
     def is_ours(path: Path) -> bool:
-        """Checks whether a file is a table that was written here."""
+        """Checks whether this tool wrote a file as a Parquet table."""
         from pyarrow import ArrowException, parquet
 
         with path.open("rb") as file:
@@ -45,7 +45,7 @@ class Parquet:
                 return False
             try:
                 metadata = parquet.read_schema(file).metadata or {}
-            except (ArrowException, OSError):  # only its first bytes are those of Parquet
+            except (ArrowException, OSError):  # only the first bytes of the file are Parquet's
                 return False
         return all(metadata.get(key.encode()) == value.encode() for key, value in _GENERATOR.items())
 
@@ -69,7 +69,7 @@ class Csv:
 
     @staticmethod
     def is_ours(path: Path) -> bool:
-        """Checks whether a file has the header of a table that was written here."""
+        """Checks whether a file has the header of the CSV tables that this tool writes."""
         with path.open("rb") as file:
             return file.readline(2 * len(_header())) == _header()
 
@@ -87,7 +87,8 @@ class Sqlite:
             database.execute(f"PRAGMA application_id = {int.from_bytes(_APPLICATION_ID, 'big')}")
             columns = {name: types[column.type] for name, column in OPERATION_COLUMNS.items()}
             database.create_table(_TABLE_NAME, columns)
-            # This takes a fifth of the time of insert_all, which inserts few rows with each statement.
+            # ``executemany`` takes a fifth of the time of ``insert_all``, which inserts only few rows with each
+            # statement.
             insert = f"INSERT INTO {_TABLE_NAME} VALUES ({', '.join('?' * len(columns))})"
             for operations in _operation_tables(captures):
                 for batch in _plain_texts(operations).to_batches(20_000):
@@ -96,7 +97,7 @@ class Sqlite:
 
     @staticmethod
     def is_ours(path: Path) -> bool:
-        """Checks whether a file is a database that was written here."""
+        """Checks whether this tool wrote a file as a SQLite database."""
         with path.open("rb") as file:
             file.seek(_APPLICATION_ID_OFFSET)
             return file.read(4) == _APPLICATION_ID
@@ -139,9 +140,9 @@ def _arrow_schema() -> pa.Schema:
 
 
 def _plain_texts(table: pa.Table, *, formulas: bool = True) -> pa.Table:
-    """Returns the table with texts in place of codes, for formats without categorical types.
+    """Returns the table with texts in place of the codes of categorical columns, for formats without categorical types.
 
-    Unless ``formulas``, an apostrophe precedes texts that a spreadsheet would execute.
+    Unless ``formulas`` is set, an apostrophe is put before each text that a spreadsheet would execute.
     """
     import pyarrow as pa
     from pyarrow.compute import replace_substring_regex

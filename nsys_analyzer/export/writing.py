@@ -44,7 +44,7 @@ def export(
         form: the name of a format of ``load_formats()``.
         names: the names of the ranges of phases.
         force: whether to replace a file of another program.
-        tell: shows a line to the user.
+        tell: called with a message for the user.
 
     Returns:
         The size of the file in bytes.
@@ -58,7 +58,7 @@ def export(
         return path.stat().st_size == 0 or export_format.is_ours(path)
 
     output = OutputKind(form, f"capture{export_format.suffix}", is_ours, export_format.suffix)
-    # Checked before the captures are read, so that a wrong name fails at once.
+    # The target is checked before the captures are read, so that a wrong name fails at once.
     check_target(target, paths, force=force, output=output)
     captures: Sequence[Capture] = [Capture(path, names or PhaseNames()) for path in find_traces(paths)]
     if not captures:  # a folder of runs that were not profiled
@@ -67,14 +67,14 @@ def export(
         captures = align_captures(captures, tell)
     with atomic_write(target) as unfinished:
         export_format.write(captures, unfinished)
-        # Checked again, since reading a .nsys-rep may have written an export to the target.
+        # The target is checked again, because reading a .nsys-rep may have written an export to the target.
         check_target(target, paths, force=force, output=output)
     return target.stat().st_size
 
 
 @dataclass(frozen=True)
 class Capture:
-    """A capture to be exported. It is read when it is written, so that only one is in memory at a time.
+    """A capture to be exported. It is read when it is written, so that only one capture is in memory at a time.
 
     Attributes:
         path: the trace.
@@ -85,7 +85,7 @@ class Capture:
 
     path: Path
     names: PhaseNames
-    clock: Clock = Clock()  # noqa: RUF009 - it is frozen
+    clock: Clock = Clock()  # noqa: RUF009 - ``Clock`` is frozen
     shift_ns: int = 0
 
     def read(self) -> AttributedTrace:
@@ -109,7 +109,7 @@ class Capture:
         return replace(self, shift_ns=self.shift_ns + ns)
 
     def processes(self, attributed: AttributedTrace) -> tuple[Process, ...]:
-        """Returns the processes. A single process without a rank gets the rank of the manifest beside the capture."""
+        """Returns the capture's processes. A single process without a rank gets the rank in the capture's manifest."""
         processes = find_processes(attributed.trace)
         manifest = find_manifest(self.path) if len(processes) == 1 and processes[0].rank is None else None
         if manifest is None or manifest.rank is None:
@@ -118,7 +118,7 @@ class Capture:
 
 
 def align_captures(captures: Sequence[Capture], tell: Callable[[str], None]) -> tuple[Capture, ...]:
-    """Returns captures on a common clock, which is that of the first one.
+    """Returns captures on a common clock, which is the clock of the first capture.
 
     The captures of one run are aligned by their collectives. Any other capture starts at its own time 0, and ``tell``
     shows its name. Several captures are read here, and again when they are written.

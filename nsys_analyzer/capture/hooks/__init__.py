@@ -1,9 +1,9 @@
 """Hooks into the program's process: calls of modules, backward passes, optimizers, data loaders, and ``generate``.
 
 ``injected/sitecustomize.py`` loads the hooks under a name of its own. Their settings are one JSON object in the
-environment, which worker processes and launchers inherit. It holds the attributes of ``capture.targets.Annotation``,
-the file ``results`` for the times of steps and phases (None in a profiled run), and ``spellings``, the names that
-ranges of each phase may have.
+environment, which worker processes and launchers inherit. The object contains the attributes of
+``capture.targets.Annotation``, the file ``results`` for the times of steps and phases (None in a profiled run), and
+``spellings``, the names that ranges of each phase may have.
 
 Code that torch.compile traces must not see the hooks, so each hook first checks for that and then does nothing.
 """
@@ -25,7 +25,7 @@ from .session import Phase, Session, has_compiled
 
 Function = Callable[..., Any]
 
-#: The environment variable that holds the settings.
+#: The environment variable that contains the settings.
 VARIABLE = "NSYS_ANALYZE_ANNOTATION"
 #: Phases whose FLOPs are counted.
 _COUNTED_PHASES = ("forward", "evaluation", "loss", "backward")
@@ -77,7 +77,7 @@ def hook(name: str) -> None:
 
 
 def watch() -> None:
-    """Wraps the functions that write ranges again, after a recorder has replaced them."""
+    """Wraps the functions for ranges once more, because a recorder has replaced the wrapped functions."""
     _session().ranges.watch()
 
 
@@ -133,7 +133,7 @@ def _loading(session: Session, loop: Function) -> Function:
 
 
 def _as_step(session: Session, function: Function, arguments: Any, keywords: Any) -> Any:
-    """Runs a function and returns its result. If the program does not train, the call is a step."""
+    """Runs a function and returns its result. If the program does not train, the call counts as a step."""
     if not session.is_here() or not session.call_begins():
         return function(*arguments, **keywords)
     try:
@@ -155,7 +155,7 @@ def _patch_calls(session: Session, module: Any) -> None:
         """Hooks only the calls of the root classes from now on."""
         classes = session.root_classes
         overridden = any(root.__call__ is not patched for root in classes)
-        if not overridden and not has_compiled():  # compiled code may depend on the method
+        if not overridden and not has_compiled():  # compiled code may depend on the class's method
             for root in classes:
                 setattr(root, "__call__", patched)  # noqa: B010 - a class has no such attribute for a type checker
             setattr(module, "__call__", original)  # noqa: B010
@@ -277,7 +277,7 @@ def _patch_optimizers(session: Session, optimizer: Any) -> None:
 
 
 def _closure(session: Session, phase: Phase, function: Function) -> Function:
-    """Returns an optimizer's closure, whose forward and backward passes are no part of the optimizer's phase."""
+    """Wraps an optimizer's closure, so that its forward and backward passes are not timed as the optimizer's."""
 
     def closure(*arguments: Any, **keywords: Any) -> Any:
         """Runs the closure outside of the optimizer's phase."""

@@ -15,9 +15,9 @@ from typing import Any
 
 from .modules import Modules
 
-#: The phases by which operations are counted. Operations outside of these phases count to ``other``.
+#: The phases by which operations are counted. Operations outside of these phases are counted as ``other``.
 _PHASES = ("forward", "loss", "evaluation", "optimizer")
-#: FLOPs of a softmax for each score: maximum, difference, exponential, sum and quotient.
+#: FLOPs of a softmax for each attention score: maximum, difference, exponential, sum and quotient.
 _SOFTMAX_FLOPS_PER_SCORE = 5
 _SOFTMAX = ("aten._softmax", "aten._safe_softmax")
 _MAXIMUM = ("aten.max", "aten.amax")
@@ -28,7 +28,7 @@ _MATMULS_OF_MODEL, _MATMULS_COUNTED = 4, 5
 _TORCH_NAMESPACES = (
     "aten", "prims", "prim", "c10d", "c10d_functional", "_c10d_functional", "inductor", "profiler", "fsdp", "_dtensor",
 )  # fmt: skip
-#: The names of those of PyTorch's operators that compute matmuls.
+#: The names of PyTorch's operators that compute matmuls.
 _MATMUL_NAME = re.compile(r"mm(?:_|$)|mkldnn_rnn|cudnn_rnn|miopen_rnn|trilinear|matmul|attention|conv")
 #: The attribute names of each dimension in a model's ``config``, by the keys of a manifest.
 _CONFIG_NAMES = {
@@ -85,7 +85,7 @@ class CountedStep:
         self.is_open = self._modules.active = False
         if well:
             batch = self._batch if self._passes["forward"] == 1 else {}
-            if "vocab_size" not in self.manifest:  # without a vocabulary, a matrix of integers may not be tokens
+            if "vocab_size" not in self.manifest:  # if no vocabulary is known, integers may be other things than tokens
                 batch.pop("context_length", None)
             unfused = (
                 self._batched.keys() & self._softmax.keys()
@@ -159,7 +159,7 @@ class CountedStep:
                     flops = flops * _MATMULS_OF_MODEL // _MATMULS_COUNTED
                 elif phase == "forward":
                     self._fused += flops
-                    query, key = arguments[:2]  # there is a score for each batch × head × query × key
+                    query, key = arguments[:2]  # there is a score for each combination of batch, head, query and key
                     scores = query.shape[0] * query.shape[1] * query.shape[-2] * key.shape[-2]
                     self._fused_softmax += _SOFTMAX_FLOPS_PER_SCORE * int(scores)
             elif name in ("aten.bmm", "aten.baddbmm") and phase == "forward":
@@ -210,8 +210,8 @@ def _mode(step: CountedStep, torch: Any) -> Any:
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             distributed = sys.modules.get("torch.distributed.tensor")
             if distributed is not None and any(issubclass(kind, distributed.DTensor) for kind in types):
-                return NotImplemented  # the operators on the local tensors follow
-            # In inference mode, composite operators arrive before they are decomposed.
+                return NotImplemented  # the operators on the local tensors are counted instead
+            # In inference mode, PyTorch passes composite operators to the counter before it decomposes them.
             if torch.is_inference_mode_enabled() and hasattr(func, "decompose"):
                 with self:
                     parts = func.decompose(*args, **(kwargs or {}))
@@ -231,15 +231,15 @@ def _mode(step: CountedStep, torch: Any) -> Any:
 
 
 def of_model(module: Any) -> dict[str, int]:
-    """Returns the dimensions of a model by the keys of a manifest. Unknown dimensions are absent."""
+    """Returns the known dimensions of a model by the keys of a manifest."""
     return {**_of_modules(module), **_of_config(module)}
 
 
 def read_by_decode(module: Any) -> dict[str, int]:
     """Returns the bytes of weights that each pass reads, and the bytes of a position in the KV cache.
 
-    Embeddings are left out because a pass reads only some of their rows, unless they are tied to the head. A mixture of
-    experts has no figure of weights because a pass may leave out experts.
+    Embeddings count only if they are tied to the head, because a pass otherwise reads only some of their rows. For a
+    mixture of experts the bytes of weights are unknown, because a pass may leave out experts.
     """
     import torch
 
@@ -261,7 +261,7 @@ def read_by_decode(module: Any) -> dict[str, int]:
 
 
 def of_batch(arguments: Iterable[Any], keywords: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the batch size of a call's arguments, and the context length if the batch holds tokens."""
+    """Returns the batch size of a call's arguments, and the context length if the batch consists of tokens."""
     values = [*(keywords[name] for name in _TOKENS if name in keywords), *arguments, *keywords.values()]
     batch = next((value for value in values if hasattr(value, "shape") and hasattr(value, "is_floating_point")), None)
     if batch is None or not len(batch.shape) or not batch.shape[0]:

@@ -27,10 +27,11 @@ class _Thread:
     """The position of one thread among the modules.
 
     Attributes:
-        stack: the modules that the thread is calling, the innermost last, each with whether it has a range.
+        stack: the modules that the thread is calling, the innermost last. Each entry also says whether the module has a
+            range.
         backward: the module whose nodes the thread runs in backward, or None.
         range: the range of that module.
-        numbers: the sequence numbers from which the modules in ``labels`` make nodes, in ascending order.
+        numbers: for each module in ``labels``, the sequence number of the first node that it makes, in ascending order.
         labels: the module for each entry of ``numbers``, or None outside of all modules.
     """
 
@@ -65,7 +66,7 @@ class Modules:
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._roots: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._threads: dict[int, _Thread] = {}
-        # Returns the number of the next node. A PyTorch without it only tells modules in forward.
+        # Returns the number of the next node. With a PyTorch that lacks it, modules are tracked in forward only.
         self._next_number = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
 
     def current(self) -> str | None:
@@ -98,7 +99,7 @@ class Modules:
             thread.numbers, thread.labels = thread.numbers[-1:], thread.labels[-1:]
 
     def backward_begins(self, roots: Iterable[Any], *, some: bool) -> Backward:
-        """Hooks the graph of some tensors: the first node of each module, or all nodes if only ``some`` will run.
+        """Hooks the graph of some tensors: the first node of each module, or all nodes if only ``some`` nodes will run.
 
         The graph of a step is visited once, in Python.
         """
@@ -116,10 +117,10 @@ class Modules:
         return Backward(handles, thread.backward)
 
     def backward_ended(self, backward: Backward, *, outermost: bool) -> None:
-        """Removes the hooks of a backward pass. ``outermost`` tells that no other backward pass is running."""
+        """Removes the hooks of a backward pass. ``outermost`` is True if no other backward pass is running."""
         for handle in backward.handles:
             handle.remove()
-        if not outermost:  # this was the pass of a checkpoint, inside a node of another pass
+        if not outermost:  # this backward pass is a checkpoint's, inside a node of another pass
             self._move(backward.enclosing)
         for thread in list(self._threads.values()) if outermost else ():
             self._ranges.end(thread.range)
@@ -134,7 +135,7 @@ class Modules:
 
     def _mark(self, thread: _Thread, label: str | None) -> None:
         number = self._next_number()
-        if thread.numbers and thread.numbers[-1] == number:  # no node was made since the last mark
+        if thread.numbers and thread.numbers[-1] == number:  # no node was made since the last entry
             thread.labels[-1] = label
         else:
             thread.numbers.append(number)
@@ -162,7 +163,7 @@ class Modules:
             thread.range = self._ranges.start(f"{PREFIX}{label}") if label and self.written else None
 
     def _nodes(self, roots: Iterable[Any]) -> Iterable[tuple[int, Any]]:
-        """Yields the nodes of the graph of some tensors, without those that accumulate, with their sequence numbers."""
+        """Yields the nodes of the graph of some tensors and their sequence numbers, without nodes that accumulate."""
         pending = [node for root in roots if (node := getattr(root, "grad_fn", None)) is not None]
         visited = set(pending)
         while pending:

@@ -20,7 +20,7 @@ Function = Callable[..., Any]
 
 _TORCH_FUNCTIONS, _PACKAGE_FUNCTIONS = ("range_push", "range_start"), ("push_range", "start_range", "annotate")
 _WRAPPER_MARK = "_of_nsys_analyze"
-#: Stands for the rank of the process in the name of a file that each rank writes.
+#: The text that stands for the rank of the process in the name of a file that each rank writes.
 RANK_SUFFIX = "%q{RANK}"
 _COUNTER = re.compile(r"\d+(\s*(/|of)\s*\d+)?\W*$")
 _EPOCH = re.compile(r"^epoch (\d+ )((of )?\d+ )?")
@@ -100,7 +100,7 @@ class Ranges:
         return nvtx.range_push, nvtx.range_pop, nvtx.range_start, nvtx.range_end
 
     def _noting(self, function: Function) -> Function:
-        """Wraps a function so that it notes the phases for which the program has its own ranges."""
+        """Wraps a function for ranges, to note the phases for which the program has its own ranges."""
 
         @functools.wraps(function)
         def noting(*arguments: Any, **keywords: Any) -> Any:
@@ -122,7 +122,7 @@ class Ranges:
 
 
 def _nothing(*_: object) -> None:
-    """Does nothing, in place of a function for ranges."""
+    """Does nothing. It replaces a function for ranges that is missing."""
 
 
 class _Cudart:
@@ -142,7 +142,7 @@ class _Cudart:
 def _with_callbacks(
     function: Function, before: Callable[[], None] | None = None, after: Callable[[], None] | None = None
 ) -> Any:
-    """Wraps a function with callbacks, which also run if it fails, as it does in a PyTorch without CUDA.
+    """Wraps a function with callbacks. They also run if the function fails, as in a PyTorch without CUDA.
 
     Both callbacks run inside the capture range.
     """
@@ -175,7 +175,7 @@ class Results:
     """The results of this process. Only the first rank writes them, unless each rank has its own file.
 
     Attributes:
-        is_measured: whether the time of the hooks is summed up.
+        is_measured: whether the time that the hooks take is measured.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -187,14 +187,14 @@ class Results:
         self._cost_ns = 0
 
     def say(self, message: str) -> None:
-        """Prints a message on a part that cannot be annotated, and keeps it for the report."""
+        """Prints a message about a part that cannot be annotated, and keeps the message for the report."""
         print(f"nsys-analyze: {message}", file=sys.stderr)
         self._notes.append(message)
 
     def cost_begins(self) -> int:
         """Notes that the hooks start to work. Returns the time for ``cost_ends``, or 0 if it is not measured."""
         begun = time.perf_counter_ns() if self.is_measured else 0
-        self.is_measured = False  # a hook that runs inside another must not count twice
+        self.is_measured = False  # the time of a hook inside another hook must not count twice
         return begun
 
     def cost_ends(self, begun: int) -> None:
@@ -204,7 +204,7 @@ class Results:
             self.is_measured = True
 
     def write(self, steps: int, values: dict[str, Any]) -> None:
-        """Writes the values of the measured steps. The file is complete or absent.
+        """Writes the values of the measured steps. The file is written completely or not at all.
 
         Args:
             steps: the number of measured steps.
@@ -239,7 +239,7 @@ class Clock:
         self._spans: dict[str, list[tuple[Any, Any]]] = {}
         self._step: Any = None
         self._streams: dict[object, Any] = {}
-        self.begin()  # CUDA takes half a millisecond for its first event, which must not count to a step
+        self.begin()  # CUDA takes half a millisecond for its first event, which must not count as time of a step
 
     def begin(self) -> Any:
         """Returns the current moment, for ``end``."""
@@ -291,7 +291,7 @@ class Clock:
 
 
 class Work:
-    """The work of the warm-up steps, from which ``nsys-analyze verify`` tells whether two programs do the same.
+    """The work of the warm-up steps, by which ``nsys-analyze verify`` checks whether two programs do the same work.
 
     Attributes:
         losses: the loss of each backward pass, in order.

@@ -31,7 +31,7 @@ from .stacks import Lines, Sampler, Waits
 _TURN_VARIABLE = "NSYS_ANALYZE_TURN"
 #: The source text of a program that opens the capture range by itself.
 _OWN_WINDOW = re.compile(r"cudaProfilerStart|cuda\.profiler|from torch\.cuda import .*\bprofiler\b")
-#: Steps to wait for an optimizer that has not stepped yet. It may be the one that ends a training step.
+#: Steps to wait for an optimizer that has not stepped yet. That optimizer may be the one that ends a training step.
 _STEPS_TO_WAIT_FOR_OPTIMIZER = 20
 #: The index of the step whose FLOPs are counted. The first step also does one-time work.
 _COUNTED_STEP = 1
@@ -181,13 +181,13 @@ class Session:
 
     @harmless
     def resume(self, phase: Phase) -> None:
-        """Starts or continues the range and the time of a phase."""
+        """Opens or continues the range of a phase, and starts or continues its timing."""
         phase.begun = self._clock.begin() if self._clock and self._open else None
         phase.pushed = self.ranges.push(phase.name)
 
     @harmless
     def pause(self, phase: Phase) -> None:
-        """Interrupts the range and the time of a phase until ``resume``."""
+        """Interrupts the range and the timing of a phase until ``resume`` is called."""
         if phase.begun is not None and self._clock:
             self._clock.end(phase.name, phase.begun)
         if phase.pushed:
@@ -255,7 +255,7 @@ class Session:
 
     @harmless
     def pass_begins(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
-        """Opens the range of a forward pass of ``generate``. The first pass is prefill.
+        """Opens the range of a forward pass of ``generate``. The first forward pass is prefill.
 
         Returns:
             Whether a range was opened that has to be closed.
@@ -269,7 +269,7 @@ class Session:
         batch, new = shapes[0][:2]
         kind = "decode" if self.passes and new == 1 else "prefill"
         self.passes += 1
-        # The mask has all positions that each sequence attends to.
+        # The mask contains all positions to which each sequence attends.
         mask: Any = getattr(keywords.get("attention_mask"), "shape", ())
         positions = f" sk={batch * mask[1]}" if len(mask) == 2 else ""
         return self.ranges.push(f"{kind} (inferred) bs={batch} toks={batch * new}{positions}")
@@ -373,7 +373,8 @@ class Session:
         counts_flops = self.settings.results is not None and not self._work
         if counts_flops and self.steps == _COUNTED_STEP < warmup:
             self._count_flops()
-        # The step after the counted one is like the recorded steps. A program without a GPU cannot wait for it.
+        # Waits for the GPU are looked for in the step after the counted step, which is like the recorded steps. A
+        # program without a GPU has no such waits.
         looks = self.settings.stacks and self.settings.results is not None and self.torch.cuda.is_initialized()
         if looks and self.steps == _COUNTED_STEP + 1 < warmup:
             self._waits.open()
@@ -386,7 +387,7 @@ class Session:
             self._start_recording()
 
     def _count_flops(self) -> None:
-        """Starts to count the FLOPs of the next step, unless it may not fit into memory without torch.compile."""
+        """Starts to count the FLOPs of the next step, unless the step may not fit into memory without torch.compile."""
         cuda, is_full = self.torch.cuda, False
         if has_compiled() and cuda.is_available() and cuda.is_initialized():
             total_bytes = cuda.get_device_properties(cuda.current_device()).total_memory
@@ -417,7 +418,7 @@ class Session:
 
     @harmless
     def own_window_opens(self) -> None:
-        """Notes that the program opens its own capture range, which replaces ours unless a step was recorded."""
+        """Notes that the program opens its own capture range. It replaces the hooks' unless a step was recorded."""
         if self._closed or (self._recorded and not self._own_window):
             return
         self._counted_step.close(well=False)
@@ -448,7 +449,7 @@ class Session:
             self.results.is_measured = True
 
     def _take_turns(self) -> None:
-        """Lets the other program run if two take turns, and waits for it. The data loader's processes pause as well."""
+        """Waits for the other program if two programs take turns. The data loader's processes pause as well."""
         turn = int(os.environ.get(_TURN_VARIABLE, "-1"))
         if turn < 0 or not self.settings.block or self._recorded >= self.settings.steps:
             return
@@ -509,7 +510,7 @@ class Session:
 
     @harmless
     def at_exit(self) -> None:
-        """Closes an open capture range at the end of the program, or prints why there was none."""
+        """Closes an open capture range at the end of the program, or prints why no capture range was opened."""
         if self._open and not self._own_window:
             self._close_window()
         elif self.steps and not (self._closed or self._own_window):

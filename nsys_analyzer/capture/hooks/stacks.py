@@ -1,8 +1,9 @@
 """Samples the program's stack about 200 times per second while it is recorded, for the lines that a report names.
 
-A sample is taken when Python's global lock is free. If the program holds the lock longer, for example during a garbage
-collection, its stack does not change until then, so each sample also records when it was due. Times are those of the
-monotonic clock. Ranges with a time in their name relate it to the clock of the capture.
+A sample is taken when Python's global lock is free. If the program holds the lock for longer, for example during a
+garbage collection, the sample is late, but the stack has not changed since the sample was due. So each sample also
+records when it was due. All times are times of the monotonic clock. Ranges with such a time in their name relate the
+monotonic clock to the clock of the capture.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from .ranges import RANK_SUFFIX, Ranges
 
 PERIOD_NS = 5_000_000
 #: The switch interval of Python's global lock while sampling, in seconds. With the default of 5 ms, a program would
-#: usually reach a line that releases the lock first, and that line would get the samples of all others.
+#: usually reach a line that releases the lock first, and that line would get the samples of all other lines.
 _SWITCH_INTERVAL_S = 0.0005
 #: The shortest time between two comparisons of the clocks. Each comparison writes three marks, because the thread may
 #: lose its core during one of them.
@@ -38,7 +39,7 @@ _CLOCK_MARK_PERIOD_NS, _MARKS_PER_COMPARISON = 20_000_000, 3
 _SUFFIX = ".stacks.gz"
 #: The text of PyTorch's warning on a call that waits for the GPU.
 _SYNCHRONIZING = "called a synchronizing CUDA operation"
-#: Source lines that are kept before and after each line.
+#: The number of source lines that are kept before and after each sampled line.
 _CONTEXT_LINES = 5
 #: The beginnings of paths that are not the program's own: Python's library, this package, PyTorch, and generated code.
 _FOREIGN_PATHS = (
@@ -54,7 +55,8 @@ _INSTALLED_FOLDERS = ("site-packages", "dist-packages", "torchinductor_")
 class Sampler:
     """Samples the stacks of one thread from ``open`` to ``close``, which writes them. Without a path it does nothing.
 
-    ``loop`` is the code of a data loader's process for its sampler. The callers of that code are left out.
+    ``loop`` is the code of a data loader's process for its sampler. The callers of ``loop`` are left out of the
+    samples.
     """
 
     def __init__(self, path: str | None, ranges: Ranges, loop: Any = None) -> None:
@@ -65,7 +67,7 @@ class Sampler:
         self._marked_ns = 0
         self._codes: dict[int, Any] = {}
         self._numbers: dict[tuple[int, ...], int] = {}
-        self._samples = array("q")  # for each sample: when it was due, when it was taken, and the number of its stack
+        self._samples = array("q")  # for each sample: when it was due, when it was taken, and the index of its stack
 
     def open(self) -> None:
         """Starts to sample this thread."""
@@ -85,7 +87,7 @@ class Sampler:
                 self._ranges.note(f"nsys-analyze clock {os.getpid()} {time.monotonic_ns()}")
 
     def close(self) -> None:
-        """Writes the samples, once; the file is complete or absent."""
+        """Writes the samples, once. The file is written completely or not at all."""
         if not self._goes_on or not self._path or not self._sampling or self._pid != os.getpid():  # a copy of it
             return
         self._goes_on = False
@@ -155,7 +157,7 @@ class Lines:
     """The source lines of each module class's ``forward``, and of the first call of each phase.
 
     Attributes:
-        places: file and line by the name of the class or phase, or None if several classes share the name.
+        places: file and line by the name of the class or phase, or None if several classes have the name.
     """
 
     def __init__(self) -> None:
@@ -170,7 +172,7 @@ class Lines:
             self.places[phase] = f"{_relative(frame.f_code.co_filename)}:{frame.f_lineno}"
 
     def add_classes(self, model: Any) -> None:
-        """Notes the lines of those classes of a model's modules that belong to the program."""
+        """Notes the lines of the classes of a model's modules, for classes that belong to the program."""
         for kind in {type(module) for module in model.modules()}:
             forward: Any = getattr(kind, "forward", None)
             code = getattr(inspect.unwrap(forward), "__code__", None)
@@ -181,7 +183,7 @@ class Lines:
 
 
 class Waits:
-    """The lines at which the program waits for the GPU. PyTorch warns of each from ``open`` to ``close``.
+    """The lines at which the program waits for the GPU. PyTorch warns of each wait between ``open`` and ``close``.
 
     Attributes:
         counts: how often the program waits at each line.

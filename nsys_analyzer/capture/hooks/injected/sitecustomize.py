@@ -18,7 +18,7 @@ _PACKAGE = "_nsys_analyze_hooks"
 
 
 class _Hooked(MetaPathFinder):
-    """Finds the modules to hook through the other finders, and hooks each one after its import."""
+    """Finds the modules to hook through the other import finders, and hooks each of these modules after its import."""
 
     def __init__(self) -> None:
         generation = "transformers.generation"
@@ -36,7 +36,7 @@ class _Hooked(MetaPathFinder):
 
 
 class _Lacking(MetaPathFinder):
-    """Finds this package if the program's Python lacks it. The recorder, which runs there, needs no other package."""
+    """Finds this package if the program's Python lacks it, because the recorder runs in that Python."""
 
     def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
         """Returns the spec of this package, or None for every other module."""
@@ -48,7 +48,7 @@ class _Lacking(MetaPathFinder):
 
 
 class _Hooking(Loader):
-    """A loader that runs a module's own loader and then the hooks. Its other attributes are those of the own loader."""
+    """A loader that runs a module's own loader and then the hooks. Other attributes come from the own loader."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
