@@ -28,9 +28,10 @@ from profiling_targets.harness import NotHereError, allocations, main, set_preci
 from profiling_targets.transformer import unfused_attention
 
 #: The largest allowed difference of output or gradients from attention in fp64, divided by their largest value. The
-#: tolerance of bf16 is twelve of its roundings (2⁻⁸), since some variants keep scores and partial sums in bf16.
+#: tolerance of bf16 is twelve of its roundings (2⁻⁸), because some variants keep scores and partial sums in bf16.
 TOLERANCES = {"fp32": 1e-4, "bf16": 5e-2}
-#: The error is checked on as many heads as have this many scores together, which take 256 MiB in fp64.
+#: The error is checked on the first heads, which together have at most this many scores. These scores take 256 MiB in
+#: fp64.
 _CHECKED_SCORES = 2**25
 _DO_BENCH_WARMUP_MS = 25
 
@@ -105,26 +106,26 @@ def _error(case: PassesCase, passes: Passes, heads: int) -> float:
     """
 
     def checked(tensor: Tensor) -> Tensor:  # (B, H, S, d) -> (1, heads, S, d)
-        """Returns the heads that are checked."""
+        """Returns the heads whose error is checked."""
         return tensor.flatten(0, 1)[:heads].unsqueeze(0)
 
     results = [checked(tensor) for tensor in passes.end_to_end()]
     exact = passes.like(lambda q, k, v: sdpa(q, k, v, case.causal), lambda tensor: checked(tensor).double())
     error, tolerance = max_error(results, exact.end_to_end()), TOLERANCES[case.precision]
-    if not error <= tolerance:  # this is also true of a NaN
+    if not error <= tolerance:  # the condition is also true if the error is NaN
         raise ArithmeticError(f"the error is {error:.2g}, and the tolerance {tolerance:.2g}")
     return error
 
 
 def _times(work: Callable[[], object], case: PassesCase, prepare: Callable[[], object] | None = None) -> Times:
-    """Returns the times of a pass.
+    """Returns the measured times of a pass.
 
     On a GPU, Triton's do_bench measures the pass and gives only the median, the shortest and the longest time.
 
     Args:
         work: the pass.
         case: the device, and how often to measure.
-        prepare: runs before each pass and is not timed. A pass that needs it is not measured by do_bench.
+        prepare: runs before each pass and is not timed. A pass with ``prepare`` is not measured by do_bench.
     """
     if prepare or not case.measured_ms or case.device == "cpu":
         return Times.of(times_ms(work, case.device, case.warmup_steps, case.steps, prepare))

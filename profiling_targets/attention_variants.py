@@ -1,8 +1,8 @@
 """Implements attention with PyTorch's operators in several ways, and measures the error of each.
 
-All implementations have the same result and differ in memory. The four from ``naive`` to ``tiled`` hold ever fewer
-scores at once, from all S² down to one tile. ``sdpa`` is PyTorch's own attention. The target ``attention`` measures
-them.
+All implementations have the same result and differ in memory. The four implementations from ``naive`` to ``tiled`` hold
+fewer and fewer scores at once, from all S² scores down to one tile. ``sdpa`` is PyTorch's own attention. The target
+``attention`` measures them.
 
 Shapes: B sequences, H heads, S tokens, d features of a head. Queries, keys, values, the output and their gradients
 have the same shape, (B, H, S, d).
@@ -67,7 +67,7 @@ class Passes:
         return self.attend(*self.inputs)
 
     def backward(self, out: Tensor, keep: bool = False) -> tuple[Tensor, ...]:
-        """Returns dq, dk and dv. With ``keep``, the tensors saved for backward stay, so that it can run again."""
+        """Returns dq, dk and dv. With ``keep``, the saved tensors remain, so that backward can run again."""
         return torch.autograd.grad(out, self.inputs, self.gradient, retain_graph=keep)
 
     def end_to_end(self) -> tuple[Tensor, ...]:
@@ -112,7 +112,7 @@ def _masked(scores: Tensor, causal: bool) -> Tensor:
 
 
 def blocked(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Computes as ``naive``, with both matmuls in tiles of 256; the scores are still all there."""
+    """Computes attention like ``naive`` with all scores in memory at once, but both matmuls in tiles of 256."""
     scores = torch.cat([_scores_by_tile(rows, k) for rows in _split(q, _TILE, -2)], -2)  # (B, H, S, S)
     weights = _masked(scores / math.sqrt(q.shape[-1]), causal).softmax(-1)
     return torch.cat([_values_by_tile(rows, v) for rows in _split(weights, _TILE, -2)], -2)
@@ -144,7 +144,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     for first, rows in zip(range(0, q.shape[-2], _ROWS), _split(q, _ROWS, -2), strict=True):
         visible = min(first + _ROWS, k.shape[-2]) if causal else k.shape[-2]
         inputs = (rows, k[..., :visible, :], v[..., :visible, :], causal)
-        # Without the checkpoint, autograd would save the softmax weights of all blocks, S² of them.
+        # Without the checkpoint, autograd would save the S² softmax weights of all blocks.
         outputs.append(checkpoint(naive, *inputs, use_reentrant=False) if training else naive(*inputs))
     return torch.cat(outputs, -2)
 

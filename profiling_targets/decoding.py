@@ -37,14 +37,14 @@ class Cache:
         self.filled = 0
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Appends new keys and values (B, H, S, d_head), and returns all of the layer, (B, H, N + S, d_head) each."""
+        """Appends new keys and values (B, H, S, d_head), and returns all of both, (B, H, N + S, d_head) each."""
         room, end = self.tensor[layer], self.filled + k.shape[2]  # room (2, B, H, T, d_head)
         room[0, :, :, self.filled : end], room[1, :, :, self.filled : end] = k, v
         return room[0, :, :, :end], room[1, :, :, :end]
 
 
 class Decoder(Transformer):
-    """The transformer, whose attention uses a key-value cache if there is one."""
+    """The transformer with an attention that uses the key-value cache if it is given one."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -61,7 +61,7 @@ class Decoder(Transformer):
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
         """Returns the logits (B, V) of the last of the new tokens (B, S), which follow the cached tokens.
 
-        If the cache is not empty, S must be 1, because the attention masks a whole sequence or nothing.
+        If the cache is not empty, S must be 1, because the attention can mask either a whole sequence or nothing.
         """
         self.cache = cache
         start = cache.filled if cache is not None else 0
@@ -127,7 +127,7 @@ class _Decoding:
         return times_ms(lambda: next(generation), self.case.device, 0, tokens)
 
     def generate_largest(self) -> None:
-        """Generates the token that needs the most memory: the first with a cache, the last without."""
+        """Generates the token that needs the most memory: the first token with a cache, else the last token."""
         length = self.case.prompt_length if self.cache else self.sequence.shape[1] - 1
         next(generate(self.model, self.sequence[:, : length + 1], length, self.cache))
 

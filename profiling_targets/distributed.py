@@ -113,7 +113,7 @@ def measure(
 
 
 def join(device: str, rank: Rank) -> Callable[[], None]:
-    """Joins this process with the other ranks, and returns a barrier that uses messages between CPUs only.
+    """Joins this process with the other ranks, and returns a barrier that sends messages between CPUs only.
 
     Raises:
         ConfigurationError: this machine has no GPU for the rank.
@@ -144,7 +144,7 @@ def this_rank() -> Rank:
 
 
 def parse(arguments: list[str]) -> tuple[Config, Sharing, Lateness, argparse.Namespace]:
-    """Reads the command line: the model, how it is shared, the planted lateness, and all parsed arguments.
+    """Reads the command line: the model, how the ranks share the model, the planted lateness, and all parsed arguments.
 
     Raises:
         ConfigurationError: the options cannot run together.

@@ -42,8 +42,8 @@ def _launches(*sizes: tuple[int, int, int, int]) -> dict[int, Launch]:
 
 
 #: The launch by kernel and precision of the matmuls, then by d_head. Each launch was the fastest of those tried on an
-#: H200 with causal attention and 16 heads, over contexts of 4,096 and 16,384 tokens (fp32: 2,048). A context's time was
-#: weighted with the inverse of its number of scores.
+#: H200 with causal attention and 16 heads, over contexts of 4,096 and 16,384 tokens (fp32: 2,048). The time at each
+#: context was weighted with the inverse of the context's number of scores.
 LAUNCHES: dict[tuple[str, str], dict[int, Launch]] = {
     ("forward", "half"): _launches((64, 64, 4, 3), (64, 64, 4, 3), (128, 64, 4, 3), (128, 128, 8, 3)),
     ("keys", "half"): _launches((64, 128, 4, 3), (64, 128, 4, 3), (32, 64, 4, 2), (64, 64, 4, 2)),
@@ -66,7 +66,7 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         causal: whether each row ignores later keys.
 
     Returns:
-        The output, (B, H, S, d_head), contiguous, of the type of q.
+        The output, (B, H, S, d_head), contiguous, with the dtype of q.
     """
     matmuls = "tf32x3" if q.dtype == torch.float32 else "half"
     out: Tensor = FlashAttention.apply(q, k, v, causal, matmuls)  # type: ignore[no-untyped-call]

@@ -51,7 +51,7 @@ def load_numbers(start, first, length, rows: tl.constexpr, masked: tl.constexpr)
 
 @triton.jit
 def is_visible(first_row, first_key, length, block_m: tl.constexpr, block_n: tl.constexpr, causal: tl.constexpr):
-    """Returns which keys each row may see (block_m, block_n). Causal rows past the length are never stored."""
+    """Returns which keys each row may see (block_m, block_n). Results of rows past the length are never stored."""
     row, key = first_row + tl.arange(0, block_m), first_key + tl.arange(0, block_n)
     return row[:, None] >= key[None, :] if causal else tl.broadcast_to(key[None, :] < length, (block_m, block_n))
 
@@ -62,7 +62,7 @@ def attend_tiles(
     block_m: tl.constexpr, block_n: tl.constexpr, d_head: tl.constexpr,
     causal: tl.constexpr, masked: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """Adds the keys ``begin`` to ``end`` to the rows' running sum of values, denominator and largest score."""
+    """Updates the rows' running sum of values, denominator and largest score with the keys ``begin`` to ``end``."""
     for first in tl.range(begin, end, block_n):
         k_tile = load_rows(k, first, stride, length, block_n, d_head, masked)
         scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=precision)
@@ -113,7 +113,7 @@ def forward_kernel(
 
 @triton.jit
 def delta_kernel(out, out_grad, delta, rows, d_head: tl.constexpr, block_m: tl.constexpr):
-    """Computes Σ out · gradient of out for each of the B × H × S rows, the term that softmax's gradient shares."""
+    """Computes Σ out · gradient of out for each of the B × H × S rows, a common term of the softmax's gradient."""
     first = tl.program_id(0).to(tl.int64) * block_m
     out_tile = load_rows(out, first, d_head, rows, block_m, d_head, True).to(tl.float32)
     grad_tile = load_rows(out_grad, first, d_head, rows, block_m, d_head, True).to(tl.float32)

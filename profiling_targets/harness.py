@@ -123,7 +123,7 @@ def run(
             graph.
         described: the configuration as the results record it.
         results: the JSON file for the run's manifest entries and times, or None to write no file.
-        ranges: whether to emit NVTX ranges.
+        ranges: whether to write NVTX ranges.
     """
 
     def measure(times: Times) -> Mapping[str, Any]:
@@ -276,7 +276,7 @@ def times_ms(
 
 @dataclass
 class Allocations:
-    """The tensor memory that a block of code allocated on a GPU. It is None on a CPU, where nothing counts it.
+    """The tensor memory that a block of code allocated on a GPU. Each figure is None on a CPU, which is not measured.
 
     Attributes:
         peak_bytes: the peak above the memory that was allocated when the block began.
@@ -450,7 +450,7 @@ def add_option(parser: argparse.ArgumentParser, option: Option) -> None:
 def measure_case(target: CaseTarget[C, F], case: C, measure: Callable[[C, F], None]) -> dict[str, Any]:
     """Measures one case, and returns its row in JSON types: the case, its status, its figures, and the machine."""
     device = to_json_values(case)["device"]
-    # Memory and compiled code of earlier cases are freed, so that they do not count to this case.
+    # Memory and compiled code of earlier cases are freed, so that they are not counted for this case.
     torch.compiler.reset()
     gc.collect()
     if device == "cuda":

@@ -168,7 +168,7 @@ def alive_after(events: Iterable[MemoryEvent]) -> list[MemoryEvent]:
 
 
 def thinned(points: Sequence[Point], limit: int) -> list[Point]:
-    """Returns at most ``limit`` points of a curve: the highest point of each run of consecutive points."""
+    """Returns at most ``limit`` points of a curve: the highest point of each group of consecutive points."""
     size = -(-len(points) // limit)
     return [max(points[first : first + size], key=lambda point: point[1]) for first in range(0, len(points), size)]
 

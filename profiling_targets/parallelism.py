@@ -150,7 +150,7 @@ class TensorParallel(SharedTraining):
     def _make_optimizer(self, lr: float) -> torch.optim.Optimizer:
         split = [parameter for parameter in self.parameters if isinstance(parameter, DTensor)]
         unsplit = [parameter for parameter in self.parameters if not isinstance(parameter, DTensor)]
-        groups = [{"params": group} for group in (split, unsplit) if group]  # one kernel cannot update both
+        groups = [{"params": group} for group in (split, unsplit) if group]  # one kernel cannot update both groups
         return torch.optim.AdamW(groups, lr)
 
 

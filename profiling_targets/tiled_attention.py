@@ -32,7 +32,7 @@ def tiled_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, tile: int = _
         tile: the number of rows and of keys of a tile.
 
     Returns:
-        The output, (B, H, S, d_head), of the type of q.
+        The output, (B, H, S, d_head), with the dtype of q.
     """
     out: Tensor = TiledAttention.apply(q, k, v, causal, tile)  # type: ignore[no-untyped-call]
     return out

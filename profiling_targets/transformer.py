@@ -208,7 +208,7 @@ class Training:
 
 
 def main() -> int:
-    """Runs the target; returns its exit code."""
+    """Runs the target and returns the exit code."""
     try:
         parser = command_line("transformer", "Trains a transformer for a few steps, with NVTX ranges.")
         config, parsed = read_options(parser, sys.argv[1:])
