@@ -18,8 +18,8 @@ from nsys_analyzer.cli.run_progress import show_progress
 from nsys_analyzer.configuration import Option
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments import benches
-from nsys_analyzer.experiments.benches import BenchPlan, run_bench
 from nsys_analyzer.experiments.model import Bench, Results
+from nsys_analyzer.experiments.running import BenchPlan, run_bench
 from nsys_analyzer.inputs.rows import NAME, CaseTarget, Task, read_rows_file, to_json_values
 from nsys_analyzer.report.model import Bars, Paragraph
 from tests.conftest import ROOT

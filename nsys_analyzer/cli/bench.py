@@ -54,7 +54,7 @@ def _command(experiment: Bench) -> click.Command:
     def run_experiment(**options: Any) -> None:
         """Runs the experiment and prints its answer; exits with 1 if a case failed."""
         from nsys_analyzer.cli.run_progress import handle_interruption, show_progress
-        from nsys_analyzer.experiments.benches import make_plan, run_bench
+        from nsys_analyzer.experiments.running import make_plan, run_bench
         from nsys_analyzer.report.renderers.terminal import print_answer
 
         sources = {name: click.get_current_context().get_parameter_source(name) for name in options}
