@@ -368,7 +368,7 @@ class ArrowReader(Reader):
                 texts = column.to_pylist()
                 return np.array([t is not None and bool(t in values or globs.match(t)) for t in texts], np.bool_)
             numbers = arrow_to_integers(column, NO_TIME)
-            are_wanted: Bools = np.isin(numbers, np.array(values, np.int64), invert=row_filter.without)
+            are_wanted: Bools = np.isin(numbers, np.array(values, np.int64), invert=row_filter.excludes)
             are_wanted &= numbers != NO_TIME
             return are_wanted
 

@@ -49,14 +49,14 @@ class Filter:
         values: values that select a row.
         globs: patterns that select a row.
         of_strings: whether the column contains string IDs. The patterns then apply to the strings.
-        without: whether the patterns exclude rows instead of selecting rows.
+        excludes: whether the patterns exclude rows instead of selecting rows.
     """
 
     column: str
     values: tuple[int | str, ...] = ()
     globs: tuple[str, ...] = ()
     of_strings: bool = False
-    without: bool = False
+    excludes: bool = False
 
     @property
     def table(self) -> str:
@@ -68,7 +68,7 @@ class Filter:
         """The SQL condition that follows the column's name."""
         if self.of_strings:
             matching = " OR ".join(f"value GLOB '{glob}'" for glob in self.globs)
-            return f"{'NOT ' if self.without else ''}IN (SELECT id FROM {self.table} WHERE {matching})"
+            return f"{'NOT ' if self.excludes else ''}IN (SELECT id FROM {self.table} WHERE {matching})"
         values = ", ".join(f"'{value}'" if isinstance(value, str) else str(value) for value in self.values)
         return " OR ".join([f"IN ({values})", *(f"{self.column} GLOB '{glob}'" for glob in self.globs)])
 
@@ -85,7 +85,7 @@ class Table:
         required: names of the columns without which the table cannot be read.
         filter: the rows to read; None for all rows.
         trace_option: the value of nsys's ``--trace`` option that makes nsys record the table.
-        aside: whether this is a second view of a table, with other columns or rows, for one special question.
+        is_second_view: whether this is a second view of a table, with other columns or rows, for one special question.
     """
 
     key: str
@@ -94,7 +94,7 @@ class Table:
     required: tuple[str, ...] = ()
     filter: Filter | None = None
     trace_option: str = "cuda"
-    aside: bool = False
+    is_second_view: bool = False
 
 
 def _column(name: str, *aliases: str, default: int | str | bytes = 0, doc: str, narrow: bool = False) -> Column:
@@ -147,7 +147,7 @@ GRAPH = Table("graph", ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE",), _GPU, ("start", "en
 OPERATIONS_BY_KIND = (KERNEL, MEMCPY, MEMSET, GRAPH)
 # API functions that only query something are not read: they start no GPU work, and cuKernelGetName alone makes up
 # nearly half of PyTorch's calls.
-_NO_LOOK_UPS = Filter("nameId", globs=("cu*Get*", "hip*Get*"), of_strings=True, without=True)
+_NO_LOOK_UPS = Filter("nameId", globs=("cu*Get*", "hip*Get*"), of_strings=True, excludes=True)
 RUNTIME = Table(
     "runtime",
     ("CUPTI_ACTIVITY_KIND_RUNTIME",),
@@ -364,7 +364,11 @@ CAPTURE = Table(
 )  # fmt: skip
 #: The environment variables of the program that nsys launched. Each one is a property with the value NAME=VALUE.
 VARIABLES = Table(
-    "variables", CAPTURE.aliases, _PROPERTIES, filter=Filter("name", globs=("*ENVIRONMENT_VARIABLE*",)), aside=True
+    "variables",
+    CAPTURE.aliases,
+    _PROPERTIES,
+    filter=Filter("name", globs=("*ENVIRONMENT_VARIABLE*",)),
+    is_second_view=True,
 )
 #: The payloads that NCCL attaches to the ranges of its functions.
 PAYLOADS = Table(
@@ -379,7 +383,7 @@ PAYLOADS = Table(
         _column("binary", "binaryData", default=b"", doc="the payload as bytes"),
     ),
     filter=Filter("textId", globs=("nccl[A-Z]*",), of_strings=True),
-    aside=True,
+    is_second_view=True,
 )
 #: The frames of API calls' backtraces that are PyTorch functions.
 CALLCHAINS = Table(
@@ -392,7 +396,7 @@ CALLCHAINS = Table(
     ),
     ("id", "symbol", "depth"),
     Filter("symbol", globs=("*THP*_*(*", "*THCP*_*(*", "at::_ops::*::call*"), of_strings=True),
-    aside=True,
+    is_second_view=True,
 )
 SAMPLED_CHAINS = replace(CALLCHAINS, key="sampled_chains", aliases=("SAMPLING_CALLCHAINS",))
 #: nsys's CPU samples, about a thousand per second.
@@ -404,7 +408,7 @@ SAMPLES = Table(
         _START,
         _column("thread", "globalTid", doc="global thread ID that was running"),
     ),
-    aside=True,
+    is_second_view=True,
 )
 #: The context switches: the times at which the operating system gave a thread a CPU, or took it away.
 SWITCHES = Table(
@@ -416,7 +420,7 @@ SWITCHES = Table(
         _column("thread", "globalTid", doc="global thread ID"),
     ),
     ("is_in", "thread"),
-    aside=True,
+    is_second_view=True,
 )
 CHAINED_CALLS = Table(
     "chained_calls",
@@ -426,7 +430,7 @@ CHAINED_CALLS = Table(
         _column("correlation", "correlationId", doc="correlation ID, unique within a process"),
         _column("chain", "callchainId", default=-1, doc="ID of the call's backtrace, -1 without one"),
     ),
-    aside=True,
+    is_second_view=True,
 )
 
 #: The property with the offset (ns) that ``nsys export --ts-normalize`` or ``--ts-shift`` added to every time.
@@ -450,11 +454,11 @@ SIGNATURE_TABLES = (*STRINGS.aliases, *EXPORT.aliases)
 #: memory to the file's size.
 TABLE_ENDINGS = {".parquet": 4, ".arrow": 1}
 
-#: The tables of this module by each of their aliases, without tables that are declared with ``aside``.
+#: The tables of this module by each of their aliases, without tables that are declared as a second view.
 TABLES = {
     name: table
     for table in tuple(globals().values())
-    if isinstance(table, Table) and not table.aside
+    if isinstance(table, Table) and not table.is_second_view
     for name in table.aliases
 }
 
