@@ -21,11 +21,11 @@ _SESSION_SLACK_NS = 10**9
 #: The recorded duration of the session is used if at least this share of the rows is inside the session. The other rows
 #: may be a damaged table.
 _MIN_SHARE_INSIDE = 0.5
-#: Without a recorded duration, valid times span an extent. A row may lie outside this extent by at most this many times
-#: its length plus this margin.
+#: Without a recorded duration, the session is taken to extend from the earliest to the latest likely time. A valid row
+#: may lie outside of it by at most this many times its length plus this margin.
 _MAX_EXTENTS_OUTSIDE, _MARGIN_NS = 2, 60 * 10**9
-#: To find that extent, one row in this many (and at least one) is ignored at either end of the sorted times, because it
-#: may be damaged.
+#: Of the sorted times, one in this many (and at least one) at either end is not a likely time, because it may be
+#: damaged.
 _ROWS_PER_DAMAGED_ROW = 1_000
 
 
