@@ -210,10 +210,10 @@ _TINY = "--d-model 32 --d-ff 64 --num-heads 4 --vocab-size 50"
 #: not, and a figure.
 _QUICK: dict[str, tuple[str, int, list[str], list[str], str]] = {
     "timing": (
-        f"{_TINY} --context-length 8,16", 2 * 3, ["Of 6 configurations 6 were measured."], [], "timing-step",
+        f"{_TINY} --context-length 8,16", 2 * 3, ["6 of 6 configurations were measured."], [], "timing-step",
     ),
     "precision": (
-        f"{_TINY} --context-length 16", 2 * 2, ["Speed of forward-backward against fp32: small, bf16"], [],
+        f"{_TINY} --context-length 16", 2 * 2, ["Speed-up over fp32 in mode forward-backward: small, bf16"], [],
         "precision-throughput",
     ),
     "attention": (
