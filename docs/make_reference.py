@@ -101,7 +101,7 @@ def examples(command: click.Command) -> Iterator[str]:
 def json_types() -> str:
     """Returns the description of a comparison, and of every type in a report's JSON."""
     said = inspect.cleandoc(json_comparison.__doc__ or "")
-    said = said[said.index("A comparison holds") :]
+    said = said[said.index("A comparison contains") :]
     lines = ["", said.replace("``", "`"), "", "## The types of a report", ""]
     names = field_names()
     for name, one in schema()["$defs"].items():
