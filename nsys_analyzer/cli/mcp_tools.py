@@ -33,7 +33,7 @@ from nsys_analyzer.report.sections.modules import modules_section
 
 #: The path of a capture or folder, or several paths.
 _Paths = str | list[str]
-#: The longest output of a program, line of text and string in JSON that an agent receives, in characters.
+#: The most characters that an agent receives of a program's output, of one line of text, and of one JSON string.
 _MAX_OUTPUT, _MAX_LINE, _MAX_STRING = 2000, 1000, 300
 #: One character of a string in JSON. Half of a surrogate pair is never cut off.
 _CHARACTER = r'(?:[^"\\]|\\ud[89ab]..\\ud[c-f]..|\\u....|\\.)'

@@ -26,7 +26,7 @@ from nsys_analyzer.trace.schema import MS_PER_S
 
 _IMPLEMENTATIONS = ("flash", "unfused", "sdpa", "sdpa_flash")
 PASSES = {"forward": "forward", "backward": "backward", "end_to_end": "end to end"}
-_CONTEXTS = tuple(2**power for power in range(7, 17))  # 128 to 65,536
+_CONTEXTS = tuple(2**power for power in range(7, 17))  # context lengths of 128 to 65,536 tokens
 #: FLOPs per visible score and feature of a head. Forward has two matmuls. Backward has five, one of which repeats a
 #: matmul of forward.
 _FLOPS = {"forward": 4, "backward": 10, "end_to_end": 14}

@@ -43,7 +43,7 @@ class StepCase(OfModel):
     d_ff: int = option(0, "width of the feed-forward layer; 0 means the width of --model", least=0)
     num_layers: int = option(0, "number of layers; 0 means the number of --model", least=0, cpu=2)
     num_heads: int = option(0, "number of attention heads; 0 means the number of --model", least=0)
-    vocab_size: int = option(0, "size of the vocabulary; 0 means the size of --model", least=0)
+    vocab_size: int = option(0, "size of the vocabulary; 0 means that of the model in --model", least=0)
     context_length: int = option(256, "tokens in a sequence", cpu=32)
     batch_size: int = option(4, "batch size", cpu=1)
     mode: str = option("train", "phases of a step: forward, also loss and backward, or also the optimizer", MODES)

@@ -46,7 +46,7 @@ def _blocks(results: Results) -> Iterator[Block]:
     yield Paragraph(_VARIANTS)
 
     def over_naive(row: AnyRow, name: str) -> Cell:
-        """Returns the speed-up of a pass over the implementation ``naive``."""
+        """Returns how many times as fast a pass is as the same pass of the implementation ``naive``."""
         return results.gain(row, name, implementation="naive")
 
     forward = rows_table(

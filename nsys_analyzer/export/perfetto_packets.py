@@ -76,7 +76,10 @@ def encode_if(is_present: Bools, parts: Parts) -> Parts:
 
 
 def take_rows(parts: Parts, index: Integers) -> Parts:
-    """Returns the parts of the messages at ``index``, which may repeat: equal messages are encoded once."""
+    """Returns the parts of the messages whose rows are in ``index``.
+
+    A row may occur several times, so equal messages are encoded only once.
+    """
     data, is_used = _matrix(parts)
     return (Part(data[index], is_used[index], is_used.sum(axis=1)[index]),)
 

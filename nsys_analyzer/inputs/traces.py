@@ -104,7 +104,7 @@ def name_of_trace(path: Path) -> str:
 
 
 def read_each_trace(path: Path, read_trace: Callable[[Path], Result], tell: Callable[[str], None]) -> Iterator[Result]:
-    """Yields the result of ``read`` for a trace, or for each trace of a folder.
+    """Yields the result of ``read_trace`` for a trace, or for each trace of a folder.
 
     ``tell`` is called with the error of each trace that cannot be read.
 

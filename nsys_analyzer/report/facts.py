@@ -200,7 +200,7 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
     ),
     "phase_only_in_warmup": lambda phase: f"Every {phase} is in warm-up, so none of them is measured.",
     "inferred_phases": lambda ranges: phrase(
-        "No range of the program's own names a phase. These ranges are used instead: {}.", _list_code(ranges)
+        "None of the program's ranges is named after a phase. These ranges are used instead: {}.", _list_code(ranges)
     ),
     "uneven_phase": lambda phase, least, most: (
         f"The inferred {phase} launches {least:,} to {most:,} kernels: some instances may include other work, such as "

@@ -60,7 +60,7 @@ _VALUES_LINE_LENGTH, _NAMES_LINE_LENGTH = 80, 100
 #: The width of the axis beside the names of rows, and of one character, in inches.
 _AXIS_WIDTH_INCHES, _CHARACTER_WIDTH_INCHES = 6.3, 0.075
 _ROW_NAME_LENGTH = 36
-#: A part of a bar that is longer has no number, because matplotlib cannot place text so far away.
+#: A part of a bar that is longer than this gets no number, because matplotlib cannot place text that far from 0.
 _MAX_NUMBERED_LENGTH = 1e15
 
 #: The name of a curve and its points; y is NaN where the curve is interrupted.

@@ -263,7 +263,7 @@ def _supervise(parent: int, what_ends: str, command: list[str]) -> int:
     except OSError as error:
         print(f"{command[0]} cannot be run ({error.strerror})", file=sys.stderr)
         return CANNOT_RUN
-    if requests or os.getppid() != parent:  # a request or the parent's death came before the program was started
+    if requests or os.getppid() != parent:  # a request to stop, or the parent's death, came before the start
         kill_descendants()
     code = 0
     with suppress(ChildProcessError):  # raised when no child remains

@@ -226,7 +226,7 @@ class SqliteReader(Reader):
                 stream, _ = statement.execute_query()
                 return build_frame(pa.RecordBatchReader.from_stream(stream), table.columns)
         except MemoryError:
-            raise  # Arrow's MemoryError is also an ArrowException, and not a damaged file
+            raise  # ArrowMemoryError is an ArrowException, but does not mean that the file is damaged
         except (Error, pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise self._damaged(error) from error
 
@@ -322,7 +322,7 @@ class ArrowReader(Reader):
         try:
             yield
         except MemoryError:
-            raise  # Arrow's MemoryError is also an ArrowException, and not a damaged file
+            raise  # ArrowMemoryError is an ArrowException, but does not mean that the file is damaged
         except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, KeyError) as error:  # KeyError: column names
             raise self._damaged(error) from error
 

@@ -84,7 +84,9 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class KernelChange:
-    """A kernel of a step, or two kernels that do the same work; a name is None if that side has no such kernel.
+    """A kernel of a step on both sides, or two kernels that do the same work.
+
+    The name of a side is None if that side has no such kernel.
 
     ``before_launches`` and ``after_launches`` are means per step.
     """

@@ -176,7 +176,9 @@ class ProcessPairs:
         return self._find_loss_difference(0.0) if len(self.pairs) < _FEWEST_LOSS_PAIRS and not is_clear else None
 
     def _find_loss_difference(self, deviations: float) -> WorkDifference | None:
-        """Returns the first loss that differs by the share and by this many standard deviations; None if none does.
+        """Returns the first loss whose difference exceeds the threshold share and ``deviations`` standard deviations.
+
+        The result is None if there is no such loss.
 
         A loss that is NaN in every process of one side and in no process of the other differs as well.
         """

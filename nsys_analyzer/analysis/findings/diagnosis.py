@@ -34,7 +34,8 @@ from nsys_analyzer.system.plugins import FINDINGS, load_plugins, skip_if_it_fail
 from nsys_analyzer.trace.columns import COPY, SYNCHRONIZE
 from nsys_analyzer.trace.schema import NS_PER_MS
 
-#: All rules. If two findings save equal time, the finding of the earlier rule comes first.
+#: All rules, except the one on idle time that no other rule explains. If two findings save equal time, the finding of
+#: the earlier rule comes first.
 RULES: tuple[Rule, ...] = (*waits.RULES, *kernels.RULES)
 #: A finding is reported only if it saves at least this share of a step.
 SMALLEST_SAVING = 0.03

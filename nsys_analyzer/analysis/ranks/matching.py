@@ -67,7 +67,7 @@ def group_members(members: Sequence[Member]) -> list[tuple[tuple[Member, ...], t
     for run, separated in runs:
         captures = {member.capture for member in run}
         notes = [JoinNote("copy", names) for names in original_of_copy.items() if names[1] in captures]
-        # A run with all of its ranks lacks no members that another run could have.
+        # A run that already has all of its ranks needs no members of another run.
         if missing_ranks(run) or len(run) == 1:
             notes += separated[:1]
         run.sort(key=lambda m: (m.rank is None, m.rank or 0, m.device, m.capture, m.process))

@@ -281,9 +281,9 @@ def _find_in_repetition(work: LaunchedWork) -> Windows | None:
 def _is_loop(work: LaunchedWork, windows: Windows, index: Ints, repeats: Repeats) -> bool:
     """Checks whether the repeating units are passes of a loop, and not the layers of one pass.
 
-    A unit is a pass if it contains layers, trains a model, or replays a CUDA graph. Units are layers if a few kernels
-    run both before the first unit and after the last unit, as in a pass, which has work before and after its layers.
-    Waits and copies between CPU and device show neither, because sharded or offloaded layers have them as well.
+    A unit is a pass if it contains layers, trains a model, or replays a CUDA graph. A pass has some work before its
+    layers and some work after them. So units are layers if a few kernels run both before the first unit and after the
+    last unit. Waits and copies between CPU and device prove nothing, because sharded or offloaded layers have them.
     """
     attributed, operations = work.attributed, work.attributed.trace.operations
     # If all units lie in a single phase, or in a single call of a model, they are parts of one pass.

@@ -290,6 +290,7 @@ class Replay:
                 piece_ends[piece] = start + work
                 piece += 1
             if awaited != NONE:
+                # ``offset`` is the start of the call if no call waits. ``shift`` is the sum of the waits so far.
                 shifts.append(max(shift + min_wait, piece_ends[awaited] + return_ns - offset))
         calls_of_segment = np.diff(np.concatenate([[0], waits + 1, [len(offsets)]]))
         return Run(offsets + np.repeat(shifts, calls_of_segment), np.array(piece_ends))

@@ -233,7 +233,10 @@ class Study:
 
     @property
     def busy_ms(self) -> float:
-        """Returns the mean time per step in which the GPU works, ms, without the first step if a replay omits it."""
+        """Returns the GPU's busy time per step in ms, as a mean over the steps.
+
+        If a replay omits the first step, the mean omits it as well.
+        """
         first = 1 if self.steps >= MIN_STEPS else 0
         is_counted = self.replay.launch >= self.replay.first_call[first]
         return float(self.pieces.exposed_ns[is_counted].sum()) / (self.steps - first) / NS_PER_MS

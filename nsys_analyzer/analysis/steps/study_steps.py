@@ -147,8 +147,8 @@ def _find_calls(work: ProcessWork, steps: Steps, windows: Windows) -> LaunchingC
     step_follows = bool(np.isin(bounds[-1], steps.recorded.cpu_start))
     end = work.calls.start[high] if step_follows and high < len(work.calls) else max(bounds[-1], table.end[-1])
     if not np.isin(bounds[-1], steps.windows.cpu_start):
-        # The next step is not measured. The time from its start to its first call is assumed to be that of the first
-        # studied step.
+        # The next step is not measured. It is assumed that the time from its start to its first call is the same as in
+        # the first studied step.
         end = max(min(end, bounds[-1] + table.start[0] - bounds[0]), table.end[-1])
     return LaunchingCalls(
         table,

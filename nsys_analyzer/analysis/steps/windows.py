@@ -33,8 +33,8 @@ class Windows:
         start, end: the start of each step, and the start of the next step. These are times of the program or of the
             GPU's work, whichever is later. The last step ends where its own range or work ends.
         cpu_start: when the program begins each step.
-        cpu_end: when the program begins the work that follows each step.
-        body_end: when the program ends each step. The time from ``body_end`` to ``cpu_end`` lies between two steps.
+        cpu_end: the end of each step for the program, which is the start of the work that follows the step.
+        body_end: the end of the step's own code. The time from ``body_end`` to ``cpu_end`` lies between two steps.
         on_gpu: whether steps begin and end with the GPU's work, because the GPU works far behind the program.
     """
 

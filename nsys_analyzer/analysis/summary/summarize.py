@@ -261,7 +261,7 @@ class _ProcessSummarizer:
         Args:
             phase: the name of the phase.
             code: the row of the phase in ``sums``.
-            measured: the indices of its measured instances.
+            measured_instances: the indices of its measured instances.
             clocks: the GPU time of each instance.
             sums: the sums of operations by phase.
         """

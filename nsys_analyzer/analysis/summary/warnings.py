@@ -236,7 +236,7 @@ class _Checks:
                 yield self._quote(message)
 
     def _quote(self, message: Diagnostic) -> Fact:
-        """Returns a message of the profiler, with its meaning if the capture has no kernel."""
+        """Returns a message of the profiler, and adds an explanation of it if the capture has no kernel."""
         meaning = "" if self.coverage.kernels else explain_message(message.text)
         return Fact("profiler_message", profiler=self.trace.metadata.profiler, text=message.text, meaning=meaning)
 

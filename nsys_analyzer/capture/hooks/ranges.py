@@ -310,7 +310,10 @@ class Work:
         self._rows = max([self._rows, *rows])
 
     def begin_backward(self, root: Any) -> None:
-        """Notes the loss from which a backward pass starts, unless a CUDA graph is captured, when nothing may wait."""
+        """Notes the loss from which a backward pass starts.
+
+        It does nothing while a CUDA graph is captured, because a wait for the GPU would break the capture.
+        """
         self._passes += 1
         cuda = self._torch.cuda
         if getattr(root, "numel", int)() == 1 and not (cuda.is_initialized() and cuda.is_current_stream_capturing()):

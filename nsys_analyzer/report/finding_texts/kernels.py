@@ -89,8 +89,9 @@ def describe_unfused_attention(figures: UnfusedAttentionFigures) -> FindingTexts
             f"{format_ms(figures.score_ms)}, and {format_count(figures.matmuls, 'matmul')} for "
             f"{format_ms(figures.matmul_ms)}.",
         ),
-        derivation=f"The step is replayed without the kernels over the scores, and with {least:g} to {most:g} times "
-        "the time of the matmuls: a fused kernel does the same matmuls, or half of them if a causal mask allows it.",
+        derivation="The step is replayed without the kernels that read and write the attention scores (softmax, mask, "
+        f"scaling), and with {least:g} to {most:g} times the time of the matmuls. A fused kernel computes the same "
+        "matmuls, or half of them if a causal mask allows it.",
         remedy=("out = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # in bf16 or fp16: FlashAttention",),
         disproof="After the change, the names of the kernels contain flash or fmha, and the kernels of the softmax are "
         "gone.",

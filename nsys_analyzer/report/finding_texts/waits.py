@@ -82,7 +82,8 @@ def describe_data_loading(figures: DataLoadingFigures) -> FindingTexts:
             "                    persistent_workers=True, prefetch_factor=4)",
             "batch = batch.to(device, non_blocking=True)",
         ),
-        disproof="Run on one batch that is made before the loop: if the step is no shorter, loading does not limit it.",
+        disproof="Make one batch before the loop and use it for every step: if the steps take just as long, loading "
+        "is not the bottleneck.",
     )
 
 

@@ -253,6 +253,6 @@ HOW_TO_ANNOTATE = phrase(
     "To measure the parts of attention, wrap attention in an NVTX range `scaled dot product attention`, and its parts "
     "in `computing attention scores`, `computing softmax` and `final matmul`. For existing ranges, give their names: "
     "`--phase-name attention=NAME --phase-name scores=NAME --phase-name softmax=NAME --phase-name values=NAME`. A "
-    "compiled model opens no ranges in its parts. The kernels of a CUDA graph are recorded with "
+    "compiled model opens no ranges in its parts. To record the kernels of a CUDA graph, capture with "
     "`--cuda-graph-trace=node`."
 )
