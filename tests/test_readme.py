@@ -112,7 +112,9 @@ def test_a_command_line_on_a_page_has_options_that_there_are(page: Path) -> None
             for one in command.get_params(click.Context(command, **cli.context_settings))
             for option in (*one.opts, *one.secondary_opts)
         }
-        assert {word.partition("=")[0] for word in words if word.startswith("-") and word != "-"} <= known, line
+        assert {
+            word.rstrip(".").partition("=")[0] for word in words if word.startswith("-") and word != "-"
+        } <= known, line
 
 
 def test_what_is_made_from_the_code_is_current(reference: ModuleType) -> None:
