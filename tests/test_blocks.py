@@ -26,7 +26,7 @@ def test_the_size_of_blocks_changes_no_figure(
 ) -> None:
     path = real_capture(name)
     whole = [repr(replace(one, source="")) for one in summarize(Trace.load(path), "t")]
-    monkeypatch.setattr(arrays, "_BLOCK", 701)
+    monkeypatch.setattr(arrays, "_BLOCK_LENGTH", 701)
     assert [repr(replace(one, source="")) for one in summarize(Trace.load(path), "t")] == whole
 
 
@@ -35,7 +35,7 @@ def test_unions_across_blocks(intervals: list[tuple[int, int, int]], size: int) 
     """The moments that any interval of a group covers, counted one by one."""
     group, start, length = (np.array(column, np.int64) for column in zip(*intervals, strict=True))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arrays, "_BLOCK", size)
+        patch.setattr(arrays, "_BLOCK_LENGTH", size)
         covered, first, last = measure_unions(group, start, start + length, 4)
     for one in range(4):
         mine = [(s, s + n) for g, s, n in intervals if g == one]

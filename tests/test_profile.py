@@ -114,7 +114,7 @@ def test_no_importer(run: Path, tmp_path: Path) -> None:
     with pytest.raises(CaptureError) as caught:
         finished(nsys, run)
     assert caught.value.message == (
-        f"{nsys.path} left {run}/capture.qdstrm, and its importer (QdstrmImporter) is not here"
+        f"{nsys.path} wrote {run}/capture.qdstrm, but its importer (QdstrmImporter) is not installed here"
     )
     assert "QdstrmImporter -i capture.qdstrm" in caught.value.hint
     assert (run / "capture.qdstrm").exists()

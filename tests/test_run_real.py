@@ -187,7 +187,7 @@ def test_a_program_of_the_users_as_two_ranks(tmp_path: Path) -> None:
     words = ("run", "--nproc", "2", "--device", "cpu", "--profiler", "torch", "--warmup", "2", "--steps", "3", "--")
     ended = command(tmp_path, *words, sys.executable, "train.py")
     assert ended.returncode == 0, ended.stderr
-    assert "The program ran twice, to be timed and then recorded, and was stopped after step 5: nothing" in ended.stdout
+    assert "The program ran twice, to be timed and then recorded, and was stopped after step 5." in ended.stdout
     assert "Its output is in runs/train/target.log\n" in ended.stdout
     place = tmp_path / "runs/train"
     said = [read_manifest(place / f"capture_rank{rank}.manifest.json") for rank in (0, 1)]
