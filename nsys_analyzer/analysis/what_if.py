@@ -292,6 +292,7 @@ def _replay_groups(study: Study, question: Question, usual: Saving) -> Iterator[
         count = sum(saving.steps for saving in savings)
 
         def mean(name: str) -> float:
+            """Returns the mean of a saving's attribute over all steps."""
             return float(sum(getattr(saving, name) * saving.steps for saving in savings)) / count
 
         yield from savings
@@ -360,6 +361,7 @@ def _scale_range(study: Study, name: str, factor: float) -> Change:
     pause_factors, work_factors = np.where(pauses, factor, 1.0), np.where(calls[study.replay.launch], factor, 1.0)
 
     def change(replay: Replay) -> Replay:
+        """Returns the steps with all requested changes."""
         if not factor:
             replay = replay.without_waits(calls)
         replay = replay.with_launching(np.where(calls, factor, 1.0)).with_work(work_factors)

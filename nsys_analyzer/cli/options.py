@@ -69,6 +69,7 @@ def evidence_options(function: Function) -> Function:
         *args: Any, traces: tuple[Path, ...], csv_paths: tuple[Path, ...], step_ms: float | None, in_order: bool,
         names: Any, configuration: Any, scheduler: str | None, **options: Any,
     ) -> Any:  # fmt: skip
+        """Runs the command with the values that the options give."""
         if csv_paths and step_ms:
             raise click.UsageError("--step-ms replaces --csv: give only one of them.")
 
@@ -111,6 +112,7 @@ def names_options(function: Function) -> Function:
     )  # fmt: skip
     @functools.wraps(function)
     def command(*args: Any, phase_names: tuple[str, ...], step: str | None, steps: int | None, **options: Any) -> Any:
+        """Runs the command with the values that the options give."""
         from nsys_analyzer.trace.phase_names import PhaseNames
 
         pairs = (*phase_names, *([f"step={step}"] if step else ()))
@@ -132,6 +134,7 @@ def configuration_options(function: Function) -> Function:
         *args: Any, model: str | None, context_length: int | None, batch_size: int | None, precision: str | None,
         **options: Any,
     ) -> Any:  # fmt: skip
+        """Runs the command with the values that the options give."""
         from nsys_analyzer.configuration import Run
 
         configuration = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)

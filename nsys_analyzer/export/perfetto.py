@@ -257,6 +257,7 @@ class _Layout:
         first, group = distinct_rows(process_code, operations.device, operations.stream)
 
         def describe_stream(code: int) -> dict[str, Any]:
+            """Returns the track of a stream."""
             columns = operations.process, operations.device, operations.stream
             process, device, stream = (int(column[first[code]]) for column in columns)
             return {"name": f"stream {stream}", "parent": self._gpu_track(process, device), "place": code}

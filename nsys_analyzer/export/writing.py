@@ -55,6 +55,7 @@ def export(
     export_format = load_formats()[form]
 
     def is_ours(path: Path) -> bool:
+        """Returns whether the file is empty or was written by this format."""
         return path.stat().st_size == 0 or export_format.is_ours(path)
 
     output = OutputKind(form, f"capture{export_format.suffix}", is_ours, export_format.suffix)

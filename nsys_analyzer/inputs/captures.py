@@ -105,6 +105,7 @@ def in_report_order(captures: Iterable[CaptureSummary]) -> list[CaptureSummary]:
     """Returns captures sorted by model size, context length and name."""
 
     def sort_key(capture: CaptureSummary) -> tuple[object, ...]:
+        """Returns the key that orders captures by model and configuration."""
         configuration = capture.configuration or Configuration()
         model = configuration.model
         return (model is None, model.parameters if model else 0, configuration.context_length or 0, capture.name)

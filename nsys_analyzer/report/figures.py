@@ -215,9 +215,11 @@ def _drawable_curves(curves: Curves, *, log_x: bool, log_y: bool) -> list[_Curve
     """Returns the curves without points that the axes cannot show; y is NaN where a curve is interrupted."""
 
     def is_drawable(value: float, *, log: bool) -> bool:
+        """Returns whether a value can be drawn on the axis."""
         return (value > 0 or not log) and abs(value) < _MAX_DRAWN_VALUE
 
     def drawable_y(y: float | None) -> float:
+        """Returns the value, or NaN if it cannot be drawn."""
         return y if y is not None and is_drawable(y, log=log_y) else math.nan
 
     return [(name, [(x, drawable_y(y)) for x, y in points if is_drawable(x, log=log_x)]) for name, points in curves]

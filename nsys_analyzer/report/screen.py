@@ -53,6 +53,7 @@ def console(*, stderr: bool = False) -> Console:
 
     class SafeConsole(Console):
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            """Yields the segments without control characters in their text."""
             for segment in super().render(renderable, options):
                 yield segment if segment.control else segment._replace(text=visible_lines(segment.text))
 

@@ -147,6 +147,7 @@ def find_pageable_copy(steps: StepsToExplain) -> Iterator[Candidate]:
     fetching = study.is_loading & (study.replay.pause_ns <= study.pieces.duration_ns[copies].max())
 
     def prefetched(replay: Replay) -> Replay:
+        """Returns the steps with batches that were copied ahead of their use."""
         ready = replay.with_pauses(fetching, _PINNED_BATCH_NS).without_waits(calls)
         return ready.without_calls(calls & (study.calls.kind == COPY)).with_work(np.where(copies, 0.0, 1.0))
 
@@ -213,9 +214,11 @@ def find_device_to_host_copy(steps: StepsToExplain) -> Iterator[Candidate]:
         copying_calls = calls
 
     def asynchronous(replay: Replay) -> Replay:
+        """Returns the steps with copies that the program does not wait for."""
         return replay.without_waits(calls).with_work(np.where(copies, _REMAINING_COPY_SHARE, 1.0))
 
     def removed(replay: Replay) -> Replay:
+        """Returns the steps without the copies."""
         shorter = replay.without_calls(copying_calls).with_pauses(pausing, 0.0)
         return shorter.with_work(np.where(copies, 0.0, 1.0))
 
@@ -297,9 +300,11 @@ def find_host_sync(steps: StepsToExplain) -> Iterator[Candidate]:
     half_the_time, without_scalars = np.where(waiting, 0.5, 1.0), np.where(scalars, 0.0, 1.0)
 
     def without_waits(replay: Replay) -> Replay:
+        """Returns the steps in which the program does not wait for the scalars."""
         return replay.without_waits(waiting).with_launching(half_the_time)
 
     def without_calls(replay: Replay) -> Replay:
+        """Returns the steps without the calls and the copies of the scalars."""
         return replay.without_calls(waiting).with_work(without_scalars)
 
     most_often = sorted(steps.warned_lines.items(), key=lambda line: -line[1])[:_MAX_WARNED_LINES]
@@ -473,6 +478,7 @@ def find_launch_bound(steps: StepsToExplain) -> Iterator[Candidate]:
     free_launches = scale_launches(study, 0.0)
 
     def without_pauses(replay: Replay) -> Replay:
+        """Returns the steps without launch time and without short pauses."""
         return free_launches(replay).with_pauses(short_pauses, study.calls.unrecorded_ns.astype(np.float64))
 
     operations = float(study.on_device.sum()) / study.steps

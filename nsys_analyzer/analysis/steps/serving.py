@@ -153,6 +153,7 @@ class Serving:
         """
 
         def with_bytes(kind: StepKind) -> StepKind:
+            """Returns the kind of step with the lower bound of its memory traffic."""
             cache = None if kind.positions is None or of_position is None else of_position * kind.positions
             least = (weights + (cache or 0)) / bytes_per_s * MS_PER_S if bytes_per_s else None
             return replace(kind, weights_bytes=weights, cache_bytes=cache, least_ms=least, counted=counted)

@@ -143,6 +143,7 @@ def _with_labels_and_shares(capture: CaptureSummary, labels: dict[str, str]) -> 
     """Returns the capture with a short label for each kernel and with the busy shares of its phases."""
 
     def label(phase: PhaseSummary, busy: BusyShare | None = None) -> PhaseSummary:
+        """Returns the phase with the labels of its kernels."""
         rows = tuple(structs.replace(row, label=labels[row.name]) for row in phase.kernels)
         return structs.replace(phase, kernels=rows, busy_share=busy)
 

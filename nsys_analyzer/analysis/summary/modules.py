@@ -272,6 +272,7 @@ def with_flops(modules: Modules, counted_flops: CountedFlops) -> Modules:
                 of_direction[".".join(words[:length])] += flops_of_phase
 
     def with_counted(module: Module) -> Module:
+        """Returns the module with the FLOPs that the run counted."""
         forward, backward = (of_direction.get(module.path) for of_direction in flops.values())
         return replace(
             module,

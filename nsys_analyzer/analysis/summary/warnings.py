@@ -253,6 +253,7 @@ def _find_messages(trace: Trace, process: int) -> list[Diagnostic]:
     idle = set(distinct(process_of(threads)).tolist()) - with_work
 
     def concerns_process(subject: int) -> bool:
+        """Returns whether the subject of a message belongs to the process."""
         return subject == process or not pid_of(subject) or not with_work or subject in idle
 
     return [message for message in trace.metadata.diagnostics if concerns_process(message.process)]

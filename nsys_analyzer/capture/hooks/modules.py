@@ -177,7 +177,7 @@ class Modules:
                     pending.append(before)
 
     def _name_module(self, module: Any, thread: _Thread) -> str:
-        """Names a module that has no name yet: below the module that calls it, or as a root."""
+        """Gives a name to a module without one: below the module that calls it, or as a root."""
         if thread.stack:
             path, _, _ = thread.stack[-1][0].rpartition(": ")
             name = self._names[module] = _full_name(path, type(module).__name__, module)

@@ -102,6 +102,7 @@ def to_plain_data(value: object) -> Any:
     """Returns a value, or a struct of values, as plain data. A ``Text`` becomes a string with code in backticks."""
 
     def encode(other: object) -> str:
+        """Returns a fact or a text with spans as plain text."""
         if isinstance(other, Fact):
             return plain(say(other), "`")
         if isinstance(other, Text):

@@ -61,6 +61,7 @@ _MACHINES: tuple[Field[CaptureSummary], ...] = (
 
 def _option_field(option: Option) -> Field[CaptureSummary]:
     def option_cell(capture: CaptureSummary) -> str | None:
+        """Returns the value of the option in a capture's run."""
         value = getattr(capture.run, option.name, None)
         return ("no", "yes")[value] if isinstance(value, bool) else None if value is None else str(value)
 

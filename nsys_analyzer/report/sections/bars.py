@@ -93,6 +93,7 @@ def _without_small(bars: StepBars) -> StepBars:
     smaller = (f"{len(small)} smaller parts",) if len(small) > 1 else ()
 
     def ms(row: Bar) -> tuple[float, ...]:
+        """Returns the times of a bar's parts in the order of the legend, in ms."""
         return (
             *(row.ms[i] for i in separate),
             *(sum(row.ms[i] for i in small) for _ in smaller),

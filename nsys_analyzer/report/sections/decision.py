@@ -193,6 +193,7 @@ def _phase_table(capture: CaptureSummary, labels: dict[str, str]) -> Iterator[Ta
         return phase.wall_ms.median if phase and phase.synchronized else None
 
     def matmul_share(row: _NamedPhase) -> float | None:
+        """Returns the share of matmul in a phase's kernel time."""
         name, phase = row
         shares = capture.matmul.step if capture.matmul and name == STEP else None
         return shares.matmul if shares else phase.share_of("matmul") if phase else None

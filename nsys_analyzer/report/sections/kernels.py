@@ -91,6 +91,7 @@ def _kernel_table(capture: CaptureSummary, phases: Sequence[PhaseSummary], label
     memory_keys = [(kind, "memory") for kind in _MEMORY_OPERATIONS if kind in kinds]
 
     def label(key: _RowKey) -> str:
+        """Returns the label of a row's kernel or memory operation."""
         return _MEMORY_OPERATIONS[key[0]] if key in memory_keys else labels[key[0]]
 
     fields: list[Field[_RowKey]] = [
@@ -120,6 +121,7 @@ def answer_matmul(capture: CaptureSummary) -> Iterator[Block]:
     ]
 
     def share_field(shares: ClassShares) -> Field[str]:
+        """Returns the column with the shares of one scope."""
         return Field(shares.scope, "percent", lambda name: shares.of(name) or None)
 
     fields: tuple[Field[str], ...] = (Field("class", "text", lambda name: name), *map(share_field, scopes))

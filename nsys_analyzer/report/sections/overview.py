@@ -107,10 +107,12 @@ def _describe_step_origin(captures: Sequence[CaptureSummary]) -> str:
 
 def _measures(labels: Mapping[str, str]) -> tuple[Measure, ...]:
     def top_kernel_cell(capture: CaptureSummary) -> Cell:
+        """Returns the label of the top kernel."""
         leader = top_kernel(capture)
         return labels[leader.kernel.name] if leader else None
 
     def first_finding(capture: CaptureSummary) -> Finding | None:
+        """Returns the first finding of a capture."""
         return next(iter(findings_of(capture)), None)
 
     return (
@@ -256,6 +258,7 @@ def _grid(cells: Mapping[Place, Cell], title: str, unit: Unit) -> Table:
     """Returns a table with a row for each variant of each model, and a column for each context length."""
 
     def context_field(context: int) -> Field[tuple[str, Variant | str]]:
+        """Returns the column of a context length."""
         return Field(f"{context:,}", unit, lambda row: cells.get(Place(row[0], context, row[1])))
 
     models = list(dict.fromkeys(place.model for place in cells))
