@@ -35,6 +35,11 @@ def _say_percent_range(shares: tuple[float, float]) -> str:
     return " to ".join(map(rounded_percent, shares))
 
 
+def _say_time(ms: float, share: float, count: float, noun: str) -> str:
+    """Returns the time of some operations per step: "In each step, 4.5 ms (10 % of the step) pass in 30 copies"."""
+    return f"In each step, {format_ms(ms)} ({rounded_percent(share)} of the step) pass in {format_count(count, noun)}"
+
+
 def describe_fp32_matmul(figures: Fp32MatmulFigures) -> FindingTexts:
     """Returns the sentences on matmuls that could use tensor cores."""
     least, most = figures.speedups
@@ -103,8 +108,8 @@ def describe_unfused_elementwise(figures: UnfusedElementwiseFigures) -> FindingT
     return FindingTexts(
         title="Elementwise kernels are not fused",
         evidence=(
-            f"In each step, {format_ms(figures.ms)} ({rounded_percent(figures.share)} of the step) pass in "
-            f"{format_count(figures.kernels, 'kernel')} for elementwise operations, reductions, norms and casts, "
+            f"{_say_time(figures.ms, figures.share, figures.kernels, 'kernel')} for elementwise operations, "
+            "reductions, norms and casts, "
             f"{rounded(figures.ms / figures.kernels * US_PER_MS)} µs each.",
             f"They run in chains of consecutive kernels, with {figures.chain_length:.2g} kernels per chain on average.",
         ),
@@ -122,9 +127,8 @@ def describe_layout_copies(figures: LayoutCopiesFigures) -> FindingTexts:
     return FindingTexts(
         title="Chains of redundant copies",
         evidence=(
-            f"In each step, {format_ms(figures.ms)} ({rounded_percent(figures.share)} of the step) pass in "
-            f"{format_count(figures.copies, 'copy')} that form chains of {SHORTEST_CHAIN} or more consecutive "
-            "copies.",
+            f"{_say_time(figures.ms, figures.share, figures.copies, 'copy')} that form chains of "
+            f"{SHORTEST_CHAIN} or more consecutive copies.",
         ),
         derivation=f"The step is replayed without {_say_percent_range(CHAIN_SAVINGS)} of the copies: one copy of "
         "each chain remains, or none.",
@@ -141,8 +145,8 @@ def describe_cache_copies(figures: CacheCopiesFigures) -> FindingTexts:
     return FindingTexts(
         title="Decode copies tensors as large as the cache",
         evidence=(
-            f"In each step, {format_ms(figures.ms)} ({rounded_percent(figures.share)} of the step) pass in "
-            f"{format_count(figures.copies, 'copy')} that concatenate tensors or copy them on the device.",
+            f"{_say_time(figures.ms, figures.share, figures.copies, 'copy')} that concatenate tensors or copy "
+            "them on the device.",
         ),
         derivation=f"The step is replayed without {_say_percent_range(CACHE_COPY_SAVINGS)} of the copies, as if new "
         "keys and values were written in place.",

@@ -101,12 +101,12 @@ def _run_data(run: ParallelRun) -> dict[str, Any]:
 def to_plain_data(value: object) -> Any:
     """Returns a value, or a struct of values, as plain data. A ``Text`` becomes a string with code in backticks."""
 
-    def encode(other: object) -> str:
+    def encode(leaf: object) -> str:
         """Returns a fact or a text with spans as plain text."""
-        if isinstance(other, Fact):
-            return plain(say(other), "`")
-        if isinstance(other, Text):
-            return plain(other, "`")
+        if isinstance(leaf, Fact):
+            return plain(say(leaf), "`")
+        if isinstance(leaf, Text):
+            return plain(leaf, "`")
         raise NotImplementedError
 
     return msgspec.to_builtins(value, enc_hook=encode)
