@@ -77,7 +77,7 @@ def asked_of(change: str, capture: CaptureSummary) -> WhatIf | None:
     """
     question, study = QUESTIONS[change][2], capture.study
     if question and study and "classes" in question:
-        held = {study.classes[code] for code in set(study.pieces.kernel.tolist()) if code >= 0}
+        held = {study.classes[code] for code in set(study.operations.kernel.tolist()) if code >= 0}
         wanted = question["classes"] or dict.fromkeys(sorted(held - {"optimizer"}), 2)
         question = {"classes": {name: factor for name, factor in wanted.items() if name in held}}
     return what_if(capture, **question) if question else None

@@ -502,9 +502,9 @@ def test_words_about_one_pass_name_no_step() -> None:
 def test_a_copy_behind_the_last_step_is_none_of_the_loop() -> None:
     """Of four steps the last alone keeps its copy."""
     case = checkpoint("save").case()
-    pieces = case.study.pieces
-    copy = np.where(np.arange(len(pieces)) >= 6, pieces.copy, 0).astype(np.int8)
-    study = replace(case.study, pieces=replace(pieces, copy=copy))
+    operations = case.study.operations
+    copy = np.where(np.arange(len(operations)) >= 6, operations.copy, 0).astype(np.int8)
+    study = replace(case.study, operations=replace(operations, copy=copy))
     assert list(find_device_to_host_copy(replace(case, study=study))) == []
 
 
@@ -697,8 +697,8 @@ def any_steps(draw: st.DrawFn) -> Steps:
             steps.copy(us, way, size, after, waits=draw(st.booleans()), range=inside)
         else:
             api = draw(st.sampled_from(APIS))
-            steps.call(api, after, range=inside, waits=bool(steps.pieces) and api != EVENT)
-    if not steps.pieces:
+            steps.call(api, after, range=inside, waits=bool(steps.operations) and api != EVENT)
+    if not steps.operations:
         steps.kernel(10)
     return steps
 

@@ -24,7 +24,7 @@ from nsys_analyzer.analysis.steps.groups import find_steps
 from nsys_analyzer.analysis.steps.replay import (
     CALL_COLUMNS,
     COLLECTIVE_COLUMNS,
-    PIECE_COLUMNS,
+    OPERATION_COLUMNS,
     Replay,
     Run,
     run_together,
@@ -45,11 +45,11 @@ def floats(values: list[int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
 
 def make_replay(**columns: list[int]) -> Replay:
     """Returns the replay with these columns, as ``cpu_ns``; one that is not given has no time and waits for nothing."""
-    calls, pieces = len(columns["cpu_ns"]), len(columns["work_ns"])
+    calls, operations = len(columns["cpu_ns"]), len(columns["work_ns"])
     defaults = {
-        "min_wait_ns": [0] * calls, "awaited": [-1] * calls, "return_ns": [0] * calls, "latency_ns": [0] * pieces,
-        "spacing_ns": [0] * pieces, "first_call": [0, calls], "profiler_ns": [0] * calls, "pause_ns": [0] * calls,
-        "stream": [0] * pieces, "joined": [-1] * pieces, "join_gap_ns": [0] * pieces,
+        "min_wait_ns": [0] * calls, "awaited": [-1] * calls, "return_ns": [0] * calls, "latency_ns": [0] * operations,
+        "spacing_ns": [0] * operations, "first_call": [0, calls], "profiler_ns": [0] * calls, "pause_ns": [0] * calls,
+        "stream": [0] * operations, "joined": [-1] * operations, "join_gap_ns": [0] * operations,
     }  # fmt: skip
     rows = {**defaults, **columns}
     return Replay(**{name: floats(row) if name.endswith("_ns") else np.array(row) for name, row in rows.items()})
@@ -66,17 +66,17 @@ def replays(draw: st.DrawFn, least: int = 1, most: int = 4, streams: int = 3) ->
     behind a launch, and a wait's end lies no further behind the work than the least that a wait takes.
     """
     steps, calls = draw(st.integers(least, most)), draw(st.integers(1, 6))
-    pieces = draw(st.lists(st.integers(0, calls - 1), max_size=6).map(sorted))  # the call that launched each
-    small, many = st.integers(0, 9), len(pieces)
+    operations = draw(st.lists(st.integers(0, calls - 1), max_size=6).map(sorted))  # the call that launched each
+    small, many = st.integers(0, 9), len(operations)
 
     def each(elements: st.SearchStrategy[int], count: int) -> list[int]:
         return draw(st.lists(elements, min_size=count, max_size=count))
 
     spacing, stream = each(small, many), each(st.integers(0, streams - 1), many)
-    latency = [draw(st.integers(max(spacing), 20)) for _ in pieces]
+    latency = [draw(st.integers(max(spacing), 20)) for _ in operations]
     after, own = each(st.integers(0, 30), calls), each(small, calls)
     lag = [draw(st.integers(0, one)) for one in own]
-    newest = [sum(launch <= call for launch in pieces) - 1 for call in range(calls)]
+    newest = [sum(launch <= call for launch in operations) - 1 for call in range(calls)]
     awaited = [draw(st.integers(0, last)) if last >= 0 and draw(st.booleans()) else -1 for last in newest]
     others = [[j for j in range(i) if stream[j] != stream[i]] for i in range(many)]
     behind = [draw(st.sampled_from(some)) if some and draw(st.booleans()) else -1 for some in others]
@@ -91,16 +91,16 @@ def replays(draw: st.DrawFn, least: int = 1, most: int = 4, streams: int = 3) ->
     }  # fmt: skip
     return Replay(
         **{name: np.tile(floats(values), steps) for name, values in times.items()},
-        awaited=numbered(awaited, many), launch=numbered(pieces, calls), joined=numbered(behind, many),
+        awaited=numbered(awaited, many), launch=numbered(operations, calls), joined=numbered(behind, many),
         stream=np.tile(np.array(stream, np.int64), steps), first_call=np.arange(steps + 1) * calls,
     )  # fmt: skip
 
 
 @st.composite
 def runs(draw: st.DrawFn, most: int = 3) -> list[Replay]:
-    """Two or three ranks that meet in as many collectives, each the next piece of a rank that is left for one.
+    """Two or three ranks that meet in as many collectives, each the next operation of a rank that is left for one.
 
-    Of some pieces a rank does not wait for the others, as of what it sends.
+    Of some operations a rank does not wait for the others, as of what it sends.
     """
     steps = draw(st.integers(1, most))
     ranks = [draw(replays(steps, steps)) for _ in range(draw(st.integers(2, 3)))]
@@ -117,12 +117,12 @@ def runs(draw: st.DrawFn, most: int = 3) -> list[Replay]:
 
 
 def joined(ranks: list[Replay]) -> Replay:
-    """One replay of them all: positions are those among all calls, and among all pieces."""
+    """One replay of them all: positions are those among all calls, and among all operations."""
     calls = np.cumsum([0, *(len(rank.cpu_ns) for rank in ranks)])
-    pieces = np.cumsum([0, *(len(rank.work_ns) for rank in ranks)])
-    names = (*CALL_COLUMNS, *PIECE_COLUMNS, *COLLECTIVE_COLUMNS)
+    operations = np.cumsum([0, *(len(rank.work_ns) for rank in ranks)])
+    names = (*CALL_COLUMNS, *OPERATION_COLUMNS, *COLLECTIVE_COLUMNS)
     columns = {name: [getattr(rank, name) for rank in ranks] for name in names}
-    for name, before in (("launch", calls), ("first_call", calls), ("awaited", pieces), ("joined", pieces)):
+    for name, before in (("launch", calls), ("first_call", calls), ("awaited", operations), ("joined", operations)):
         values = [getattr(rank, name) for rank in ranks]
         columns[name] = [np.where(one >= 0, one + at, -1) for one, at in zip(values, before, strict=False)]
     begin = tuple(rank.rank_begin_ns[0] for rank in ranks)
@@ -132,10 +132,11 @@ def joined(ranks: list[Replay]) -> Replay:
 def simulated(*ranks: Replay) -> float:
     """How long all steps take, event by event: programs that call, streams that work in order, waits for both.
 
-    A piece that meets others ends its work's time after the last of them has started, and after its own start if it
-    does not wait.
+    An operation that meets others ends its work's time after the last of them has started, and after its own start if
+    it does not wait.
     """
-    # What must have happened before a piece starts, each with the time from there: launch, piece before, other stream.
+    # What must have happened before an operation starts, each with the time from there: launch, operation before, other
+    # stream.
     needs: dict[tuple[int, int], dict[tuple[str, int, int], float]] = {}
     for rank, replay in enumerate(ranks):
         for i in range(len(replay.work_ns)):
@@ -164,18 +165,20 @@ def simulated(*ranks: Replay) -> float:
             all_started = all(("start", *key) in happened for key in others)
             ending = [key for key in others if ranks[key[0]].waits_for_ranks[key[1]]] if all_started else []
             alone = code == -1 or not replay.waits_for_ranks[number]
-            for at, piece in [*ending, *([(rank, number)] if alone else [])]:
-                heapq.heappush(events, (time + ranks[at].work_ns[piece], "end", at, piece))
+            for at, operation in [*ending, *([(rank, number)] if alone else [])]:
+                heapq.heappush(events, (time + ranks[at].work_ns[operation], "end", at, operation))
         # The program goes on behind a call, or once both the call and what it waits for have happened.
         waiting = np.flatnonzero(replay.awaited == number).tolist() if kind == "end" else []
         for call in [number] if kind == "call" else waiting:
             if call == len(replay.cpu_ns) or ("call", rank, call) not in happened:
                 continue
-            piece, goes_on = int(replay.awaited[call]), happened["call", rank, call]
-            if piece >= 0:
-                if ("end", rank, piece) not in happened:
+            operation, goes_on = int(replay.awaited[call]), happened["call", rank, call]
+            if operation >= 0:
+                if ("end", rank, operation) not in happened:
                     continue
-                goes_on = max(goes_on + replay.min_wait_ns[call], happened["end", rank, piece] + replay.return_ns[call])
+                goes_on = max(
+                    goes_on + replay.min_wait_ns[call], happened["end", rank, operation] + replay.return_ns[call]
+                )
             heapq.heappush(events, (goes_on + replay.cpu_ns[call], "call", rank, call + 1))
     return last
 
@@ -193,14 +196,14 @@ def test_ranks_take_what_a_simulation_takes(ranks: list[Replay]) -> None:
 def test_only_the_critical_path_makes_ranks_shorter(ranks: list[Replay], left: float) -> None:
     """Of all ranks; a rank that nobody waits for has no part in it."""
     together = joined(ranks)
-    calls, pieces = together.critical_path()
-    less = replace(together, cpu_ns=together.cpu_ns * np.maximum(calls, left)).with_work(np.maximum(pieces, left))
+    calls, operations = together.critical_path()
+    less = replace(together, cpu_ns=together.cpu_ns * np.maximum(calls, left)).with_work(np.maximum(operations, left))
     assert less.total_ns == together.total_ns
     alone = replace(together, unawaited_ranks=frozenset([0]))
     assert alone.total_ns <= together.total_ns
-    calls, pieces = alone.critical_path()
+    calls, operations = alone.critical_path()
     assert not calls[: len(ranks[0].cpu_ns)].any()
-    assert not pieces[: len(ranks[0].work_ns)].any()
+    assert not operations[: len(ranks[0].work_ns)].any()
 
 
 def test_two_ranks_worked_out_by_hand() -> None:
@@ -241,13 +244,15 @@ def test_a_replay_of_ranks_gives_their_steps(name: str, tmp_path: Path) -> None:
     (run,) = join_replays(summarize(*paths))
     assert run.study is not None
     assert len(run.labels) == 2
-    started, ended = run.study.calls.start, run.study.pieces.start + run.study.pieces.duration_ns
+    started, ended = run.study.calls.start, run.study.operations.start + run.study.operations.duration_ns
     for rank, times in zip(run.study.replay.ranks, run_together(run.study.replay.ranks), strict=True):
-        calls, pieces = len(rank.cpu_ns), len(rank.work_ns)
+        calls, operations = len(rank.cpu_ns), len(rank.work_ns)
         last = started[calls - 1] + rank.min_wait_ns[-1] * (rank.awaited[-1] >= 0) + rank.cpu_ns[-1]
-        recorded = rank.step_lengths_ns(Run(np.append(started[:calls], last), np.append(ended[:pieces], -(2.0**62))))
+        recorded = rank.step_lengths_ns(
+            Run(np.append(started[:calls], last), np.append(ended[:operations], -(2.0**62)))
+        )
         assert rank.step_lengths_ns(times)[1:-1].sum() == pytest.approx(recorded[1:-1].sum(), rel=0.01)
-        started, ended = started[calls:], ended[pieces:]
+        started, ended = started[calls:], ended[operations:]
 
 
 @given(replays())
@@ -260,7 +265,7 @@ def test_all_steps_take_what_a_simulation_takes(replay: Replay) -> None:
 
 def changes(replay: Replay, data: st.DataObject) -> list[Replay]:
     """Each kind of change that makes something shorter, the same one in every step."""
-    calls, pieces = len(replay.cpu_ns) // replay.steps, len(replay.work_ns) // replay.steps
+    calls, operations = len(replay.cpu_ns) // replay.steps, len(replay.work_ns) // replay.steps
 
     def chosen(count: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         return np.tile(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)), replay.steps).astype(bool)
@@ -270,7 +275,7 @@ def changes(replay: Replay, data: st.DataObject) -> list[Replay]:
         replay.without_calls(chosen(calls)),
         replay.with_pauses(chosen(calls), data.draw(st.integers(0, 20))),
         replay.with_launching(np.where(chosen(calls), 0.5, 1.0)),
-        replay.with_work(np.where(chosen(pieces), data.draw(st.sampled_from([0.0, 0.25, 0.5])), 1.0)),
+        replay.with_work(np.where(chosen(operations), data.draw(st.sampled_from([0.0, 0.25, 0.5])), 1.0)),
         replay.with_events_costing(data.draw(st.integers(0, 10))),
     ]
 
@@ -311,9 +316,9 @@ def test_one_or_two_steps_are_repeated(replay: Replay, steps: int) -> None:
     """Three times, of which the last two times count."""
 
     def first(count: int) -> Replay:
-        calls, pieces = len(replay.cpu_ns) // 6 * count, len(replay.work_ns) // 6 * count
+        calls, operations = len(replay.cpu_ns) // 6 * count, len(replay.work_ns) // 6 * count
         columns = {name: getattr(replay, name)[:calls] for name in (*CALL_COLUMNS, "awaited")}
-        columns |= {name: getattr(replay, name)[:pieces] for name in (*PIECE_COLUMNS, "launch", "joined")}
+        columns |= {name: getattr(replay, name)[:operations] for name in (*OPERATION_COLUMNS, "launch", "joined")}
         return replace(replay, **columns, first_call=replay.first_call[: count + 1])
 
     later = first(3 * steps).total_ns - first(steps).total_ns
@@ -323,23 +328,23 @@ def test_one_or_two_steps_are_repeated(replay: Replay, steps: int) -> None:
 @given(replays(most=2), st.sampled_from([0.5, 0.25]))
 def test_only_the_critical_path_makes_steps_shorter(replay: Replay, left: float) -> None:
     """Less of what is not on it saves nothing; and of what is on it, more makes the steps as much longer at least."""
-    calls, pieces = replay.critical_path()
-    assert set(calls.tolist() + pieces.tolist()) <= {0, 1}
-    less = replace(replay, cpu_ns=replay.cpu_ns * np.maximum(calls, left)).with_work(np.maximum(pieces, left))
+    calls, operations = replay.critical_path()
+    assert set(calls.tolist() + operations.tolist()) <= {0, 1}
+    less = replace(replay, cpu_ns=replay.cpu_ns * np.maximum(calls, left)).with_work(np.maximum(operations, left))
     assert less.total_ns == replay.total_ns
-    on_path = float((calls * replay.cpu_ns).sum() + (pieces * replay.work_ns).sum())
-    more = replace(replay, cpu_ns=replay.cpu_ns * (1 + calls)).with_work(1 + pieces)
+    on_path = float((calls * replay.cpu_ns).sum() + (operations * replay.work_ns).sum())
+    more = replace(replay, cpu_ns=replay.cpu_ns * (1 + calls)).with_work(1 + operations)
     assert on_path <= replay.total_ns
     assert more.total_ns >= replay.total_ns + on_path
 
 
 @given(replays(least=3))
 def test_the_critical_path_is_as_long_as_the_steps(replay: Replay) -> None:
-    """But for the first step; and but for what is no call's and no piece's time."""
-    calls, pieces = replay.critical_path()
+    """But for the first step; and but for what is no call's and no operation's time."""
+    calls, operations = replay.critical_path()
     waits = replay.min_wait_ns.sum() + replay.return_ns.sum()
     gaps = (replay.latency_ns + replay.spacing_ns + replay.join_gap_ns).sum()
-    on_path = float((calls * replay.cpu_ns).sum() + (pieces * replay.work_ns).sum())
+    on_path = float((calls * replay.cpu_ns).sum() + (operations * replay.work_ns).sum())
     assert on_path <= replay.step_ns * (replay.steps - 1) + 1e-6
     assert on_path >= replay.step_ns * (replay.steps - 1) - float(waits + gaps) - 1e-6
 
@@ -358,10 +363,10 @@ def test_steps_worked_out_by_hand() -> None:
     # Without the wait the CPU needs 10 + 6 + 3 + 4 = 23, and the GPU 31 + 41; without the call the same.
     assert replay.without_waits(wait).step_ns == 72
     assert replay.without_calls(wait).step_ns == 72
-    # Half the second piece's work: until 56, 58 with the wait, 62. Without the first: [15, 55), 57, 61.
+    # Half the second operation's work: until 56, 58 with the wait, 62. Without the first: [15, 55), 57, 61.
     assert replay.with_work(floats([1, 0]) / 2 + 0.5).step_ns == 62
     assert replay.with_work(floats([0, 1])).step_ns == 61
-    # At most 3 between calls: the second piece still ends at 76, the wait at 78; of the 4 behind it 3 are left.
+    # At most 3 between calls: the second operation still ends at 76, the wait at 78; of the 4 behind it 3 are left.
     assert replace(replay, pause_ns=replay.cpu_ns).with_pauses(np.ones(3, np.bool_), 3).step_ns == 81
 
 
@@ -414,7 +419,7 @@ def step_with(part: float, kernel_class: str) -> Callable[[Capture], float]:
 
 def step_with_work(capture: Capture, part: float) -> float:
     study = study_in(capture)
-    return study.replay.with_work(np.full(len(study.pieces.kind), part)).step_ns / US
+    return study.replay.with_work(np.full(len(study.operations.kind), part)).step_ns / US
 
 
 def step_without_waits(capture: Capture) -> float:
@@ -430,15 +435,15 @@ def step_with_launches_5_us_apart(capture: Capture) -> float:
 
 def classes_on_critical_path(capture: Capture) -> list[str]:
     study = study_in(capture)
-    _, pieces = study.replay.critical_path()
-    return [name for name in ("communication", "elementwise", "matmul") if pieces[study.of_class(name)].any()]
+    _, operations = study.replay.critical_path()
+    return [name for name in ("communication", "elementwise", "matmul") if operations[study.of_class(name)].any()]
 
 
 def us_on_critical_path(capture: Capture, of_calls: bool) -> float:
-    """Returns the time of the calls, or of the pieces of work, on the critical path of all steps but the first, µs."""
+    """Returns the time of the calls, or of the operations, on the critical path of all steps but the first, µs."""
     replay = study_in(capture).replay
-    calls, pieces = replay.critical_path()
-    return float((calls * replay.cpu_ns if of_calls else pieces * replay.work_ns).sum()) / US
+    calls, operations = replay.critical_path()
+    return float((calls * replay.cpu_ns if of_calls else operations * replay.work_ns).sum()) / US
 
 
 def by_class(count: Callable[[Study, str], float]) -> Callable[[Capture], dict[str, float]]:

@@ -312,7 +312,7 @@ def _check_that_steps_contain(subject: ReplayedCaptures, studies: Sequence[Study
     Raises:
         ConfigurationError: no step contains one of them.
     """
-    codes = [(study.classes, np.unique(study.pieces.kernel).tolist()) for study in studies]
+    codes = [(study.classes, np.unique(study.operations.kernel).tolist()) for study in studies]
     present_classes = {names[code] for names, kernels in codes for code in kernels if code >= 0} - {""}
     present_ranges = {study.ranges[code] for study in studies for code in study.spans.name.tolist()}
     classes = [*question.classes, *([COMMUNICATION] if question.network is not None else [])]
@@ -379,8 +379,8 @@ def _put_on_time(study: Study, late_ranks: frozenset[int]) -> _ChangePair:
     """
     _, rank = study.replay.rank_of
     names = np.array([*study.kernels, ""])
-    _, name_code = np.unique(names[study.pieces.kernel], return_inverse=True)
-    is_kernel = (study.pieces.kernel >= 0) & ~study.of_class(COMMUNICATION)
+    _, name_code = np.unique(names[study.operations.kernel], return_inverse=True)
+    is_kernel = (study.operations.kernel >= 0) & ~study.of_class(COMMUNICATION)
     is_late = np.isin(rank, list(late_ranks))
 
     def mean_ns(kernels: Bools, code: Ints) -> Floats:
@@ -430,7 +430,7 @@ def _path_parts_ms(study: Study, replay: Replay, labels: Sequence[str]) -> dict[
     work_ns, pause_ns = operation_shares * replay.work_ns, call_shares * replay.pause_ns
     names = (*study.classes, FILLS, UNKNOWN)
     class_code = np.where(
-        study.pieces.kernel >= 0, study.pieces.kernel, len(study.classes) + (study.pieces.kind == GRAPH)
+        study.operations.kernel >= 0, study.operations.kernel, len(study.classes) + (study.operations.kind == GRAPH)
     )
     parts_ns = defaultdict[tuple[str, str], float](float)
     for rank, label in enumerate(labels):

@@ -18,7 +18,7 @@ from nsys_analyzer.analysis.steps.groups import StepGroup
 from nsys_analyzer.analysis.steps.process import PAUSE_NS, Cause, is_loading
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.step import DeviceSteps, IdleTime, StepSummary
-from nsys_analyzer.analysis.steps.study import RangeSpans, StudiedCalls, StudiedPieces, Study
+from nsys_analyzer.analysis.steps.study import RangeSpans, StudiedCalls, StudiedOperations, Study
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.trace import columns
@@ -49,7 +49,7 @@ class _Call:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _Operation:
     call: int
     kind: int
     kernel: str
@@ -71,7 +71,7 @@ class Steps:
     kind: str = ""
     batch: float | None = None
     calls: list[_Call] = field(default_factory=list)
-    pieces: list[_Piece] = field(default_factory=list)
+    operations: list[_Operation] = field(default_factory=list)
 
     def call(
         self, api: str, after: float = 10, *, range: str = "", pause: str = "", caller: str = "", waits: bool = False,
@@ -80,7 +80,7 @@ class Steps:
         """An API call in a range, with the range of the time behind it; one that waits does so for all before it."""
         starts = {name: kind for kind, names in columns.CALL_PREFIXES.items() for name in names}
         kind = next((kind for start, kind in starts.items() if api.startswith(start)), columns.OTHER_CALL)
-        awaited = len(self.pieces) - 1 if waits else -1
+        awaited = len(self.operations) - 1 if waits else -1
         self.calls.append(_Call(kind, api, after, range, pause or range, caller, awaited, events))
         return self
 
@@ -91,15 +91,15 @@ class Steps:
         """A kernel of the current phase; of a longer ``duration`` where other work hides the rest."""
         self.call("cudaLaunchKernel_v7000", after, range=range, pause=pause, events=events)
         longest = us if duration is None else duration
-        self.pieces.append(_Piece(len(self.calls) - 1, KERNEL, name, us, self.phase, part, blocks, 0, longest))
+        self.operations.append(_Operation(len(self.calls) - 1, KERNEL, name, us, self.phase, part, blocks, 0, longest))
         return self
 
     def copy(
         self, us: float, way: int, size: int, after: float = 10, *, waits: bool = False, range: str = ""
     ) -> Steps:  # fmt: skip
         """A copy one way; a blocking one waits for itself."""
-        piece = _Piece(len(self.calls), MEMCPY, "", us, self.phase, "", size, way, us)
-        self.pieces.append(piece)
+        operation = _Operation(len(self.calls), MEMCPY, "", us, self.phase, "", size, way, us)
+        self.operations.append(operation)
         return self.call("cudaMemcpyAsync_v3020", after, range=range, waits=waits)
 
     def sync(self, after: float = 10, *, range: str = "", caller: str = "") -> Steps:
@@ -108,8 +108,8 @@ class Steps:
 
     def study(self, measured_us: float | None = None, low_share: float = 1.0) -> Study:
         """The steps one behind the other; they take what their replay takes where nothing was measured."""
-        calls, pieces, number = len(self.calls), len(self.pieces), np.arange(self.steps)
-        kernels = tuple(dict.fromkeys(one.kernel for one in self.pieces if one.kernel))
+        calls, operations, number = len(self.calls), len(self.operations), np.arange(self.steps)
+        kernels = tuple(dict.fromkeys(one.kernel for one in self.operations if one.kernel))
         apis = tuple(dict.fromkeys(one.api for one in self.calls))
         ranges = tuple(dict.fromkeys(name for one in self.calls for name in (one.range, one.pause) if name))
 
@@ -128,18 +128,18 @@ class Steps:
         replay = Replay(
             cpu_ns=ns([one.after for one in self.calls]),
             min_wait_ns=ns([0] * calls),
-            awaited=np.where(awaited >= 0, awaited + np.repeat(number * pieces, calls), -1),
+            awaited=np.where(awaited >= 0, awaited + np.repeat(number * operations, calls), -1),
             return_ns=ns([0] * calls),
-            launch=each([one.call for one in self.pieces]) + np.repeat(number * calls, pieces),
-            latency_ns=ns([0] * pieces),
-            spacing_ns=ns([0] * pieces),
-            work_ns=ns([one.us for one in self.pieces]),
+            launch=each([one.call for one in self.operations]) + np.repeat(number * calls, operations),
+            latency_ns=ns([0] * operations),
+            spacing_ns=ns([0] * operations),
+            work_ns=ns([one.us for one in self.operations]),
             first_call=np.arange(self.steps + 1) * calls,
             profiler_ns=ns([one.events for one in self.calls]),
             pause_ns=ns([0 if one.after < PAUSE or one.kind in (ALLOCATE, FREE) else one.after for one in self.calls]),
-            stream=each([0] * pieces),
-            joined=each([-1] * pieces),
-            join_gap_ns=ns([0] * pieces),
+            stream=each([0] * operations),
+            joined=each([-1] * operations),
+            join_gap_ns=ns([0] * operations),
         )
         starts = number * int(replay.step_ns)
         return Study(
@@ -158,17 +158,17 @@ class Steps:
                 unrecorded_ns=np.zeros(calls * self.steps, np.int64),
                 off_cpu_ns=np.full(calls * self.steps, np.nan),
             ),
-            pieces=StudiedPieces(
-                start=np.zeros(pieces * self.steps, np.int64),
-                operation=np.arange(pieces * self.steps),
-                kind=each([one.kind for one in self.pieces], np.int8),
-                size=each([one.size for one in self.pieces]),
-                copy=each([one.copy for one in self.pieces], np.int8),
-                kernel=codes(kernels, [one.kernel for one in self.pieces]),
-                phase=codes(_PHASES, [one.phase for one in self.pieces]),
-                attention_part=codes(ATTENTION_PARTS, [one.part for one in self.pieces]),
-                duration_ns=each([one.duration * US for one in self.pieces]),
-                exposed_ns=ns([one.us for one in self.pieces]),
+            operations=StudiedOperations(
+                start=np.zeros(operations * self.steps, np.int64),
+                trace_index=np.arange(operations * self.steps),
+                kind=each([one.kind for one in self.operations], np.int8),
+                size=each([one.size for one in self.operations]),
+                copy=each([one.copy for one in self.operations], np.int8),
+                kernel=codes(kernels, [one.kernel for one in self.operations]),
+                phase=codes(_PHASES, [one.phase for one in self.operations]),
+                attention_part=codes(ATTENTION_PARTS, [one.part for one in self.operations]),
+                duration_ns=each([one.duration * US for one in self.operations]),
+                exposed_ns=ns([one.us for one in self.operations]),
             ),
             spans=self._spans(ranges),
             kernels=kernels,
@@ -193,7 +193,7 @@ class Steps:
     def _loads(self, place: int) -> bool:
         """Whether the pause behind a call is the input pipeline's: by its name, or without one before a copy."""
         one, following = self.calls[place], self.calls[place + 1 :][:1]
-        copies = [piece.call for piece in self.pieces if piece.copy in columns.FROM_HOST]
+        copies = [operation.call for operation in self.operations if operation.copy in columns.FROM_HOST]
         before_copy = bool(following) and place + 1 in copies
         return one.after >= PAUSE and (is_loading(one.pause) if one.pause else before_copy)
 

@@ -125,7 +125,7 @@ def find_fp32_matmul(steps: StepsToExplain) -> Iterator[Candidate]:
     fp32, tf32, bf16 = (peaks.flops_per_s[precision] for precision in ("fp32", "tf32", "bf16"))
     is_fp32 = (find_precision(name) == "fp32" and not _VECTOR_PRODUCT.search(name) for name in study.kernels)
     in_fp32 = np.array([*is_fp32, False])
-    matmuls = in_fp32[study.pieces.kernel] & (study.pieces.duration_ns >= _SHORTEST_MATMUL_NS)
+    matmuls = in_fp32[study.operations.kernel] & (study.operations.duration_ns >= _SHORTEST_MATMUL_NS)
     if tf32 / fp32 < _LEAST_TF32_SPEEDUP or not matmuls.any():
         return
     ms = study.work_ms(matmuls)
@@ -160,14 +160,14 @@ def find_small_grids(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds long kernels with fewer blocks than the GPU has multiprocessors, except for collectives."""
     study = steps.study
     multiprocessors = study.gpu.sm_count if study.gpu else 0
-    small = (study.pieces.kind == KERNEL) & (study.pieces.size > 0) & (study.pieces.size < multiprocessors)
-    small &= (study.pieces.duration_ns >= _SHORTEST_SMALL_GRID_NS) & ~study.of_class("communication")
+    small = (study.operations.kind == KERNEL) & (study.operations.size > 0) & (study.operations.size < multiprocessors)
+    small &= (study.operations.duration_ns >= _SHORTEST_SMALL_GRID_NS) & ~study.of_class("communication")
     if not multiprocessors or not small.any():
         return
-    idle_share = np.where(small, 1 - study.pieces.size / multiprocessors, 0.0)
+    idle_share = np.where(small, 1 - study.operations.size / multiprocessors, 0.0)
     work_ns = study.replay.work_ns[small]
-    longest = study.kernels[int(np.bincount(study.pieces.kernel[small], work_ns).argmax())]
-    mean_blocks = float(np.average(study.pieces.size[small], weights=work_ns))
+    longest = study.kernels[int(np.bincount(study.operations.kernel[small], work_ns).argmax())]
+    mean_blocks = float(np.average(study.operations.size[small], weights=work_ns))
     figures = SmallGridsFigures(
         study.operations_per_step(small), study.work_ms(small), multiprocessors, mean_blocks, longest
     )
@@ -234,7 +234,7 @@ def _find_attention(study: Study) -> tuple[Bools, Bools]:
     for softmaxes, matmuls_per_side in ((forward, 1), (backward, 2)):
         layers_by_kernels = defaultdict[tuple[int, ...], list[Ints]](list)
         for index in np.flatnonzero(softmaxes).tolist():
-            next_matmul, size = int(np.searchsorted(matmul_index, index)), int(study.pieces.size[index])
+            next_matmul, size = int(np.searchsorted(matmul_index, index)), int(study.operations.size[index])
             neighbors = matmul_index[max(next_matmul - matmuls_per_side, 0) : next_matmul + matmuls_per_side]
             if len(neighbors) < 2 * matmuls_per_side or neighbors[-1] - neighbors[0] > _MAX_KERNELS_BETWEEN_MATMULS:
                 continue
@@ -242,7 +242,7 @@ def _find_attention(study: Study) -> tuple[Bools, Bools]:
             if matmuls_per_side == 1 and (selects[first:last].any() or gathers[index:last].any()):
                 router_sizes.add(size or NONE)
             elif step[first] == step[last] and not (matmuls_per_side == 2 and size in router_sizes):
-                layers_by_kernels[(size, *study.pieces.kernel[[index, *neighbors]].tolist())].append(neighbors)
+                layers_by_kernels[(size, *study.operations.kernel[[index, *neighbors]].tolist())].append(neighbors)
         for layers in layers_by_kernels.values():
             # Attention occurs in every layer. A single softmax, as over a vocabulary, is not part of attention.
             if not part.any() and len(layers) < _FEWEST_ATTENTION_LAYERS * study.steps:
@@ -266,14 +266,16 @@ def _find_backward_by_grids(study: Study, part: Bools, on_scores: Bools) -> tupl
     may_be_on_scores, is_matmul = study.of_class(*_CLASSES_ON_SCORES), study.of_class("matmul")
     is_outside_attention = study.in_phase("forward", "loss") & ~part & ~on_scores & may_be_on_scores
     backward = study.in_phase("backward") & ~part & may_be_on_scores
-    grids = np.unique(study.pieces.size[on_scores & (study.pieces.duration_ns >= 5_000) & (study.pieces.size > 0)])
+    grids = np.unique(
+        study.operations.size[on_scores & (study.operations.duration_ns >= 5_000) & (study.operations.size > 0)]
+    )
     inside_ms, outside_ms = (
-        np.array([study.work_ms(kernels & (study.pieces.size == grid)) for grid in grids.tolist()])
+        np.array([study.work_ms(kernels & (study.operations.size == grid)) for grid in grids.tolist()])
         for kernels in (on_scores, is_outside_attention)
     )
     mostly_inside, only_inside = grids[outside_ms <= _MAX_OUTSIDE_SHARE * inside_ms], grids[outside_ms == 0]
-    on_scores_index = np.flatnonzero(backward & np.isin(study.pieces.size, only_inside))
-    matmuls = np.zeros(len(study.pieces.size), np.bool_)
+    on_scores_index = np.flatnonzero(backward & np.isin(study.operations.size, only_inside))
+    matmuls = np.zeros(len(study.operations.size), np.bool_)
     matmul_index = np.flatnonzero(study.in_phase("backward") & ~part & is_matmul)
     if len(on_scores_index) and len(matmul_index):
         position = np.searchsorted(on_scores_index, matmul_index)
@@ -282,7 +284,7 @@ def _find_backward_by_grids(study: Study, part: Bools, on_scores: Bools) -> tupl
         is_after_scores = (distance_before > 0) & (distance_before <= 3)
         is_before_scores = (distance_after > 0) & (distance_after <= 3)
         matmuls[matmul_index[is_after_scores | is_before_scores]] = True
-    return matmuls, backward & np.isin(study.pieces.size, mostly_inside)
+    return matmuls, backward & np.isin(study.operations.size, mostly_inside)
 
 
 @dataclass(frozen=True)
@@ -359,19 +361,19 @@ def find_layout_copies(steps: StepsToExplain) -> Iterator[Candidate]:
 
 
 def _find_copy_chains(study: Study) -> Bools:
-    """Returns True for each copy on the device that is part of a chain, outside the optimizer; shape (pieces,).
+    """Returns True for each copy on the device that is part of a chain, outside the optimizer; shape (operations,).
 
     All copies of a chain copy one tensor, so the grid sizes of neighbors are similar. Under autocast, the casts of a
     weight, a bias and an input follow each other, but have different grid sizes and are not a chain.
     """
     copies_one_tensor = study.kernel_matches(_COPY_KERNEL) & ~study.kernel_matches(_GATHER_KERNEL)
-    copies = (study.of_class("copy/layout") & copies_one_tensor) | (study.pieces.copy == ON_DEVICE)
+    copies = (study.of_class("copy/layout") & copies_one_tensor) | (study.operations.copy == ON_DEVICE)
     copies &= ~study.in_phase("optimizer")
     in_chain = np.zeros(len(copies), np.bool_)
     index = np.flatnonzero(copies)
     if not len(index):
         return in_chain
-    size = np.maximum(study.pieces.size[index], 1)
+    size = np.maximum(study.operations.size[index], 1)
     is_unlike = np.maximum(size[1:], size[:-1]) > _MAX_BLOCK_RATIO * np.minimum(size[1:], size[:-1])
     length = _row_lengths(np.append(True, (np.diff(index) > 1) | is_unlike))
     in_chain[index[(length >= SHORTEST_CHAIN) & (length <= _LONGEST_CHAIN)]] = True
@@ -403,7 +405,7 @@ class CacheCopiesFigures(FindingFigures):
 def find_cache_copies(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds tensors that each decode step concatenates or copies on the device, such as a growing cache."""
     study = steps.study
-    copies = study.kernel_matches(_CONCATENATING_KERNEL) | (study.pieces.copy == ON_DEVICE)
+    copies = study.kernel_matches(_CONCATENATING_KERNEL) | (study.operations.copy == ON_DEVICE)
     if steps.summary.kind != "decode" or not copies.any():
         return
     ms = study.work_ms(copies)
@@ -448,7 +450,7 @@ def _fewer_kernels(share: Shares, calls: Bools, remaining: float) -> Change:
     No call saves more than ten usual launches, since a longer call loads its kernel.
 
     Args:
-        share: shape (pieces,), the share of each operation's work that is removed.
+        share: shape (operations,), the share of each operation's work that is removed.
         calls: shape (calls,), True for each call that is shortened.
         remaining: the share of these calls' time that remains.
     """

@@ -144,7 +144,7 @@ def find_pageable_copy(steps: StepsToExplain) -> Iterator[Candidate]:
     is_batch = steps.is_torch and study.operations_per_step(starts_row) <= _MAX_TENSORS_OF_BATCH
     # If a batch is copied into pinned memory ahead of its use, the program still takes the time to make the batch, but
     # not the time to fetch it.
-    fetching = study.is_loading & (study.replay.pause_ns <= study.pieces.duration_ns[copies].max())
+    fetching = study.is_loading & (study.replay.pause_ns <= study.operations.duration_ns[copies].max())
 
     def prefetched(replay: Replay) -> Replay:
         """Returns the steps with batches that were copied ahead of their use."""
@@ -153,8 +153,8 @@ def find_pageable_copy(steps: StepsToExplain) -> Iterator[Candidate]:
 
     figures = PageableCopyFigures(
         study.operations_per_step(copies),
-        float(study.pieces.size[copies].sum()) / study.steps,
-        float(study.pieces.duration_ns[copies].sum()) / study.steps / NS_PER_MS,
+        float(study.operations.size[copies].sum()) / study.steps,
+        float(study.operations.duration_ns[copies].sum()) / study.steps / NS_PER_MS,
         is_batch,
         steps.callers_of(calls),
     )
@@ -162,8 +162,8 @@ def find_pageable_copy(steps: StepsToExplain) -> Iterator[Candidate]:
 
 
 def find_pageable_copies(study: Study) -> Bools:
-    """Returns True for each large copy to the GPU from pageable memory; shape (pieces,)."""
-    copies: Bools = (study.pieces.copy == PAGEABLE_TO_DEVICE) & (study.pieces.size >= _SMALLEST_BATCH_BYTES)
+    """Returns True for each large copy to the GPU from pageable memory; shape (operations,)."""
+    copies: Bools = (study.operations.copy == PAGEABLE_TO_DEVICE) & (study.operations.size >= _SMALLEST_BATCH_BYTES)
     return copies
 
 
@@ -172,7 +172,7 @@ def pin_copies(study: Study) -> Change:
     copies = find_pageable_copies(study)
     calls = study.copy_calls(copies)
     faster = np.minimum(
-        study.pieces.size / PINNED_BYTES_PER_S * NS_PER_S / np.maximum(study.pieces.duration_ns, 1), 1.0
+        study.operations.size / PINNED_BYTES_PER_S * NS_PER_S / np.maximum(study.operations.duration_ns, 1), 1.0
     )
     return lambda replay: replay.without_waits(calls).with_work(np.where(copies, faster, 1.0))
 
@@ -203,14 +203,14 @@ class DeviceToHostCopyFigures(FindingFigures):
 def find_device_to_host_copy(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds device-to-host copies that are larger than a few scalars: a checkpoint, or outputs that are logged."""
     study = steps.study
-    copies = steps.recurring(np.isin(study.pieces.copy, INTO_HOST) & ~_scalar_copies(study))
+    copies = steps.recurring(np.isin(study.operations.copy, INTO_HOST) & ~_scalar_copies(study))
     if not copies.any():
         return
     calls = study.copy_calls(copies)
     copying_calls = calls | _calls_in_ranges_of(study, calls, study.calls.range)
     # Between two of these copies, the program allocates memory for the next copy.
     pausing = _calls_in_ranges_of(study, calls, study.calls.pause_range) | (calls & np.append(calls[1:], False))
-    if (copying_calls & study.calls_of(study.pieces.kind == KERNEL)).any():  # the ranges contain other work, too
+    if (copying_calls & study.calls_of(study.operations.kind == KERNEL)).any():  # the ranges contain other work, too
         copying_calls = calls
 
     def asynchronous(replay: Replay) -> Replay:
@@ -222,12 +222,12 @@ def find_device_to_host_copy(steps: StepsToExplain) -> Iterator[Candidate]:
         shorter = replay.without_calls(copying_calls).with_pauses(pausing, 0.0)
         return shorter.with_work(np.where(copies, 0.0, 1.0))
 
-    pageable = copies & (study.pieces.copy == DEVICE_TO_PAGEABLE)
+    pageable = copies & (study.operations.copy == DEVICE_TO_PAGEABLE)
     figures = DeviceToHostCopyFigures(
         study.operations_per_step(copies),
-        float(study.pieces.size[copies].sum()) / study.steps,
-        float(study.pieces.duration_ns[copies].sum()) / study.steps / NS_PER_MS,
-        float(study.pieces.size[pageable].sum() / max(study.pieces.size[copies].sum(), 1)),
+        float(study.operations.size[copies].sum()) / study.steps,
+        float(study.operations.duration_ns[copies].sum()) / study.steps / NS_PER_MS,
+        float(study.operations.size[pageable].sum() / max(study.operations.size[copies].sum(), 1)),
         distinct_names(study.range_names(study.calls.range[calls])),
         steps.is_torch,
         steps.summary.is_pass,
@@ -236,8 +236,8 @@ def find_device_to_host_copy(steps: StepsToExplain) -> Iterator[Candidate]:
 
 
 def _scalar_copies(study: Study) -> Bools:
-    """Returns True for each device-to-host copy of a few scalars, such as a loss; shape (pieces,)."""
-    scalars: Bools = np.isin(study.pieces.copy, INTO_HOST) & (study.pieces.size <= _LARGEST_SCALAR_BYTES)
+    """Returns True for each device-to-host copy of a few scalars, such as a loss; shape (operations,)."""
+    scalars: Bools = np.isin(study.operations.copy, INTO_HOST) & (study.operations.size <= _LARGEST_SCALAR_BYTES)
     return scalars
 
 
@@ -290,7 +290,7 @@ def find_host_sync(steps: StepsToExplain) -> Iterator[Candidate]:
     scalars = _scalar_copies(study)
     reading = study.calls_of(scalars)
     # A synchronization directly after a larger copy waits for this copy, so it does not count.
-    copying = study.calls_of((study.pieces.copy > 0) & ~scalars) & (study.calls.kind == COPY)
+    copying = study.calls_of((study.operations.copy > 0) & ~scalars) & (study.calls.kind == COPY)
     after_copy = np.append(False, copying[:-1])
     # A synchronization directly after a copy of scalars does count, like the copy itself.
     waiting = (study.calls.kind == SYNCHRONIZE) & ~after_copy | (reading & (study.calls.kind == COPY))

@@ -351,8 +351,8 @@ def _replay_alone(ranks: Sequence[tuple[Study, Member, Waits]], timed_ms: float 
     """
     replays = []
     for study, member, waits in ranks:
-        piece, work = find_pieces(study, member), study.replay.work_ns.copy()
-        work[piece[piece != NONE]] = (member.collectives.end - waits.transfer_start)[piece != NONE]
+        operation, work = find_studied_collectives(study, member), study.replay.work_ns.copy()
+        work[operation[operation != NONE]] = (member.collectives.end - waits.transfer_start)[operation != NONE]
         replays.append(replace(study.replay, work_ns=work))
     pace = [max(float(np.median(replay.cpu_ns)), 1.0) for replay in replays]
     rows = zip(replays, pace, ranks, strict=True)
@@ -362,11 +362,11 @@ def _replay_alone(ranks: Sequence[tuple[Study, Member, Waits]], timed_ms: float 
     return [_steps_ms(replays, 0.0), _unprofiled_ms(replays, timed_ms), _unprofiled_ms(at_one_pace, timed_ms)]
 
 
-def find_pieces(study: Study, member: Member) -> Ints:
-    """Returns the index of each collective of a rank in the pieces of the studied steps, or -1."""
+def find_studied_collectives(study: Study, member: Member) -> Ints:
+    """Returns the index of each collective of a rank in the operations of the studied steps, or -1."""
     index = np.flatnonzero(study.of_class(COMMUNICATION))
-    piece_of = dict(zip(study.pieces.start[index].tolist(), index.tolist(), strict=True))
-    return np.array([piece_of.get(start, NONE) for start in member.collectives.start.tolist()], np.int64)
+    operation_of = dict(zip(study.operations.start[index].tolist(), index.tolist(), strict=True))
+    return np.array([operation_of.get(start, NONE) for start in member.collectives.start.tolist()], np.int64)
 
 
 def _unprofiled_ms(replays: Sequence[Replay], timed_ms: float | None) -> list[float]:

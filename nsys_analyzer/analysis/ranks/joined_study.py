@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from nsys_analyzer.analysis.intervals import NONE
-from nsys_analyzer.analysis.ranks.join import JoinedRanks, find_pieces, join_members, name_run
+from nsys_analyzer.analysis.ranks.join import JoinedRanks, find_studied_collectives, join_members, name_run
 from nsys_analyzer.analysis.ranks.matching import END_TOGETHER
-from nsys_analyzer.analysis.steps.replay import CALL_COLUMNS, COLLECTIVE_COLUMNS, PIECE_COLUMNS, Replay
+from nsys_analyzer.analysis.steps.replay import CALL_COLUMNS, COLLECTIVE_COLUMNS, OPERATION_COLUMNS, Replay
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 
@@ -76,21 +76,21 @@ def _join_studies(join: JoinedRanks, captures: Sequence[CaptureSummary]) -> Stud
 
 
 def _replays_with_shared_collectives(join: JoinedRanks, studies: Sequence[Study]) -> Iterator[Replay]:
-    """Yields the replay of each rank, with the number of the shared collective that each piece takes part in."""
-    places, collective_of_pieces = [], []
+    """Yields the replay of each rank, with the number of the shared collective that each operation takes part in."""
+    places, collective_of_operations = [], []
     for study, member in zip(studies, join.members, strict=True):
-        places.append(find_pieces(study, member))
-        collective_of_pieces.append(np.full(len(study.pieces), NONE))
+        places.append(find_studied_collectives(study, member))
+        collective_of_operations.append(np.full(len(study.operations), NONE))
     count = 0
     for match in join.matches:
-        pieces = {rank: places[rank][index] for rank, index in match.items()}
-        on_all_ranks = np.all([piece != NONE for piece in pieces.values()], axis=0)
-        for rank, piece in pieces.items():
-            collective_of_pieces[rank][piece[on_all_ranks]] = count + np.arange(on_all_ranks.sum())
+        operations = {rank: places[rank][index] for rank, index in match.items()}
+        on_all_ranks = np.all([operation != NONE for operation in operations.values()], axis=0)
+        for rank, operation in operations.items():
+            collective_of_operations[rank][operation[on_all_ranks]] = count + np.arange(on_all_ranks.sum())
         count += int(on_all_ranks.sum())
     clocks = [clock for clock in join.clocks if clock]
     begins = [int(clock.aligned(study.calls.start[:1])[0]) for study, clock in zip(studies, clocks, strict=True)]
-    rows = zip(studies, join.members, join.waits, places, collective_of_pieces, begins, strict=True)
+    rows = zip(studies, join.members, join.waits, places, collective_of_operations, begins, strict=True)
     for study, member, waits, place, collective, begin in rows:
         is_studied, collectives = place != NONE, member.collectives
         # A send may end before the data is received.
@@ -126,20 +126,22 @@ def _concatenate(studies: Sequence[Study]) -> Study:
             shifted[name] = np.concatenate([np.where(column >= 0, column + offset, NONE) for column, offset in pairs])
         return shifted
 
-    calls, pieces = [study.calls for study in studies], [study.pieces for study in studies]
+    calls, operations = [study.calls for study in studies], [study.operations for study in studies]
     spans = [study.spans for study in studies]
-    call_counts, piece_counts = [len(table) for table in calls], [len(table) for table in pieces]
-    columns = concatenate(replays, (*CALL_COLUMNS, *PIECE_COLUMNS, *COLLECTIVE_COLUMNS))
+    call_counts, operation_counts = [len(table) for table in calls], [len(table) for table in operations]
+    columns = concatenate(replays, (*CALL_COLUMNS, *OPERATION_COLUMNS, *COLLECTIVE_COLUMNS))
     columns |= shift(replays, ("launch", "first_call"), call_counts)
-    columns |= shift(replays, ("awaited", "joined"), piece_counts)
+    columns |= shift(replays, ("awaited", "joined"), operation_counts)
     replay = replace(replays[0], **columns, rank_begin_ns=tuple(replay.rank_begin_ns[0] for replay in replays))
     texts = ("kernels", "classes", "phases", "apis", "callers", "ranges")
     counts = {name: [len(getattr(study, name)) for study in studies] for name in texts}
     call_columns = concatenate(calls, calls[0].columns())
     call_columns |= shift(calls, ["api"], counts["apis"]) | shift(calls, ["caller"], counts["callers"])
     call_columns |= shift(calls, ("range", "pause_range"), counts["ranges"])
-    piece_columns = concatenate(pieces, pieces[0].columns())
-    piece_columns |= shift(pieces, ["kernel"], counts["kernels"]) | shift(pieces, ["phase"], counts["phases"])
+    operation_columns = concatenate(operations, operations[0].columns())
+    operation_columns |= shift(operations, ["kernel"], counts["kernels"]) | shift(
+        operations, ["phase"], counts["phases"]
+    )
     span_columns = shift(spans, ("first_call", "end_call", "first_pause", "end_pause"), call_counts)
     joined_texts: dict[str, Any] = {
         name: tuple(text for study in studies for text in getattr(study, name)) for name in texts
@@ -148,7 +150,7 @@ def _concatenate(studies: Sequence[Study]) -> Study:
         studies[0],
         replay=replay,
         calls=replace(calls[0], **call_columns),
-        pieces=replace(pieces[0], **piece_columns),
+        operations=replace(operations[0], **operation_columns),
         spans=replace(spans[0], **span_columns, **shift(spans, ["name"], counts["ranges"])),
         **joined_texts,
         min_cost_share=min(study.min_cost_share for study in studies),

@@ -1,10 +1,10 @@
 """Replays a few recorded steps to estimate the effect of a change: less work, fewer waits, or cheaper launches.
 
 The CPU is modeled as a sequence of API calls with the time between them. A blocking call ends when the GPU has done the
-work that the call waits for. The GPU is modeled as a sequence of pieces of work on each stream. A piece starts when the
-previous piece on its stream has ended, its launch has reached the device, and the work of another stream that it waits
-for has ended. A replay computes the length of the changed step, so overlapping savings are never counted twice. This
-method is that of Daydream (Zhu et al., USENIX ATC 2020).
+work that the call waits for. The GPU is modeled as a sequence of operations on each stream. An operation starts when
+the previous operation on its stream has ended, its launch has reached the device, and the work of another stream that
+it waits for has ended. A replay computes the length of the changed step, so overlapping savings are never counted
+twice. This method is that of Daydream (Zhu et al., USENIX ATC 2020).
 
 The ranks of a run are replayed together: a collective transfers data only after its last rank has started it.
 """
@@ -32,8 +32,8 @@ MIN_STEPS = 3
 _COLLECTIVE_NUMBERS_PER_REPETITION = 2**40
 #: Columns of ``Replay`` with a value for each call, except ``awaited``, which contains indices.
 CALL_COLUMNS = ("cpu_ns", "min_wait_ns", "return_ns", "profiler_ns", "pause_ns", "noted_ns")
-#: Columns of ``Replay`` with a value for each piece, except ``launch`` and ``joined``, which contain indices.
-PIECE_COLUMNS = ("latency_ns", "spacing_ns", "work_ns", "stream", "join_gap_ns")
+#: Columns of ``Replay`` with a value for each operation, except ``launch`` and ``joined``, which contain indices.
+OPERATION_COLUMNS = ("latency_ns", "spacing_ns", "work_ns", "stream", "join_gap_ns")
 #: Columns of ``Replay`` that are empty if the collectives of a run's ranks are not matched.
 COLLECTIVE_COLUMNS = ("collective", "waits_for_ranks")
 
@@ -57,12 +57,12 @@ class Run(NamedTuple):
 
     Attributes:
         call_starts: shape (calls + 1,), the start of each call, and the end of the time after the last call.
-        piece_ends: shape (pieces + 1,), the end of each piece. The last value is the end of the work before the first
-            piece, which the index ``NONE`` (-1) selects.
+        operation_ends: shape (operations + 1,), the end of each operation. The last value is the end of the work before
+            the first operation, which the index ``NONE`` (-1) selects.
     """
 
     call_starts: Floats
-    piece_ends: Floats
+    operation_ends: Floats
 
 
 #: Yields the arrival at each collective, and receives the time at which the collective begins.
@@ -74,48 +74,49 @@ class _Limits(NamedTuple):
 
     Attributes:
         waits: the indices of the calls that waited for work of the GPU.
-        limiting_piece: for each piece, the index of the piece whose end determined its start, or ``NONE`` if its launch
-            determined the start.
-        arrivals: (start, collective, index) of each piece of a collective that did not wait for other ranks.
+        limiting_operation: for each operation, the index of the operation whose end determined its start, or ``NONE``
+            if its launch determined the start.
+        arrivals: (start, collective, index) of each operation of a collective that did not wait for other ranks.
     """
 
     waits: Ints
-    limiting_piece: list[int]
+    limiting_operation: list[int]
     arrivals: list[tuple[float, int, int]]
 
 
 @dataclass(frozen=True)
 class Replay:
-    """The API calls and the pieces of GPU work of a few consecutive steps.
+    """The API calls and the GPU operations of a few consecutive steps.
 
-    A column has the shape (calls,) or (pieces,). In a column of indices, ``NONE`` stands for a missing call or piece.
-    Pieces are in the order of their launches. If several ranks are replayed together, the columns of the ranks are
-    concatenated.
+    A column has the shape (calls,) or (operations,). In a column of indices, ``NONE`` stands for a missing call or
+    operation. Operations are in the order of their launches. If several ranks are replayed together, the columns of the
+    ranks are concatenated.
 
     Attributes:
         cpu_ns: for each call, the time from its start to the start of the next call. If the call waits, the time begins
             at the end of the wait.
         min_wait_ns: for each call that waits, the shortest time that the call takes.
-        awaited: for each call, the index of the last piece that the call waits for.
-        return_ns: for each call that waits, the time from the end of the awaited piece to the end of the call.
-        launch: for each piece, the index of the call that launched the piece.
-        latency_ns: for each piece, the time from its launch to its earliest start.
-        spacing_ns: for each piece, the time from the end of the previous piece on its stream to its earliest start. The
-            time is negative if both pieces overlapped.
-        work_ns: for each piece, its duration. If the piece takes part in a collective, the duration begins when the
-            last rank has started the collective.
+        awaited: for each call, the index of the last operation that the call waits for.
+        return_ns: for each call that waits, the time from the end of the awaited operation to the end of the call.
+        launch: for each operation, the index of the call that launched the operation.
+        latency_ns: for each operation, the time from its launch to its earliest start.
+        spacing_ns: for each operation, the time from the end of the previous operation on its stream to its earliest
+            start. The time is negative if both operations overlapped.
+        work_ns: for each operation, its duration. If the operation takes part in a collective, the duration begins when
+            the last rank has started the collective.
         first_call: shape (ranks · (steps + 1),), the index of the first call of each step, and the index after the last
             call of the last step, for each rank.
         profiler_ns: for each call, the upper bound of the time that the profiler added to ``cpu_ns``.
         pause_ns: for each call, the part of ``cpu_ns`` in which the program pauses: the time from the end of the call
             to the next call if this time is long, else 0. Cheaper launches do not shorten a pause.
-        stream: for each piece, a code of its stream.
-        joined: for each piece, the index of an earlier piece on another stream that the piece waits for.
-        join_gap_ns: for each piece, the time from the end of the joined piece to the piece's earliest start.
+        stream: for each operation, a code of its stream.
+        joined: for each operation, the index of an earlier operation on another stream that the operation waits for.
+        join_gap_ns: for each operation, the time from the end of the joined operation to the operation's earliest
+            start.
         is_single_pass: whether the replay contains one pass that nothing follows, instead of steps of a loop.
-        collective: for each piece, the number of the collective that the piece takes part in.
-        waits_for_ranks: for each piece, whether the piece waits for the other ranks of its collective. A piece that
-            sends data may start before another rank receives the data.
+        collective: for each operation, the number of the collective that the operation takes part in.
+        waits_for_ranks: for each operation, whether the operation waits for the other ranks of its collective. An
+            operation that sends data may start before another rank receives the data.
         rank_begin_ns: for each rank, the start of its first call, ns.
         unawaited_ranks: the indices of the ranks that no other rank waits for.
         noted_ns: for each call, the part of ``cpu_ns`` that the profiler recorded as its own work. The column is empty
@@ -158,10 +159,10 @@ class Replay:
 
     @property
     def rank_of(self) -> tuple[Ints, Ints]:
-        """Returns the index of the rank of each call, and of each piece."""
-        calls, pieces = (np.array([len(getattr(rank, name)) for rank in self.ranks]) for name in ("cpu_ns", "work_ns"))
+        """Returns the index of the rank of each call, and of each operation."""
         indices = np.arange(len(self.ranks))
-        return np.repeat(indices, calls), np.repeat(indices, pieces)
+        call_counts = [len(rank.cpu_ns) for rank in self.ranks]
+        return np.repeat(indices, call_counts), np.repeat(indices, [len(rank.work_ns) for rank in self.ranks])
 
     def select_steps(self, first_call: Ints) -> Replay:
         """Returns a replay of some of the steps.
@@ -175,7 +176,7 @@ class Replay:
         low, high = np.searchsorted(self.launch, (first, last)).tolist()
         steps = self.without_waits(self.awaited < low)
         columns: dict[str, Any] = {name: getattr(steps, name)[first:last] for name in CALL_COLUMNS}
-        columns |= {name: getattr(self, name)[low:high] for name in (*PIECE_COLUMNS, *COLLECTIVE_COLUMNS)}
+        columns |= {name: getattr(self, name)[low:high] for name in (*OPERATION_COLUMNS, *COLLECTIVE_COLUMNS)}
         columns["launch"] = self.launch[low:high] - first
         columns["awaited"] = np.maximum(steps.awaited[first:last] - low, NONE)
         columns["joined"] = np.maximum(self.joined[low:high] - low, NONE)
@@ -210,7 +211,7 @@ class Replay:
     def total_ns(self) -> float:
         """Returns the time from the first call to the end of all work, ns."""
         runs = run_together(self._awaited_ranks)
-        return max(float(max(run.call_starts[-1], run.piece_ends.max())) for run in runs)
+        return max(float(max(run.call_starts[-1], run.operation_ends.max())) for run in runs)
 
     @property
     def launching_ns(self) -> float:
@@ -223,7 +224,7 @@ class Replay:
 
         A step begins with its first call, or when the GPU has done the work of all earlier steps, whichever is later.
         """
-        return np.diff(np.maximum(run.call_starts[self.first_call], self._earlier_work_ends(run.piece_ends)))
+        return np.diff(np.maximum(run.call_starts[self.first_call], self._earlier_work_ends(run.operation_ends)))
 
     @property
     def _awaited_ranks(self) -> list[Replay]:
@@ -233,13 +234,14 @@ class Replay:
     def _repeat(self) -> Replay:
         """Returns a replay in which these steps are repeated ``MIN_STEPS`` times."""
         repeated: dict[str, Any] = {
-            name: np.tile(getattr(self, name), MIN_STEPS) for name in (*CALL_COLUMNS, *PIECE_COLUMNS, "waits_for_ranks")
+            name: np.tile(getattr(self, name), MIN_STEPS)
+            for name in (*CALL_COLUMNS, *OPERATION_COLUMNS, "waits_for_ranks")
         }
-        calls, pieces = len(self.cpu_ns), len(self.work_ns)
+        calls, operations = len(self.cpu_ns), len(self.work_ns)
         counts = {
             "launch": calls,
-            "awaited": pieces,
-            "joined": pieces,
+            "awaited": operations,
+            "joined": operations,
             "collective": _COLLECTIVE_NUMBERS_PER_REPETITION,
         }
         repetitions = np.arange(MIN_STEPS)[:, None]
@@ -249,14 +251,14 @@ class Replay:
         first_call = (self.first_call[:-1] + repetitions * calls).ravel()
         return replace(self, **repeated, first_call=np.append(first_call, MIN_STEPS * calls))
 
-    def _earlier_work_ends(self, piece_ends: Floats) -> Floats:
+    def _earlier_work_ends(self, operation_ends: Floats) -> Floats:
         """Returns when the GPU has done all work that was launched before each step, and all work of the last step."""
-        latest = np.append(piece_ends[-1], np.maximum.accumulate(piece_ends[:-1]))
+        latest = np.append(operation_ends[-1], np.maximum.accumulate(operation_ends[:-1]))
         return latest[np.searchsorted(self.launch, self.first_call)]
 
     @cached_property
     def preceding(self) -> Ints:
-        """Returns the index of the previous piece on the stream of each piece, or ``NONE``; shape (pieces,)."""
+        """Returns the index of the previous operation on each operation's stream, or ``NONE``; shape (operations,)."""
         return find_previous_on_stream(self.stream)
 
     def run(self) -> _Running:
@@ -273,98 +275,102 @@ class Replay:
             zip(linked.tolist(), _rows(linked, self.joined, self.join_gap_ns, collective, waits_for_ranks), strict=True)
         )
         earliest_starts = offsets[self.launch] + self.latency_ns
-        pieces = _rows(slice(None), earliest_starts, self.preceding, self.spacing_ns, self.work_ns)
-        pieces_launched = np.searchsorted(self.launch, np.arange(len(self.cpu_ns)), side="right")
-        segments = _rows(waits, offsets, self.min_wait_ns, self.return_ns, self.awaited, pieces_launched)
+        operations = _rows(slice(None), earliest_starts, self.preceding, self.spacing_ns, self.work_ns)
+        launched_count = np.searchsorted(self.launch, np.arange(len(self.cpu_ns)), side="right")
+        segments = _rows(waits, offsets, self.min_wait_ns, self.return_ns, self.awaited, launched_count)
         last_segment = (0.0, 0.0, 0.0, NONE, len(self.work_ns))
-        shifts, piece_ends, piece = [*self.rank_begin_ns], [_LONG_AGO] * (len(self.work_ns) + 1), 0
-        for offset, min_wait, return_ns, awaited, end_piece in (*segments, last_segment):
+        shifts, operation_ends, operation = [*self.rank_begin_ns], [_LONG_AGO] * (len(self.work_ns) + 1), 0
+        for offset, min_wait, return_ns, awaited, end_operation in (*segments, last_segment):
             shift = shifts[-1]
-            for earliest, preceding, spacing, work in islice(pieces, end_piece - piece):
-                start = max(earliest + shift, piece_ends[preceding] + spacing)
-                if piece in links:
-                    joined, gap, collective_of_piece, waits_for_others = links[piece]
-                    start = max(start, piece_ends[joined] + gap)
-                    if collective_of_piece != NONE:
-                        start = yield Arrival(collective_of_piece, start, waits_for_others)
-                piece_ends[piece] = start + work
-                piece += 1
+            for earliest, preceding, spacing, work in islice(operations, end_operation - operation):
+                start = max(earliest + shift, operation_ends[preceding] + spacing)
+                if operation in links:
+                    joined, gap, collective_of_operation, waits_for_others = links[operation]
+                    start = max(start, operation_ends[joined] + gap)
+                    if collective_of_operation != NONE:
+                        start = yield Arrival(collective_of_operation, start, waits_for_others)
+                operation_ends[operation] = start + work
+                operation += 1
             if awaited != NONE:
                 # ``offset`` is the start of the call if no call waits. ``shift`` is the sum of the waits so far.
-                shifts.append(max(shift + min_wait, piece_ends[awaited] + return_ns - offset))
+                shifts.append(max(shift + min_wait, operation_ends[awaited] + return_ns - offset))
         calls_of_segment = np.diff(np.concatenate([[0], waits + 1, [len(offsets)]]))
-        return Run(offsets + np.repeat(shifts, calls_of_segment), np.array(piece_ends))
+        return Run(offsets + np.repeat(shifts, calls_of_segment), np.array(operation_ends))
 
     # --- the critical path
 
     def critical_path(self, *, from_start: bool = False) -> tuple[Floats, Floats]:
-        """Returns the share of each call's ``cpu_ns``, and of each piece's ``work_ns``, that is on the critical path.
+        """Returns the shares of each call's ``cpu_ns`` and of each operation's ``work_ns`` on the critical path.
 
         The path leads from the end of the last step back to the start of the second step, or of the first step if
-        ``from_start`` is True. If a call or piece is not on the path, shortening it a little does not shorten a step.
-        The path also contains the time from launches to starts of pieces, between pieces, and in calls that wait. At a
-        collective, the path continues on the rank that started the collective last.
+        ``from_start`` is True. If a call or operation is not on the path, shortening it a little does not shorten a
+        step. The path also contains the time from launches to starts of operations, between operations, and in calls
+        that wait. At a collective, the path continues on the rank that started the collective last.
         """
         ranks = self._awaited_ranks
         runs = run_together(ranks)
         limits = [rank._find_limits(run) for rank, run in zip(ranks, runs, strict=True)]
         call_shares = [np.zeros(len(rank.cpu_ns)) for rank in ranks]
-        piece_shares = [np.zeros(len(rank.work_ns)) for rank in ranks]
+        operation_shares = [np.zeros(len(rank.work_ns)) for rank in ranks]
         arrivals = sorted(
-            (start, collective, position, piece)
+            (start, collective, position, operation)
             for position, limit in enumerate(limits)
-            for start, collective, piece in limit.arrivals
+            for start, collective, operation in limit.arrivals
         )
-        last_arrival = {collective: (position, piece) for _, collective, position, piece in arrivals}
-        # The path starts from the latest end of all ranks: that of the last piece, or of the time after the last call.
+        last_arrival = {collective: (position, operation) for _, collective, position, operation in arrivals}
+        # The path starts from the latest end of all ranks: that of the last operation, or of the time after the last
+        # call.
         current_rank = max(
-            range(len(ranks)), key=lambda rank: max(runs[rank].call_starts[-1], runs[rank].piece_ends.max())
+            range(len(ranks)), key=lambda rank: max(runs[rank].call_starts[-1], runs[rank].operation_ends.max())
         )
-        piece_ends, call = runs[current_rank].piece_ends[:-1], len(ranks[current_rank].cpu_ns)
-        ends_on_gpu = len(piece_ends) > 0 and piece_ends.max() > runs[current_rank].call_starts[call]
-        piece = int(piece_ends.argmax()) if ends_on_gpu else NONE
+        operation_ends, call = runs[current_rank].operation_ends[:-1], len(ranks[current_rank].cpu_ns)
+        ends_on_gpu = len(operation_ends) > 0 and operation_ends.max() > runs[current_rank].call_starts[call]
+        operation = int(operation_ends.argmax()) if ends_on_gpu else NONE
         while True:
-            # Follow the GPU's work back to a piece whose launch determined its start.
-            while piece != NONE:
-                piece_shares[current_rank][piece] = 1.0
-                if len(ranks[current_rank].collective) and ranks[current_rank].waits_for_ranks[piece]:
-                    current_rank, piece = last_arrival.get(
-                        int(ranks[current_rank].collective[piece]), (current_rank, piece)
+            # Follow the GPU's work back to an operation whose launch determined its start.
+            while operation != NONE:
+                operation_shares[current_rank][operation] = 1.0
+                if len(ranks[current_rank].collective) and ranks[current_rank].waits_for_ranks[operation]:
+                    current_rank, operation = last_arrival.get(
+                        int(ranks[current_rank].collective[operation]), (current_rank, operation)
                     )
-                call, piece = int(ranks[current_rank].launch[piece]), limits[current_rank].limiting_piece[piece]
+                call, operation = (
+                    int(ranks[current_rank].launch[operation]),
+                    limits[current_rank].limiting_operation[operation],
+                )
             # Follow the CPU back to the last call that waited for the GPU.
             waits = limits[current_rank].waits
             position = int(np.searchsorted(waits, call)) - 1
             call_shares[current_rank][waits[position] if position >= 0 else 0 : call] = 1.0
             if position < 0:
                 break
-            piece = int(ranks[current_rank].awaited[waits[position]])
+            operation = int(ranks[current_rank].awaited[waits[position]])
         for current_rank, (rank, run) in enumerate(zip(ranks, runs, strict=True)):
             begin = 0.0
             if rank.steps >= MIN_STEPS and not from_start:
-                begin = max(run.call_starts[rank.first_call[1]], rank._earlier_work_ends(run.piece_ends)[1])
+                begin = max(run.call_starts[rank.first_call[1]], rank._earlier_work_ends(run.operation_ends)[1])
             call_shares[current_rank] = np.clip(
                 (run.call_starts[1:] - begin) / np.maximum(rank.cpu_ns, 1.0), 0.0, call_shares[current_rank]
             )
-            ends = run.piece_ends[:-1]
-            piece_shares[current_rank] = np.clip(
-                (ends - begin) / np.maximum(rank.work_ns, 1.0), 0.0, piece_shares[current_rank]
+            ends = run.operation_ends[:-1]
+            operation_shares[current_rank] = np.clip(
+                (ends - begin) / np.maximum(rank.work_ns, 1.0), 0.0, operation_shares[current_rank]
             )
         for position in sorted(self.unawaited_ranks):
             call_shares.insert(position, np.zeros(len(self.ranks[position].cpu_ns)))
-            piece_shares.insert(position, np.zeros(len(self.ranks[position].work_ns)))
-        return np.concatenate(call_shares), np.concatenate(piece_shares)
+            operation_shares.insert(position, np.zeros(len(self.ranks[position].work_ns)))
+        return np.concatenate(call_shares), np.concatenate(operation_shares)
 
     def _find_limits(self, run: Run) -> _Limits:
-        """Finds the dependencies that determined when each call and each piece of this rank could continue."""
-        call_starts, piece_ends = run
+        """Finds the dependencies that determined when each call and each operation of this rank could continue."""
+        call_starts, operation_ends = run
         waits = np.flatnonzero(self.awaited >= 0)
-        gpu_done = piece_ends[self.awaited[waits]] + self.return_ns[waits]
-        starts = piece_ends[:-1] - self.work_ns - _ROUNDING_NS
-        by_join = (self.joined != NONE) & (piece_ends[self.joined] + self.join_gap_ns >= starts)
-        by_stream = piece_ends[self.preceding] + self.spacing_ns >= starts
+        gpu_done = operation_ends[self.awaited[waits]] + self.return_ns[waits]
+        starts = operation_ends[:-1] - self.work_ns - _ROUNDING_NS
+        by_join = (self.joined != NONE) & (operation_ends[self.joined] + self.join_gap_ns >= starts)
+        by_stream = operation_ends[self.preceding] + self.spacing_ns >= starts
         by_launch = call_starts[self.launch] + self.latency_ns >= starts
-        limiting_piece = np.where(by_join, self.joined, np.where(by_stream, self.preceding, NONE))
+        limiting_operation = np.where(by_join, self.joined, np.where(by_stream, self.preceding, NONE))
         if len(self.collective):
             last_arrivals = np.flatnonzero((self.collective != NONE) & (by_join | by_stream | by_launch))
             arrivals = [
@@ -378,7 +384,7 @@ class Replay:
         else:
             arrivals = []
         return _Limits(
-            waits[gpu_done > call_starts[waits] + self.min_wait_ns[waits]], limiting_piece.tolist(), arrivals
+            waits[gpu_done > call_starts[waits] + self.min_wait_ns[waits]], limiting_operation.tolist(), arrivals
         )
 
     # --- changes
@@ -416,9 +422,9 @@ class Replay:
         )
 
     def with_work(self, factor: Floats) -> Replay:
-        """Returns the steps with the duration of each piece multiplied by a factor, shape (pieces,).
+        """Returns the steps with the duration of each operation multiplied by a factor, shape (operations,).
 
-        A piece with the factor 0 also loses the time between it and the previous piece.
+        An operation with the factor 0 also loses the time between it and the previous operation.
         """
         spacing_ns = np.where(factor == 0, 0.0, self.spacing_ns)
         return replace(self, work_ns=self.work_ns * factor, spacing_ns=spacing_ns)
@@ -499,11 +505,11 @@ def run_together(ranks: Sequence[Replay]) -> list[Run]:
 
 
 def find_previous_on_stream(stream: Ints) -> Ints:
-    """Returns the index of the previous piece on the stream of each piece, or ``NONE``; shape (pieces,)."""
+    """Returns the index of the previous operation on the stream of each operation, or ``NONE``; shape (operations,)."""
     order = np.argsort(stream, kind="stable")
-    previous_piece = np.full(len(stream), NONE)
-    previous_piece[order[1:]] = np.where(stream[order[1:]] == stream[order[:-1]], order[:-1], NONE)
-    return previous_piece
+    previous_operation = np.full(len(stream), NONE)
+    previous_operation[order[1:]] = np.where(stream[order[1:]] == stream[order[:-1]], order[:-1], NONE)
+    return previous_operation
 
 
 def _rows(index: Any, *columns: Any) -> Iterator[Any]:

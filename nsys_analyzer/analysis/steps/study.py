@@ -54,22 +54,22 @@ class StudiedCalls(Columns):
 
 
 @dataclass(frozen=True)
-class StudiedPieces(Columns):
-    """The pieces of GPU work in the studied steps, in the order of their launches. Columns have the shape (pieces,).
+class StudiedOperations(Columns):
+    """The GPU operations in the studied steps, in the order of their launches. Columns have the shape (operations,).
 
     Attributes:
-        start: the start of the piece, ns.
-        operation: the index of the piece in the operations of the trace.
+        start: the start of the operation, ns.
+        trace_index: the index of the operation in the operations of the trace.
         kind, size, copy: as in the operations of the trace, except that a copy of a collective is no copy here.
-        kernel: the index in ``Study.kernels`` and ``Study.classes``, ``NONE`` if the piece is not a kernel.
-        phase: the index in ``Study.phases`` of the phase that launched the piece.
+        kernel: the index in ``Study.kernels`` and ``Study.classes``, ``NONE`` if the operation is not a kernel.
+        phase: the index in ``Study.phases`` of the phase that launched the operation.
         attention_part: the index in ``ATTENTION_PARTS`` of the attention range around the launch, ``NONE`` without one.
-        duration_ns: the duration of the piece, ns.
+        duration_ns: the duration of the operation, ns.
         exposed_ns: the part of the duration that no other operation hides, ns; 0 on other devices than the studied one.
     """
 
     start: Ints
-    operation: Ints
+    trace_index: Ints
     kind: Codes
     size: Ints
     copy: SmallInts
@@ -105,12 +105,12 @@ class RangeSpans:
 
 @dataclass(frozen=True)
 class Study:
-    """A few consecutive steps: a replay, and a description of each call and each piece of GPU work.
+    """A few consecutive steps: a replay, and a description of each call and each GPU operation.
 
     Attributes:
-        replay: the replay of the steps, whose calls and pieces have the order of ``calls`` and ``pieces``.
+        replay: the replay of the steps, whose calls and operations have the order of ``calls`` and ``operations``.
         windows: the start and end of each step on the capture's clock.
-        calls, pieces: the API calls and the pieces of GPU work.
+        calls, operations: the API calls and the GPU operations.
         spans: the calls inside each of the program's ranges.
         kernels, classes: the name and the class of each kernel.
         phases, apis, callers, ranges: the texts that columns refer to by index. The first caller is empty.
@@ -128,7 +128,7 @@ class Study:
     replay: Replay
     windows: Windows
     calls: StudiedCalls
-    pieces: StudiedPieces
+    operations: StudiedOperations
     spans: RangeSpans
     kernels: tuple[str, ...]
     classes: tuple[str, ...]
@@ -160,45 +160,45 @@ class Study:
         """Returns a study of the steps [first, end). The replay must be that of a single rank."""
         bounds = self.replay.first_call[first : end + 1]
         low, high = bounds[[0, -1]].tolist()
-        first_piece, end_piece = np.searchsorted(self.replay.launch, (low, high)).tolist()
+        first_operation, end_operation = np.searchsorted(self.replay.launch, (low, high)).tolist()
         return replace(
             self,
             replay=self.replay.select_steps(bounds),
             windows=self.windows.select(np.arange(first, end)),
             calls=self.calls.select(slice(low, high)),
-            pieces=self.pieces.select(slice(first_piece, end_piece)),
+            operations=self.operations.select(slice(first_operation, end_operation)),
             spans=self.spans.select_calls(low, high),
         )
 
-    # --- masks of pieces, shape (pieces,)
+    # --- masks of operations, shape (operations,)
 
     def of_class(self, *classes: str) -> Bools:
-        """Returns True for each piece whose kernel belongs to one of the given classes."""
-        mask: Bools = np.array([*(name in classes for name in self.classes), False])[self.pieces.kernel]
+        """Returns True for each operation whose kernel belongs to one of the given classes."""
+        mask: Bools = np.array([*(name in classes for name in self.classes), False])[self.operations.kernel]
         return mask
 
     def in_phase(self, *phases: str) -> Bools:
-        """Returns True for each piece that one of the given phases launched."""
-        mask: Bools = np.array([*(name in phases for name in self.phases), False])[self.pieces.phase]
+        """Returns True for each operation that one of the given phases launched."""
+        mask: Bools = np.array([*(name in phases for name in self.phases), False])[self.operations.phase]
         return mask
 
     def in_attention_part(self, *parts: str) -> Bools:
-        """Returns True for each piece that was launched in one of the given parts of attention."""
-        mask: Bools = np.array([*(name in parts for name in ATTENTION_PARTS), False])[self.pieces.attention_part]
+        """Returns True for each operation that was launched in one of the given parts of attention."""
+        mask: Bools = np.array([*(name in parts for name in ATTENTION_PARTS), False])[self.operations.attention_part]
         return mask
 
     def kernel_matches(self, pattern: re.Pattern[str]) -> Bools:
-        """Returns True for each piece whose kernel name contains a match of the pattern."""
+        """Returns True for each operation whose kernel name contains a match of the pattern."""
         matches = [*(bool(pattern.search(name)) for name in self.kernels), False]
-        mask: Bools = np.array(matches)[self.pieces.kernel]
+        mask: Bools = np.array(matches)[self.operations.kernel]
         return mask
 
     # --- masks of calls, shape (calls,)
 
-    def calls_of(self, pieces: Bools) -> Bools:
-        """Returns True for each call that launched at least one of the given pieces."""
+    def calls_of(self, operations: Bools) -> Bools:
+        """Returns True for each call that launched at least one of the given operations."""
         calls = np.zeros(len(self.calls), np.bool_)
-        calls[self.replay.launch[pieces]] = True
+        calls[self.replay.launch[operations]] = True
         return calls
 
     def copy_calls(self, copies: Bools) -> Bools:
@@ -227,9 +227,9 @@ class Study:
 
     # --- figures
 
-    def work_ms(self, pieces: Bools) -> float:
-        """Returns the exposed time of the given pieces per step, ms."""
-        return float(self.pieces.exposed_ns[pieces].sum()) / self.steps / NS_PER_MS
+    def work_ms(self, operations: Bools) -> float:
+        """Returns the exposed time of the given operations per step, ms."""
+        return float(self.operations.exposed_ns[operations].sum()) / self.steps / NS_PER_MS
 
     @property
     def busy_ms(self) -> float:
@@ -239,7 +239,7 @@ class Study:
         """
         first = 1 if self.steps >= MIN_STEPS else 0
         is_counted = self.replay.launch >= self.replay.first_call[first]
-        return float(self.pieces.exposed_ns[is_counted].sum()) / (self.steps - first) / NS_PER_MS
+        return float(self.operations.exposed_ns[is_counted].sum()) / (self.steps - first) / NS_PER_MS
 
     @property
     def recording_share(self) -> float:
@@ -255,18 +255,18 @@ class Study:
     def critical_operations(self) -> Ints:
         """Returns the indices of the trace's operations on the critical path, including that of the first step."""
         _, share_on_path = self.replay.critical_path(from_start=True)
-        operations: Ints = self.pieces.operation[share_on_path > 0]
+        operations: Ints = self.operations.trace_index[share_on_path > 0]
         return operations
 
     @property
     def on_device(self) -> Bools:
-        """Returns True for each piece on the studied device. Other pieces run on other devices of the process."""
+        """Returns True for each operation that runs on the studied device, not on another device of the process."""
         on_device: Bools = self.replay.stream >> DEVICE_SHIFT == 0
         return on_device
 
-    def operations_per_step(self, pieces: Bools) -> float:
-        """Returns the median number per step of the given pieces that run on the studied device."""
-        return self._median_per_step(self.replay.launch[pieces & self.on_device])
+    def operations_per_step(self, operations: Bools) -> float:
+        """Returns the median number per step of the given operations that run on the studied device."""
+        return self._median_per_step(self.replay.launch[operations & self.on_device])
 
     def calls_per_step(self, calls: Bools) -> float:
         """Returns the median number of the given calls per step. The first steps may make more calls than others."""
@@ -287,16 +287,16 @@ class Study:
         """Returns the names of the selected calls, without the version that CUPTI appends."""
         return [self.apis[code].partition("_v")[0] for code in self.calls.api[calls].tolist()]
 
-    def lines_of(self, pieces: Bools) -> tuple[Line, ...]:
-        """Returns the lines of the program that launch the given pieces, weighted by the GPU time that a line launches.
+    def lines_of(self, operations: Bools) -> tuple[Line, ...]:
+        """Returns the lines of the program that launch most GPU time of the given operations.
 
-        Pieces of the backward pass count only if all given pieces are of the backward pass, because the same line
-        launches the whole backward pass.
+        Operations of the backward pass count only if all given operations are of the backward pass, because the same
+        line launches the whole backward pass.
         """
         if not self.votes:
             return ()
-        not_backward = pieces & ~self.in_phase("backward")
-        work_ns = np.where(not_backward if not_backward.any() else pieces, self.pieces.exposed_ns, 0.0)
+        not_backward = operations & ~self.in_phase("backward")
+        work_ns = np.where(not_backward if not_backward.any() else operations, self.operations.exposed_ns, 0.0)
         launched_ns = np.bincount(self.replay.launch, work_ns, len(self.calls)).astype(np.float64)
         # Call i of a step corresponds to call i of any other step if all steps have the same number of calls.
         lengths = set(np.diff(self.replay.first_call).tolist())

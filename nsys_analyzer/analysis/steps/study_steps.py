@@ -21,7 +21,7 @@ from nsys_analyzer.analysis.steps.study import (
     RangeSpans,
     StudiedCalls,
     StudiedGroup,
-    StudiedPieces,
+    StudiedOperations,
     Study,
 )
 from nsys_analyzer.analysis.steps.windows import Windows
@@ -82,7 +82,7 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
         replay=replay,
         windows=windows,
         calls=_describe_calls(work, calls, np.array([caller_codes[text] for text in callers], np.int64)),
-        pieces=_describe_operations(work, operations),
+        operations=_describe_operations(work, operations),
         spans=_find_spans(work, calls),
         kernels=kernels.names,
         classes=kernels.classes,
@@ -232,13 +232,13 @@ def _describe_calls(work: ProcessWork, calls: LaunchingCalls, caller: Ints) -> S
     )
 
 
-def _describe_operations(work: ProcessWork, operations: LaunchedOperations) -> StudiedPieces:
+def _describe_operations(work: ProcessWork, operations: LaunchedOperations) -> StudiedOperations:
     """Describes each operation."""
     index, attributed = operations.index, work.attributed
     table, kernel = attributed.trace.operations, attributed.kernels.code[index]
-    return StudiedPieces(
+    return StudiedOperations(
         start=operations.start,
-        operation=index,
+        trace_index=index,
         kind=table.kind[index],
         size=table.size[index],
         copy=np.where(kernel == NONE, table.copy[index], OTHER_COPY),

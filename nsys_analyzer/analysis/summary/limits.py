@@ -311,10 +311,12 @@ class _RatesOfCapture:
         if study is None:
             return
         for kind, kernel_class in enumerate(COPY_CLASSES):
-            of_kind = (study.pieces.kind == MEMCPY) & (study.pieces.copy == kind) & (study.pieces.size > 0)
-            duration_ns = int(study.pieces.duration_ns[of_kind].sum())
+            of_kind = (study.operations.kind == MEMCPY) & (study.operations.copy == kind) & (study.operations.size > 0)
+            duration_ns = int(study.operations.duration_ns[of_kind].sum())
             if duration_ns:
-                moved_bytes = float(np.sum(study.pieces.size[of_kind])) * (2 if kind == ON_DEVICE else 1) / study.steps
+                moved_bytes = (
+                    float(np.sum(study.operations.size[of_kind])) * (2 if kind == ON_DEVICE else 1) / study.steps
+                )
                 ms = duration_ns / study.steps / NS_PER_MS
                 bytes_per_s = self.possible_bytes_per_s(moved_bytes / (ms / MS_PER_S))
                 yield ClassRate(kernel_class, STEP, ms, None, moved_bytes, bytes_per_s)
