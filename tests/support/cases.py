@@ -29,7 +29,7 @@ is given. ``launched`` is the correlation ID of the last call. These rows have a
 An expected value is an expression, in which a word is a text, and ``ns`` is 1e-6, since figures are ms. The test file
 says in a table of functions what the names of figures mean. Other names are attributes, as in ``coverage.kernels``, and
 the name of a phase stands for its figures. ``NAME has VALUE`` and ``NAME lacks VALUE`` look into a text, or into each
-text of several.
+text of several; ``NAME includes VALUE`` wants one of several that is the value.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def make_case_test(
 
     @pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
     def test_case(case: Case, tmp_path: Path) -> None:
-        _Check(case, tmp_path, {**_FIGURES, **(figures or {})}, values or {}, builders or {}).run()
+        Check(case, tmp_path, {**_FIGURES, **(figures or {})}, values or {}, builders or {}).run()
 
     return test_case
 
@@ -219,7 +219,7 @@ class _Words(dict[str, Any]):
 
 
 @dataclass
-class _Check:
+class Check:
     """Builds the trace of a case row by row, and compares its figures with the expected ones."""
 
     case: Case
@@ -241,8 +241,7 @@ class _Check:
 
     def build(self, line: Line, later: int, arguments: Mapping[str, str], options: Mapping[str, Any]) -> None:
         """Carries out a row, whose times are moved by ``later``, or checks what it expects."""
-        text = re.sub(r"\{(\w+)\}", lambda name: arguments.get(name[1], name[0]), line.text)
-        text = text.replace("{n}", arguments.get("n", "{n}"))  # an argument may hold it
+        text = fill(line.text, arguments)
         if text.startswith("="):
             self.compare(line.number, text)
             return
@@ -321,6 +320,23 @@ class _Check:
 
     def compare(self, number: int, line: str) -> None:
         """Compares a figure with the expected value."""
+        match = re.fullmatch(r"= *(.+?)(:| has| lacks| includes) (.+)", line)
+        assert match, f"{self.case.file}:{number}: {line}"
+        name, relation, text = match.groups()
+        words = _Words(ns=1e-6, us=1e-3, inf=float("inf"), **{k: v for k, v in self.known.items() if v is not None})
+        expected, actual = eval(text, {}, words), self.figure(name)
+        where = f"{self.case.file}:{number}: {name} is {actual!r:.2000}, and {text} is expected"
+        if relation == ":":
+            assert _matches(actual, expected), where
+        elif relation == " includes":
+            assert expected in actual, where
+        else:
+            texts = [actual] if isinstance(actual, str) else list(actual)
+            found = any(expected in one for one in texts)
+            assert found == (relation == " has"), where
+
+    def figure(self, name: str) -> Any:
+        """Returns a figure of the trace, which is written first."""
         if self.capture is None:
             path = self.trace.write(self.folder / ("t.json" if isinstance(self.trace, kineto.Kineto) else "t.sqlite"))
             if self.changes:
@@ -329,18 +345,13 @@ class _Check:
                         connection.execute(change)
                 connection.close()
             self.capture = Capture(path, self.names, self.pid, self.configuration)
-        match = re.fullmatch(r"= *(.+?)(:| has| lacks) (.+)", line)
-        assert match, f"{self.case.file}:{number}: {line}"
-        name, relation, text = match.groups()
-        words = _Words(ns=1e-6, us=1e-3, inf=float("inf"), **{k: v for k, v in self.known.items() if v is not None})
-        expected, actual = eval(text, {}, words), _figure(self.capture, name, self.figures)
-        where = f"{self.case.file}:{number}: {name} is {actual!r:.2000}, and {text} is expected"
-        if relation == ":":
-            assert _matches(actual, expected), where
-        else:
-            texts = [actual] if isinstance(actual, str) else list(actual)
-            found = any(expected in one for one in texts)
-            assert found == (relation == " has"), where
+        return figure_of(self.capture, name, self.figures)
+
+
+def fill(text: str, arguments: Mapping[str, str]) -> str:
+    """Returns the text of a row, in which arguments of a definition take the places of their names."""
+    text = re.sub(r"\{(\w+)\}", lambda name: arguments.get(name[1], name[0]), text)
+    return text.replace("{n}", arguments.get("n", "{n}"))  # an argument may hold it
 
 
 def _is_option(word: str) -> bool:
@@ -358,11 +369,18 @@ def _value(word: str, names: Mapping[str, Any]) -> Any:
     return sum(int(number) * _NS_PER_UNIT[unit] for number, unit in re.findall(r"([+-]?\d+)(us|ms|s|)", word))
 
 
-def _figure(capture: Capture, name: str, figures: Mapping[str, Figure]) -> Any:
-    """Returns a figure of a capture by its name, which may go on with attributes."""
+def figure_of(source: Any, name: str, figures: Mapping[str, Callable[..., Any]]) -> Any:
+    """Returns a figure of a capture by its name, which may go on with attributes; ``*`` is each item of a list."""
     head, *rest = [name] if name in figures else name.split(".")
-    value = figures.get(head, lambda capture: capture.summary.phase(head) or getattr(capture.summary, head))(capture)
-    for part in rest:
+    value = figures.get(head, lambda capture: capture.summary.phase(head) or getattr(capture.summary, head))(source)
+    return _attribute(value, rest)
+
+
+def _attribute(value: Any, parts: Sequence[str]) -> Any:
+    """Returns the attribute, or the attribute of the attribute, of a value."""
+    for place, part in enumerate(parts):
+        if part == "*":
+            return [_attribute(item, parts[place + 1 :]) for item in value]
         if isinstance(value, Mapping):
             value = value[part]
         else:
