@@ -41,6 +41,8 @@ _BINARY_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _BINARY_UNIT_THRESHOLD = 0.99995
 
 _MISSING = object()
+#: The number of names that ``list_first`` lists.
+_MAX_NAMES = 3
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,12 @@ FORMULA = r"^([=+\-@\t\r])"
 def join_names(names: Sequence[str], conjunction: str = "and") -> str:
     """Joins names as in a sentence: "a", "a and b", "a, b and c"."""
     return f" {conjunction} ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+
+
+def list_first(names: Sequence[str]) -> str:
+    """Returns the first names and the number of the remaining names: "a, b, c and 2 more"."""
+    number_of_others = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + number_of_others
 
 
 def plural(number: float, noun: str) -> str:

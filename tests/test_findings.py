@@ -23,24 +23,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer import api, summarize
+from nsys_analyzer.analysis.facts import Fact
 from nsys_analyzer.analysis.findings import kernels as kernels_module
 from nsys_analyzer.analysis.findings import waits
 from nsys_analyzer.analysis.findings.finding import (
     Candidate,
-    ColdStart,
     Diagnosis,
     Finding,
     FindingFigures,
     FindingTexts,
-    HiddenInGraphs,
-    LostKernels,
-    MissingReason,
-    NoApiCalls,
-    NoCapture,
-    NoKernels,
-    OutOfMemory,
-    RecordsGraphs,
-    ReplayDiffers,
     Rule,
 )
 from nsys_analyzer.analysis.findings.kernels import find_unfused_attention
@@ -55,7 +46,8 @@ from nsys_analyzer.analysis.findings.waits import (
 from nsys_analyzer.analysis.steps.step import IdleTime
 from nsys_analyzer.analysis.summary.complete import complete_captures, diagnose_capture
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.report.finding_texts import TEXTS, explain_missing_findings, ranks, write_finding
+from nsys_analyzer.report.facts import say
+from nsys_analyzer.report.finding_texts import TEXTS, ranks, write_finding
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.columns import (
     DEVICE_TO_PAGEABLE,
@@ -444,11 +436,12 @@ def test_a_cold_start_is_no_step(steps: int, after_us: float, said: str) -> None
     made = Steps(steps).call("cudaFree_v3020", 3_000_000).call("cudaMalloc_v3020", 900_000)
     diagnosis = diagnosed(made.kernel(100).call(EVENT, after_us).capture(allocator=3_000.0, launch=900.0))
     if not said:
-        assert not isinstance(diagnosis.doubt, ColdStart)
+        assert diagnosis.doubt is None or diagnosis.doubt.id != "cold_start"
         return
     assert diagnosis.findings == ()
-    assert isinstance(diagnosis.doubt, ColdStart)
-    sentence = plain(explain_missing_findings(diagnosis.doubt))
+    assert diagnosis.doubt
+    assert diagnosis.doubt.id == "cold_start"
+    sentence = plain(say(diagnosis.doubt))
     assert (
         "this is a cold start. Calls that a program makes only once, at its start, take 3,900 of 4,900 ms" in sentence
     )
@@ -549,10 +542,10 @@ def test_steps_that_a_replay_does_not_reproduce_have_no_findings() -> None:
     """1,000 µs of work, said to have taken 1,300: the replay is 23 % shorter."""
     diagnosis = found(Steps().kernel(1_000, GEMM), measured_us=1_300)
     assert diagnosis.findings == ()
-    assert isinstance(diagnosis.doubt, ReplayDiffers)
-    assert diagnosis.doubt.error == pytest.approx(1_000 / 1_300 - 1)
+    assert diagnosis.doubt
+    assert diagnosis.doubt.values["error"] == pytest.approx(1_000 / 1_300 - 1)
     sentence = "No saving can be derived here: the replayed steps are 23\xa0% shorter than the recorded steps."
-    assert explain_missing_findings(diagnosis.doubt) == sentence
+    assert say(diagnosis.doubt) == sentence
 
 
 @pytest.mark.parametrize(("prefix", "records"), [("cudaStream", True), ("hipStream", True), ("cudaGraph", False)])
@@ -560,7 +553,7 @@ def test_a_program_that_records_graphs_is_at_no_step(prefix: str, records: bool)
     """10 + 900 of 920 µs between the two calls, in which nothing runs; 5 of work."""
     steps = Steps().kernel(5).call(f"{prefix}BeginCapture", 900).call(f"{prefix}EndCapture")
     diagnosis = diagnosed(steps.capture(sync=0.9))
-    assert isinstance(diagnosis.doubt, RecordsGraphs) is records
+    assert (diagnosis.doubt == Fact("captures_graphs")) is records
     assert bool(diagnosis.findings) is not records
 
 
@@ -643,26 +636,32 @@ def test_without_steps_launches_or_a_gpu_nothing_is_looked_for() -> None:
 
 def test_every_type_of_figures_has_its_texts() -> None:
     """A plugin's ``FindingTexts`` are sentences already."""
-    kinds = {kind for kind in FindingFigures.__subclasses__() if kind.__module__.startswith("nsys_analyzer.")}
-    assert kinds - {FindingTexts} == TEXTS.keys() | ranks.TEXTS.keys()
+    kinds = [kind for base in FindingFigures.__subclasses__() for kind in base.__subclasses__() or [base]]
+    in_package = {kind for kind in kinds if kind.__module__.startswith("nsys_analyzer.")}
+    assert in_package - {FindingTexts} == TEXTS.keys() | ranks.TEXTS.keys()
+
+
+REASONS = (
+    Fact("earlier_work"),
+    Fact("replay_differs", error=0.2),
+    Fact("cold_start", start_up_ms=3_000.0, total_ms=4_000.0, calls=(("cudaFree", 3_000.0),)),
+    Fact("captures_graphs"),
+    Fact("findings_out_of_memory", failure=None),
+    Fact("ran_on_cpu"),
+    Fact("no_capture", reason=None),
+    Fact("only_launches_recorded", launches=3),
+    Fact("no_recorded_kernel", by_torch=True),
+    Fact("idle_steps"),
+    Fact("no_replay_without_api_calls", by_torch=False),
+    Fact("too_few_api_calls"),
+    Fact("hidden_in_graphs", share=0.5),
+)
 
 
 def test_every_reason_for_missing_findings_is_explained() -> None:
     """Each reason in a sentence of its own, which ends with a full stop."""
-    figures: dict[type[MissingReason], tuple[object, ...]] = {
-        ReplayDiffers: (0.2,),
-        ColdStart: (3_000.0, 4_000.0, (("cudaFree", 3_000.0),)),
-        OutOfMemory: ("",),
-        NoCapture: (None,),
-        LostKernels: (3,),
-        NoKernels: (True,),
-        NoApiCalls: (False,),
-        HiddenInGraphs: (0.5,),
-    }
-    sentences = [
-        plain(explain_missing_findings(kind(*figures.get(kind, ())))) for kind in MissingReason.__subclasses__()
-    ]
-    assert len(set(sentences)) == len(sentences) == 13
+    sentences = [plain(say(reason)) for reason in REASONS]
+    assert len(set(sentences)) == len(sentences)
     assert all(sentence.endswith(".") for sentence in sentences)
 
 

@@ -7,7 +7,8 @@ import pytest
 from msgspec import structs
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding, ReplayDiffers
+from nsys_analyzer.analysis.facts import Fact
+from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.groups import StepGroup
 from nsys_analyzer.analysis.steps.process import CAUSES
@@ -255,7 +256,7 @@ def test_why_findings_are_missing(capture: CaptureSummary) -> None:
         capture, step=step_of(replace(STEP, classes=(ClassTime("unknown", 20.0), ClassTime("matmul", 10.0)))),
         whole=structs.replace(capture.whole, memory=(MemoryRow("graph", 1, 20.0),)),
     )  # fmt: skip
-    doubted = replace(DIAGNOSIS, findings=(), doubt=ReplayDiffers(0.4))
+    doubted = replace(DIAGNOSIS, findings=(), doubt=Fact("replay_differs", error=0.4))
     for one, said in (
         (
             replace(hidden, diagnosis=replace(DIAGNOSIS, findings=())),

@@ -1,4 +1,4 @@
-"""Defines facts: warnings about a capture, assumptions behind a rate, and reasons for a status.
+"""Defines facts: warnings, assumptions behind a rate, reasons why something is missing, and changes of a question.
 
 A fact consists of an ID and values. ``report/facts.py`` contains the sentence for each ID. A new fact needs an ID in
 this file, a sentence in ``report/facts.py``, and the code that finds the fact.
@@ -31,6 +31,13 @@ FactId = Literal[
     # rates and FLOPs
     "flops_of_first_rank", "whole_model_on_each_gpu", "no_whole_steps", "uncounted_operators",
     "several_passes_per_step", "skipped_scores", "skipped_convolution_work", "too_few_matmuls", "rate_above_peak",
+    # why no saving can be derived from a replay
+    "earlier_work", "replay_differs", "cold_start", "captures_graphs", "findings_out_of_memory",
+    # why some or all findings are missing for another reason
+    "ran_on_cpu", "no_capture", "only_launches_recorded", "no_recorded_kernel", "idle_steps",
+    "no_replay_without_api_calls", "too_few_api_calls", "hidden_in_graphs",
+    # the changes of a what-if question
+    "changed_class", "changed_range", "pinned_copies", "changed_launches", "ranks_on_time", "faster_network",
 ]  # fmt: skip
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
+from nsys_analyzer.analysis.facts import Fact, FactOrText
 from nsys_analyzer.analysis.findings.diagnosis import estimate_baselines, estimate_interval, estimate_unprofiled_ms
 from nsys_analyzer.analysis.findings.finding import Change, saved_work
 from nsys_analyzer.analysis.findings.waits import find_pageable_copies, pin_copies, scale_launches
@@ -89,7 +90,7 @@ class WhatIf(Saving):
 
     Attributes:
         capture: the name of the capture or of the run.
-        changes: the name of each change.
+        changes: the changes that the question asks for.
         less_ms: the decrease of the GPU's work plus the CPU's own time per step, ms; the mean over the ranks.
         path: the parts of the critical path, the longest part first.
         ranks: the labels of the ranks that were replayed together.
@@ -97,7 +98,7 @@ class WhatIf(Saving):
     """
 
     capture: str
-    changes: tuple[str, ...]
+    changes: tuple[FactOrText, ...]
     less_ms: float
     path: tuple[PathPart, ...]
     ranks: tuple[str, ...] = ()
@@ -195,10 +196,11 @@ def _answer(subject: ReplayedCaptures, study: Study, question: Question) -> What
     busy_ms = max(
         step.total_ms - step.idle_ms if is_alone else step.compute_ms + step.exposed_copy_ms for step in steps
     )
-    changes = dict(_make_changes(study, question, subject.ranks))
-    replays = _replay_changes(study, question, changes, max(step.length_ms for step in steps), busy_ms, timed_ms)
+    names, changes = zip(*_make_changes(study, question, subject.ranks), strict=True)
+    length_ms = max(step.length_ms for step in steps)
+    replays = _replay_changes(study, question, changes, length_ms, busy_ms, timed_ms)
     before, after = sorted(replays.pairs, key=lambda pair: pair[0].step_ns)[len(replays.pairs) // 2]
-    saving = replays.saving(study.group, steps[0].instances)
+    saving = replace(replays.saving, group=study.group, steps=steps[0].instances)
     before_ms, after_ms = (_path_parts_ms(study, replay, subject.labels or ("",)) for replay in (before, after))
     parts = [
         PathPart(part, _SIDES.get(part, "GPU"), ms * replays.scale, after_ms[part, rank] * replays.scale, rank)
@@ -213,7 +215,7 @@ def _answer(subject: ReplayedCaptures, study: Study, question: Question) -> What
         saves_ms_low=saving.saves_ms_low,
         saves_ms_high=saving.saves_ms_high,
         capture=subject.title,
-        changes=tuple(changes),
+        changes=names,
         less_ms=(_work_ms(before) - _work_ms(after)) * replays.scale / len(steps),
         path=tuple(sorted(listed_parts, key=lambda part: -part.before_ms)),
         ranks=subject.labels,
@@ -230,32 +232,16 @@ class _ChangedReplays:
     Attributes:
         pairs: (the replay before the changes, the replay after the changes).
         scale: the ratio of the length of a step to the length of a replayed step.
-        step_ms: the length of a step without the profiler, before the changes, ms.
-        saves_ms: the middle of the savings in the replays, ms.
-        saves_ms_low, saves_ms_high: the interval of the saving, ms.
+        saving: the saving; ``saves_ms`` is the middle of the savings in the replays.
     """
 
     pairs: tuple[tuple[Replay, Replay], ...]
     scale: float
-    step_ms: float
-    saves_ms: float
-    saves_ms_low: float
-    saves_ms_high: float
-
-    def saving(self, group: str, steps: int) -> Saving:
-        """Returns the saving for a group with this name and number of steps."""
-        return Saving(
-            group=group,
-            steps=steps,
-            step_ms=self.step_ms,
-            saves_ms=self.saves_ms,
-            saves_ms_low=self.saves_ms_low,
-            saves_ms_high=self.saves_ms_high,
-        )
+    saving: Saving
 
 
 def _replay_changes(
-    study: Study, question: Question, changes: Mapping[str, _ChangePair], length_ms: float, busy_ms: float,
+    study: Study, question: Question, changes: Iterable[_ChangePair], length_ms: float, busy_ms: float,
     timed_ms: float | None = None,
 ) -> _ChangedReplays:  # fmt: skip
     """Replays steps before and after changes.
@@ -263,14 +249,14 @@ def _replay_changes(
     Args:
         study: the steps.
         question: the question that the changes belong to.
-        changes: the changes, by name.
+        changes: the changes that are made one after the other.
         length_ms: the length of a step under the profiler, ms.
         busy_ms: the time in a step in which the GPU works, ms.
         timed_ms: the measured length of a step without the profiler, ms; None if it was not measured.
     """
     baselines, scale = estimate_baselines(study, length_ms, timed_ms)
     pairs = [(replay, replay) for replay in baselines for _ in range(2)]
-    for change in changes.values():
+    for change in changes:
         pairs = [(before, change[index % 2](after)) for index, (before, after) in enumerate(pairs)]
     ms = [(before.step_ns / NS_PER_MS * scale, after.step_ns / NS_PER_MS * scale) for before, after in pairs]
     bounds = [timed_ms or estimate_unprofiled_ms(before, busy_ms, length_ms) for before, _ in (min(ms), max(ms))]
@@ -278,16 +264,19 @@ def _replay_changes(
     saved_ms = [before - after for before, after in ms]
     low, high = estimate_interval(saved_ms, of_cpu=question.changes_cpu_time, is_timed=bool(timed_ms))
     middle = (min(saved_ms) + max(saved_ms)) / 2
-    return _ChangedReplays(tuple(pairs), scale, step_ms, middle, low, min(high, step_ms))
+    saving = Saving(
+        steps=study.steps, step_ms=step_ms, saves_ms=middle, saves_ms_low=low, saves_ms_high=min(high, step_ms)
+    )
+    return _ChangedReplays(tuple(pairs), scale, saving)
 
 
 def _replay_groups(study: Study, question: Question, usual: Saving) -> Iterator[Saving]:
     """Yields the saving in each group of steps, then the mean over all steps; nothing if there is only one group."""
     savings = [usual]
     for group in study.other_groups:
-        changes = dict(_make_changes(group.study, question, ()))
+        changes = (change for _, change in _make_changes(group.study, question, ()))
         replays = _replay_changes(group.study, question, changes, group.length_ms, group.study.busy_ms)
-        savings.append(replays.saving(group.name, group.steps))
+        savings.append(replace(replays.saving, group=group.name, steps=group.steps))
     if len(savings) > 1:
         count = sum(saving.steps for saving in savings)
 
@@ -331,25 +320,25 @@ def _check_that_steps_contain(subject: ReplayedCaptures, studies: Sequence[Study
         raise ConfigurationError(f"No other rank of {subject.title} is known to wait for rank {ranks}", hint)
 
 
-def _make_changes(study: Study, question: Question, ranks: Sequence[int | None]) -> Iterator[tuple[str, _ChangePair]]:
-    """Yields the name of each change of a question, and the change itself."""
+def _make_changes(study: Study, question: Question, ranks: Sequence[int | None]) -> Iterator[tuple[Fact, _ChangePair]]:
+    """Yields each change of a question: the fact from which a report makes its name, and the change itself."""
     for name, factor in question.classes.items():
         change = saved_work(study.of_class(name) * (1 - factor))
-        yield f"{name} × {factor:g}", (change, change)
+        yield Fact("changed_class", name=name, factor=factor), (change, change)
     for name, factor in question.ranges.items():
         change = _scale_range(study, name, factor)
-        yield f"range {name} × {factor:g}", (change, change)
+        yield Fact("changed_range", name=name, factor=factor), (change, change)
     if question.pinned:
         change = pin_copies(study)
-        yield "copies from pinned memory", (change, change)
+        yield Fact("pinned_copies"), (change, change)
     if question.launches is not None:
         change = scale_launches(study, question.launches)
-        yield f"launches × {question.launches:g}", (change, change)
+        yield Fact("changed_launches", factor=question.launches), (change, change)
     if question.on_time:
         positions = frozenset(position for position, rank in enumerate(ranks) if rank in question.on_time)
-        yield f"{', '.join(f'rank {rank}' for rank in question.on_time)} on time", _put_on_time(study, positions)
+        yield Fact("ranks_on_time", ranks=tuple(question.on_time)), _put_on_time(study, positions)
     if question.network is not None:
-        yield f"a network {question.network:g} times as fast", _speed_up_network(study, question.network)
+        yield Fact("faster_network", factor=question.network), _speed_up_network(study, question.network)
 
 
 def _scale_range(study: Study, name: str, factor: float) -> Change:

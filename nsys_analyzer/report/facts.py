@@ -15,6 +15,7 @@ from nsys_analyzer.text import (
     format_bytes,
     join_names,
     join_texts,
+    list_first,
     phrase,
     plain,
     plural,
@@ -71,6 +72,7 @@ _HOW_TO_ANNOTATE = {
         "`--step NAME`."
     ),
 }
+_NO_SAVING = "No saving can be derived here"
 _WHOLE_CAPTURE_TOO = "Therefore every question is also answered for the step or the whole capture."
 
 
@@ -87,6 +89,13 @@ def _list_code(names: Iterable[str]) -> StrOrText:
     return join_texts(", ", map(code, names))
 
 
+def _how_to_record(by_torch: bool) -> StrOrText:
+    """Returns the advice on how to record kernels and API calls, without the final period."""
+    if by_torch:
+        return phrase("Record with `activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`")
+    return phrase("Capture with `nsys profile --trace=cuda,nvtx`")
+
+
 def _allocation_failed(api_call: str, range: str, gpu: str, memory_bytes: int) -> str:
     where = f" in the range {range}" if range else ""
     size = f", which has {format_bytes(memory_bytes)}" if memory_bytes else ""
@@ -99,6 +108,14 @@ def _rows_left_out(rows: ExcludedRows, pid: int | None) -> StrOrText:
     how = "Counted without a duration" if rows.only_end_excluded else "Left out of every figure"
     how = "Counted until that start" if rows.is_shortened else how
     return phrase("{}: {} with {}, such as {}.", how, where, rows.reason, rows.example)
+
+
+def _cold_start(start_up_ms: float, total_ms: float, calls: Sequence[tuple[str, float]]) -> str:
+    longest_calls = list_first([f"{api} {rounded(ms)} ms" for api, ms in calls])
+    return (
+        f"{_NO_SAVING}: this is a cold start. Calls that a program makes only once, at its start, take "
+        f"{rounded(start_up_ms)} of {rounded(total_ms)} ms ({longest_calls}). Record steps after the warm-up."
+    )
 
 
 def _insufficient_phases(phases: Sequence[str], share: float, on_cpu: bool, has_forward: bool) -> str:
@@ -316,4 +333,52 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
         f"{batch_size}), so its FLOPs are not known."
     ),
     "rate_above_peak": _rate_above_peak,
+    # why no saving can be derived from a replay
+    "earlier_work": lambda: f"{_NO_SAVING}: the steps contain GPU work that was launched before them.",
+    "replay_differs": lambda error: (
+        f"{_NO_SAVING}: the replayed steps are {rounded_percent(abs(error))} {'longer' if error > 0 else 'shorter'} "
+        "than the recorded steps."
+    ),
+    "cold_start": _cold_start,
+    "captures_graphs": lambda: (
+        f"{_NO_SAVING}: the program captures CUDA graphs, which it does only once, and captured operations do not run "
+        "during the capture."
+    ),
+    "findings_out_of_memory": lambda failure: (
+        f"{_NO_SAVING}: the program ran out of memory: "
+        f"{plain(say(failure)).rstrip('.') if failure else 'an allocation failed'}."
+    ),
+    # why some or all findings are missing for another reason
+    "ran_on_cpu": lambda: "The program ran on the CPU, where no findings are looked for.",
+    "no_capture": lambda reason: say(reason) if reason else "There is no capture of this run.",
+    "only_launches_recorded": lambda launches: (
+        f"{_count(launches, 'kernel launch')} and no kernel were recorded: the GPU's records were dropped or cut off. "
+        "Record again, with a warm-up before the recorded steps."
+    ),
+    "no_recorded_kernel": lambda by_torch: phrase(
+        "No kernel was recorded. {} around steps that run on the GPU.", _how_to_record(by_torch)
+    ),
+    "idle_steps": lambda: "Nothing runs on the GPU during the steps.",
+    "no_replay_without_api_calls": lambda by_torch: phrase(
+        "This trace has no API calls. Without API calls, launches and waits are unknown, and no step can be replayed. "
+        "So all findings are missing: on launches, waits, copies, memory and data loading, and on matmuls, attention, "
+        "elementwise kernels and the optimizer. {}.",
+        _how_to_record(by_torch),
+    ),
+    "too_few_api_calls": lambda: (
+        "Findings need the API calls of whole steps. This capture contains too few API calls."
+    ),
+    "hidden_in_graphs": lambda share: phrase(
+        "{} of the GPU's compute time is inside CUDA graphs whose kernels were not recorded. So findings about "
+        "matmuls, attention, elementwise kernels and the optimizer are missing. Capture with "
+        "`--cuda-graph-trace=node`.",
+        rounded_percent(share),
+    ),
+    # the changes of a what-if question
+    "changed_class": lambda name, factor: f"{name} × {factor:g}",
+    "changed_range": lambda name, factor: f"range {name} × {factor:g}",
+    "pinned_copies": lambda: "copies from pinned memory",
+    "changed_launches": lambda factor: f"launches × {factor:g}",
+    "ranks_on_time": lambda ranks: f"{', '.join(f'rank {rank}' for rank in ranks)} on time",
+    "faster_network": lambda factor: f"a network {factor:g} times as fast",
 }  # fmt: skip

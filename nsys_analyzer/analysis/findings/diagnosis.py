@@ -9,20 +9,15 @@ from functools import partial
 
 import numpy as np
 
+from nsys_analyzer.analysis.facts import Fact
 from nsys_analyzer.analysis.findings import kernels, waits
 from nsys_analyzer.analysis.findings.finding import (
     Candidate,
-    ColdStart,
     Diagnosis,
-    EarlierWork,
     Finding,
     FindingFigures,
     FindingWithFigures,
-    MissingReason,
-    OutOfMemory,
     Place,
-    RecordsGraphs,
-    ReplayDiffers,
     Rule,
     StepsToExplain,
 )
@@ -88,7 +83,7 @@ def diagnose(
     *,
     unprofiled_ms: float | None = None,
     is_torch: bool = True,
-    out_of_memory: OutOfMemory | None = None,
+    out_of_memory: Fact | None = None,
     waits_for_ranks: bool = False,
     warned_lines: Mapping[str, int] | None = None,
 ) -> Diagnosis:
@@ -111,14 +106,14 @@ def diagnose(
     replayed_ms = [replay.step_ns / NS_PER_MS * scale for replay in baselines]
     shortest_ms, longest_ms = min(replayed_ms), max(replayed_ms)
     low, high = (unprofiled_ms or estimate_unprofiled_ms(ms, busy_ms, profiled_ms) for ms in (shortest_ms, longest_ms))
-    doubt: MissingReason | None = None
+    doubt: Fact | None = None
     if not unprofiled_ms and busy_ms > (1 + _MAX_REPLAY_ERROR) * longest_ms:
-        doubt = EarlierWork()
+        doubt = Fact("earlier_work")
     if abs(replay_error) > _MAX_REPLAY_ERROR:
-        doubt = ReplayDiffers(replay_error)
-    happens_once: MissingReason | None = _find_cold_start(step, study)
+        doubt = Fact("replay_differs", error=replay_error)
+    happens_once = _find_cold_start(step, study)
     if study.recording_share >= _ONE_TIME_SHARE:
-        happens_once = RecordsGraphs()
+        happens_once = Fact("captures_graphs")
     if out_of_memory and step.is_pass:
         happens_once = out_of_memory
     doubt = happens_once or doubt
@@ -152,7 +147,7 @@ def diagnose(
     )
 
 
-def _find_cold_start(step: StepSummary, study: Study) -> ColdStart | None:
+def _find_cold_start(step: StepSummary, study: Study) -> Fact | None:
     """Returns the calls that initialize CUDA or load kernels, if they take much of the only pass; else None."""
     call_ns = study.replay.cpu_ns - study.replay.pause_ns
     total_ms = float(study.replay.cpu_ns.sum()) / NS_PER_MS
@@ -166,7 +161,7 @@ def _find_cold_start(step: StepSummary, study: Study) -> ColdStart | None:
         (study.apis[study.calls.api[call]].partition("_v")[0], float(call_ns[call]) / NS_PER_MS)
         for call in longest_first
     )
-    return ColdStart(start_up_ms, total_ms, calls)
+    return Fact("cold_start", start_up_ms=start_up_ms, total_ms=total_ms, calls=calls)
 
 
 def estimate_baselines(study: Study, length_ms: float, timed_ms: float | None) -> tuple[tuple[Replay, ...], float]:

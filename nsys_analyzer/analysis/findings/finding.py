@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nsys_analyzer.analysis.facts import FactOrText
+from nsys_analyzer.analysis.facts import Fact
 from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.steps.replay import Replay, run_together
 from nsys_analyzer.analysis.steps.step import StepSummary
@@ -150,7 +150,7 @@ class Diagnosis:
     is_timed: bool
     profiler_overhead_ms: tuple[float, float] | None
     findings: tuple[Finding, ...]
-    doubt: MissingReason | None = None
+    doubt: Fact | None = None
 
     @property
     def step_ms(self) -> float:
@@ -315,110 +315,3 @@ def saved_launches(steps: StepsToExplain, share: Shares) -> Change:
     launch_factor[replay.launch[is_alone]] = 1 - share[is_alone]
     work_factor, usual_ns = (1 - share).astype(np.float64), replay.launching_ns
     return lambda replay: replay.with_launching(launch_factor, usual_ns).with_work(work_factor)
-
-
-# --- the types of the reasons for missing findings; ``report/finding_texts`` contains their sentences ---
-
-
-@dataclass(frozen=True)
-class MissingReason:
-    """The base class of a reason why some or all findings of a capture are missing."""
-
-
-# The steps were replayed, but no saving can be derived.
-
-
-@dataclass(frozen=True)
-class EarlierWork(MissingReason):
-    """The steps contain GPU work that was launched before the steps."""
-
-
-@dataclass(frozen=True)
-class ReplayDiffers(MissingReason):
-    """The length of the replayed steps differs from the length of the recorded steps.
-
-    Attributes:
-        error: the length of the replayed steps divided by the length of the recorded steps, minus 1.
-    """
-
-    error: float
-
-
-@dataclass(frozen=True)
-class ColdStart(MissingReason):
-    """The only pass of the program contains the initialization of CUDA.
-
-    Attributes:
-        start_up_ms: the time of the calls that initialize CUDA or load kernels, ms.
-        total_ms: the time of all calls and pauses, ms.
-        calls: the name and the time, ms, of each call that initializes CUDA or loads kernels, the longest first.
-    """
-
-    start_up_ms: float
-    total_ms: float
-    calls: tuple[tuple[str, float], ...]
-
-
-@dataclass(frozen=True)
-class RecordsGraphs(MissingReason):
-    """The program captures CUDA graphs during the steps. While an operation is captured, it does not run."""
-
-
-@dataclass(frozen=True)
-class OutOfMemory(MissingReason):
-    """The program ran out of memory. ``message`` says where it did, and is empty if this is unknown."""
-
-    message: FactOrText
-
-
-# The steps cannot be replayed, or a part of the capture is unknown.
-
-
-@dataclass(frozen=True)
-class RanOnCpu(MissingReason):
-    """The program ran on the CPU. Findings are only looked for in programs that use a GPU."""
-
-
-@dataclass(frozen=True)
-class NoCapture(MissingReason):
-    """There is no capture of the run. ``message`` says why, and is None if the reason is unknown."""
-
-    message: FactOrText | None
-
-
-@dataclass(frozen=True)
-class LostKernels(MissingReason):
-    """Launches of kernels were recorded, but no kernels. ``launches`` is the number of these launches."""
-
-    launches: int
-
-
-@dataclass(frozen=True)
-class NoKernels(MissingReason):
-    """No kernel was recorded. ``by_torch`` is True if PyTorch's profiler made the capture."""
-
-    by_torch: bool
-
-
-@dataclass(frozen=True)
-class IdleSteps(MissingReason):
-    """Nothing runs on the GPU during the steps."""
-
-
-@dataclass(frozen=True)
-class NoApiCalls(MissingReason):
-    """The trace has no API calls. ``by_torch`` is True if PyTorch's profiler made the capture."""
-
-    by_torch: bool
-
-
-@dataclass(frozen=True)
-class TooFewCalls(MissingReason):
-    """The capture contains too few API calls of complete steps."""
-
-
-@dataclass(frozen=True)
-class HiddenInGraphs(MissingReason):
-    """Kernels inside CUDA graphs were not recorded. ``share`` is the share of the graphs in the GPU's compute time."""
-
-    share: float

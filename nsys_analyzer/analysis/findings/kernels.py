@@ -334,8 +334,8 @@ def find_unfused_elementwise(steps: StepsToExplain) -> Iterator[Candidate]:
 
 
 @dataclass(frozen=True)
-class LayoutCopiesFigures(FindingFigures):
-    """The copies in chains, per step.
+class CopiesFigures(FindingFigures):
+    """The figures of a rule that finds copies on the device.
 
     Attributes:
         copies: the number of these copies per step.
@@ -346,6 +346,10 @@ class LayoutCopiesFigures(FindingFigures):
     copies: float
     ms: float
     share: float
+
+
+class LayoutCopiesFigures(CopiesFigures):
+    """The figures of chains of copies: casts and layout changes of one tensor."""
 
 
 def find_layout_copies(steps: StepsToExplain) -> Iterator[Candidate]:
@@ -387,19 +391,8 @@ def _row_lengths(starts: Bools) -> Ints:
     return np.repeat(lengths, lengths)
 
 
-@dataclass(frozen=True)
-class CacheCopiesFigures(FindingFigures):
-    """The copies of a growing cache, per step.
-
-    Attributes:
-        copies: the number of these copies per step.
-        ms: the time of these copies per step, ms.
-        share: this time as a share of the step without the profiler.
-    """
-
-    copies: float
-    ms: float
-    share: float
+class CacheCopiesFigures(CopiesFigures):
+    """The figures of copies of tensors that grow in each decode step, such as a cache of keys and values."""
 
 
 def find_cache_copies(steps: StepsToExplain) -> Iterator[Candidate]:

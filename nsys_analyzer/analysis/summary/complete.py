@@ -7,20 +7,9 @@ from dataclasses import replace
 
 from msgspec import structs
 
+from nsys_analyzer.analysis.facts import Fact
 from nsys_analyzer.analysis.findings.diagnosis import diagnose
-from nsys_analyzer.analysis.findings.finding import (
-    Diagnosis,
-    HiddenInGraphs,
-    IdleSteps,
-    LostKernels,
-    MissingReason,
-    NoApiCalls,
-    NoCapture,
-    NoKernels,
-    OutOfMemory,
-    RanOnCpu,
-    TooFewCalls,
-)
+from nsys_analyzer.analysis.findings.finding import Diagnosis
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, UNKNOWN
 from nsys_analyzer.analysis.kernels.labels import make_short_labels
 from nsys_analyzer.analysis.steps.serving import Serving
@@ -88,7 +77,7 @@ def diagnose_capture(capture: CaptureSummary) -> Diagnosis | None:
     step, study = capture.step, capture.study
     if step is None or study is None or capture.on_cpu:
         return None
-    ran_out = OutOfMemory(capture.message or "") if capture.status == "oom" else None
+    ran_out = Fact("findings_out_of_memory", failure=capture.message) if capture.status == "oom" else None
     return diagnose(
         step,
         study,
@@ -100,30 +89,32 @@ def diagnose_capture(capture: CaptureSummary) -> Diagnosis | None:
     )
 
 
-def find_missing_reason(capture: CaptureSummary) -> MissingReason | None:
+def find_missing_reason(capture: CaptureSummary) -> Fact | None:
     """Returns the reason why some or all findings of a capture are missing; None if all were looked for."""
     step, metadata = capture.step, capture.metadata
     if capture.on_cpu:
-        return RanOnCpu()
+        return Fact("ran_on_cpu")
     if metadata is None:
-        return NoCapture(capture.message)
+        return Fact("no_capture", reason=capture.message)
     by_torch = metadata.profiler == "torch"
     if capture.has_no_kernel:
         lost_launches = capture.coverage.lost_launches if capture.coverage else 0
-        return LostKernels(lost_launches) if lost_launches else NoKernels(by_torch)
+        if lost_launches:
+            return Fact("only_launches_recorded", launches=lost_launches)
+        return Fact("no_recorded_kernel", by_torch=by_torch)
     if step is None or all(device.total_ms <= device.idle_ms for device in step.devices):
-        return IdleSteps()
+        return Fact("idle_steps")
     if step.launch_latency_us is None:
-        return NoApiCalls(by_torch)
+        return Fact("no_replay_without_api_calls", by_torch=by_torch)
     if capture.diagnosis is None:
-        return TooFewCalls()
+        return Fact("too_few_api_calls")
     if capture.diagnosis.doubt:
         return capture.diagnosis.doubt
     hidden_ms = sum(row.ms for row in step.classes if row.kernel_class == UNKNOWN)
     is_opaque = capture.whole is not None and capture.whole.opaque
     if not is_opaque or hidden_ms < _NOTABLE_HIDDEN_SHARE * step.compute_ms:
         return None
-    return HiddenInGraphs(hidden_ms / step.compute_ms)
+    return Fact("hidden_in_graphs", share=hidden_ms / step.compute_ms)
 
 
 def _without_impossible_rates(attention: AttentionSummary | None, limits: Limits | None) -> AttentionSummary | None:

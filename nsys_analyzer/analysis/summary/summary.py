@@ -9,8 +9,8 @@ from typing import Literal
 import msgspec
 
 from nsys_analyzer.analysis.attribution.processes import make_pid_label
-from nsys_analyzer.analysis.facts import FactOrText
-from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding, MissingReason
+from nsys_analyzer.analysis.facts import Fact, FactOrText
+from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
 from nsys_analyzer.analysis.kernels.class_rules import MODEL_CLASSES
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.member import Member
@@ -477,7 +477,7 @@ class CaptureSummary(Summary):
     device: Gpu | None = None
     metadata: Metadata | None = None
     diagnosis: Diagnosis | None = None
-    missing_reason: MissingReason | None = None
+    missing_reason: Fact | None = None
     study: Study | None = field(default=None, compare=False, repr=False)
     members: tuple[Member, ...] = field(default=(), compare=False, repr=False)
     tracks: Tracks | None = field(default=None, compare=False, repr=False)

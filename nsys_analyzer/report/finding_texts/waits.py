@@ -24,17 +24,8 @@ from nsys_analyzer.analysis.findings.waits import (
 )
 from nsys_analyzer.analysis.steps.process import Cause
 from nsys_analyzer.report.units import format_bytes, format_count, format_ms, rounded, rounded_percent
-from nsys_analyzer.text import StrOrText, join_names, phrase
+from nsys_analyzer.text import StrOrText, join_names, list_first, phrase
 from nsys_analyzer.trace.schema import NS_PER_MS
-
-#: The most names of ranges or API calls in a sentence.
-_MAX_NAMES = 3
-
-
-def name_first(names: Sequence[str]) -> str:
-    """Returns the first names and the number of the remaining names: "a, b, c and 2 more"."""
-    number_of_others = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return ", ".join(names[:_MAX_NAMES]) + number_of_others
 
 
 def _say_off_cpu(share: float | None) -> Iterator[str]:
@@ -59,7 +50,7 @@ def _say_ms_range(ns_range: tuple[int, int]) -> str:
 
 def describe_data_loading(figures: DataLoadingFigures) -> FindingTexts:
     """Returns the sentences on an input pipeline that the GPU waits for."""
-    names = name_first(figures.range_names)
+    names = list_first(figures.range_names)
     before_copy = "before a batch is copied" if figures.is_pass else "between two steps, before the batch is copied"
     where = f"in the range {names}" if names else before_copy
     pauses = format_count(figures.pauses, "pause")
@@ -111,7 +102,7 @@ def describe_pageable_copy(figures: PageableCopyFigures) -> FindingTexts:
 
 def describe_device_to_host_copy(figures: DeviceToHostCopyFigures) -> FindingTexts:
     """Returns the sentences on device-to-host copies that are larger than a few scalars."""
-    names = name_first(figures.range_names)
+    names = list_first(figures.range_names)
     in_ranges = f" in the range {names}" if names else ""
     return FindingTexts(
         title=f"{'Tensors are' if figures.is_torch else 'Data is'} copied to the host{_inside(figures.is_pass)}",
@@ -142,12 +133,12 @@ def _inside(is_pass: bool) -> str:
 
 def describe_host_sync(figures: HostSyncFigures) -> FindingTexts:
     """Returns the sentences on a program that waits for the GPU."""
-    names = name_first(figures.range_names)
+    names = list_first(figures.range_names)
     in_ranges = (
         f" in ranges such as {names}" if len(figures.range_names) > 1 else f" in the range {names}" * bool(names)
     )
     calls = format_count(figures.waits, "call")
-    evidence: list[StrOrText] = [f"In each step, the program waits in {calls} ({name_first(figures.apis)}){in_ranges}."]
+    evidence: list[StrOrText] = [f"In each step, the program waits in {calls} ({list_first(figures.apis)}){in_ranges}."]
     remedy: tuple[str, ...] = (
         "# leave out of the loop: torch.cuda.synchronize(), which only timing needs",
         "# CUDA events time the GPU's work without a wait: torch.cuda.Event(enable_timing=True)",
@@ -229,7 +220,7 @@ def describe_allocator(figures: AllocatorFigures) -> FindingTexts:
     return FindingTexts(
         title="Memory is allocated and freed inside the step",
         evidence=(
-            f"In each step, the program makes {format_count(figures.calls, 'call')} of {name_first(figures.apis)}.",
+            f"In each step, the program makes {format_count(figures.calls, 'call')} of {list_first(figures.apis)}.",
             *frees,
             *_say_callers(figures.callers),
         ),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.what_if import PathPart, Saving, WhatIf, Where
+from nsys_analyzer.report.facts import say
 from nsys_analyzer.report.model import Answer, Block, Field, Paragraph, Section, SignedChange, make_table
 from nsys_analyzer.report.units import format_ms, format_ms_range, rounded_percent
+from nsys_analyzer.text import plain
 
 #: The report says what limits the step if the saving is below this share of the removed work.
 _FULL_SAVING = 0.9
@@ -76,4 +78,5 @@ def what_if_section(prediction: WhatIf) -> Section:
                 "to replay them together."
             )
         )
-    return Section("what_if", f"{prediction.capture}: what if {', '.join(prediction.changes)}", tuple(blocks))
+    changes = ", ".join(plain(say(change)) for change in prediction.changes)
+    return Section("what_if", f"{prediction.capture}: what if {changes}", tuple(blocks))
