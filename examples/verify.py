@@ -56,7 +56,7 @@ def repeat(planted: float) -> Repeat:
     programs = []
     for name, share in (("old", 0.0), ("new", planted)):
         words = (sys.executable, str(FOLDER / "program.py"), str(share))
-        asked = Annotation(warmup_steps=5, steps=16 * _BLOCK, block=_BLOCK)
+        asked = Annotation(warmup_steps=5, steps=16 * _BLOCK, steps_per_turn=_BLOCK)
         target = program_target(words, Run(), asked)
         programs.append(Program(name, target, Path.cwd()))
     pairs: list[tuple[TimedProcess, TimedProcess]] = []

@@ -24,7 +24,7 @@ from profiling_targets.attention_variants import (
     sdpa,
     triton_attention,
 )
-from profiling_targets.harness import NotHereError, allocations, main, set_precision, times_ms
+from profiling_targets.harness import NotHereError, main, measure_allocations, set_precision, time_calls_ms
 from profiling_targets.transformer import unfused_attention
 
 #: The largest allowed difference of output or gradients from attention in fp64, divided by their largest value. The
@@ -42,16 +42,16 @@ def measure(case: PassesCase, figures: PassesFigures) -> None:
     shape = (case.batch_size, case.heads, case.context_length, case.d_head)
     passes = Passes.random(_attend(case), shape, case.device, case.precision)
     figures.inputs_bytes = sum(tensor.nbytes for tensor in (*passes.inputs, passes.gradient))
-    (figures.first_step_ms,) = times_ms(passes.end_to_end, case.device, warmup=0, steps=1)
+    (figures.first_step_ms,) = time_calls_ms(passes.end_to_end, case.device, warmup=0, steps=1)
     if heads := _CHECKED_SCORES // case.context_length**2:
         figures.max_error = _error(case, passes, heads)
     with torch.no_grad():
-        with allocations(case.device) as memory:
+        with measure_allocations(case.device) as memory:
             passes.forward()
         figures.forward_peak_bytes = memory.peak_bytes
         figures.forward = _times(passes.forward, case)
     _measure_backward(case, passes, figures)
-    with allocations(case.device) as memory:
+    with measure_allocations(case.device) as memory:
         passes.end_to_end()
     figures.peak_bytes = memory.peak_bytes
     figures.end_to_end = _times(passes.end_to_end, case)
@@ -63,7 +63,7 @@ def _measure_backward(case: PassesCase, passes: Passes, figures: PassesFigures) 
     Eager code repeats the backward pass from one forward pass. Compiled code reuses the memory that its forward pass
     saved, so a new forward pass, which is not timed, runs before each of its backward passes.
     """
-    with allocations(case.device) as memory:
+    with measure_allocations(case.device) as memory:
         out = passes.forward()
     figures.before_backward_bytes = memory.alive_bytes
     if case.implementation.startswith("sdpa") and out.grad_fn:
@@ -128,7 +128,7 @@ def _times(work: Callable[[], object], case: PassesCase, prepare: Callable[[], o
         prepare: runs before each pass and is not timed. A pass with ``prepare`` is not measured by do_bench.
     """
     if prepare or not case.measured_ms or case.device == "cpu":
-        return Times.of(times_ms(work, case.device, case.warmup_steps, case.steps, prepare))
+        return Times.of(time_calls_ms(work, case.device, case.warmup_steps, case.steps, prepare))
     from triton.testing import do_bench
 
     quantiles = (0.5, 0.0, 1.0)

@@ -20,7 +20,7 @@ from torch import Tensor
 from nsys_analyzer.experiments.decode import TARGET, DecodeCase, DecodeFigures
 from nsys_analyzer.inputs.rows import Times
 from nsys_analyzer.trace.schema import MS_PER_S
-from profiling_targets.harness import Config, allocations, config_of, main, set_precision, times_ms
+from profiling_targets.harness import Config, main, make_config, measure_allocations, set_precision, time_calls_ms
 from profiling_targets.transformer import ATTENTION, SelfAttention, Transformer
 
 #: Measurements of the time to the first token (TTFT).
@@ -113,7 +113,7 @@ class _Decoding:
     def __init__(self, case: DecodeCase) -> None:
         torch.manual_seed(case.seed)
         self.case = case
-        config = config_of(case, context_length=case.cache_length, mode="forward")  # RoPE's tables cover the cache
+        config = make_config(case, context_length=case.cache_length, mode="forward")  # RoPE's tables cover the cache
         with made_in(torch.bfloat16 if case.precision == "bf16" else torch.float32, case.device):
             self.model = Decoder(config)
             self.cache = Cache(config) if case.cache else None
@@ -124,7 +124,7 @@ class _Decoding:
         """Returns the time of each of the first tokens in ms, including the wait for the device."""
         room = self.sequence[:, : self.case.prompt_length + tokens]
         generation = generate(self.model, room, self.case.prompt_length, self.cache)
-        return times_ms(lambda: next(generation), self.case.device, 0, tokens)
+        return time_calls_ms(lambda: next(generation), self.case.device, 0, tokens)
 
     def generate_largest(self) -> None:
         """Generates the token that needs the most memory: the first token with a cache, else the last token."""
@@ -136,7 +136,7 @@ class _Decoding:
 def measure(case: DecodeCase, figures: DecodeFigures) -> None:
     """Measures prefill (time to the first token) and the inter-token latency, after a warm-up."""
     set_precision(case.precision)
-    with allocations(case.device) as memory:
+    with measure_allocations(case.device) as memory:
         decoding = _Decoding(case)
         decoding.generate_largest()
     figures.peak_bytes = memory.peak_bytes

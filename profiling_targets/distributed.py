@@ -28,7 +28,7 @@ from nsys_analyzer.configuration import OPTIONS
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS
 from profiling_targets import harness
-from profiling_targets.harness import Config, Times, annotate, command_line, profiler, read_options, synchronize
+from profiling_targets.harness import Config, Times, annotate, make_parser, read_options, switch_profiler, synchronize
 from profiling_targets.parallelism import STRATEGIES, Rank, SharedTraining, Sharing
 
 _MICROBATCHES = 4
@@ -47,7 +47,7 @@ class Lateness:
     late_ms: float
 
 
-def plant(lateness: Lateness, training: SharedTraining) -> list[float]:
+def plant_delay(lateness: Lateness, training: SharedTraining) -> list[float]:
     """Makes this rank sleep at the start of each later step, if it is the late rank.
 
     Returns:
@@ -79,7 +79,12 @@ def step(training: SharedTraining, *, synchronized: bool) -> None:
 
 
 def measure(
-    training: SharedTraining, lateness: Lateness, meet: Callable[[], None], times: Times, *, synchronized: bool
+    training: SharedTraining,
+    lateness: Lateness,
+    wait_for_all_ranks: Callable[[], None],
+    times: Times,
+    *,
+    synchronized: bool,
 ) -> dict[str, Any]:
     """Warms up, then runs the steps between cudaProfilerStart and cudaProfilerStop, which all ranks call together.
 
@@ -90,29 +95,29 @@ def measure(
         The loss, or None as the loss if another rank computes it.
     """
     config, device = training.config, training.config.device
-    delays = plant(lateness, training)
+    delays = plant_delay(lateness, training)
     with annotate("warmup"):
         for _ in range(config.warmup_steps):
             step(training, synchronized=synchronized)
         synchronize(device)
-    meet()
-    profiler("start", device)
-    meet()  # the profiler takes a different time to start on each rank
+    wait_for_all_ranks()
+    switch_profiler("start", device)
+    wait_for_all_ranks()  # the profiler takes a different time to start on each rank
     begins = []
     for _ in range(config.steps):
         begins.append(time.perf_counter_ns())
         step(training, synchronized=synchronized)
     synchronize(device)
     ended = time.perf_counter_ns()  # the last step ends when the GPU has finished it
-    meet()
-    profiler("stop", device)
+    wait_for_all_ranks()
+    switch_profiler("stop", device)
     times["step"] = [(later - begin) / NS_PER_MS for begin, later in pairwise([*begins, ended])]
     if delays:
         times["delay"] = delays[-config.steps :]
     return {"loss": training.value.item() if training.has_loss else None}
 
 
-def join(device: str, rank: Rank) -> Callable[[], None]:
+def join_ranks(device: str, rank: Rank) -> Callable[[], None]:
     """Joins this process with the other ranks, and returns a barrier that sends messages between CPUs only.
 
     Raises:
@@ -149,7 +154,7 @@ def parse(arguments: list[str]) -> tuple[Config, Sharing, Lateness, argparse.Nam
     Raises:
         ConfigurationError: the options cannot run together.
     """
-    parser = command_line("distributed", "Trains a transformer on several GPUs for a few steps.", _OPTIONS)
+    parser = make_parser("distributed", "Trains a transformer on several GPUs for a few steps.", _OPTIONS)
     add = parser.add_argument
     add("--strategy", default="ddp", choices=STRATEGIES, help="how the ranks share the model (default ddp)")
     add("--bucket-mb", type=int, metavar="MIB", help="size of DDP's gradient buckets (default: PyTorch's 25)")
@@ -171,12 +176,12 @@ def run(config: Config, sharing: Sharing, lateness: Lateness, parsed: argparse.N
         raise ConfigurationError(f"There is no rank {lateness.late_rank}: the ranks are 0 to {rank.world_size - 1}")
     described = replace(config.run(), rank=rank.number, world_size=rank.world_size)
     results = parsed.results and parsed.results.with_stem(f"{parsed.results.stem}_rank{rank.number}")
-    meet = join(config.device, rank)
+    wait_for_all_ranks = join_ranks(config.device, rank)
 
     def measured(times: Times) -> Mapping[str, Any]:
         """Trains with the chosen strategy, and returns the entries for the results."""
         training = STRATEGIES[sharing.strategy](config, sharing, rank)
-        outcome = measure(training, lateness, meet, times, synchronized=parsed.synchronize)
+        outcome = measure(training, lateness, wait_for_all_ranks, times, synchronized=parsed.synchronize)
         return {**asdict(sharing), **asdict(lateness), "synchronize": parsed.synchronize, **outcome}
 
     code = harness.run_measured(measured, config.device, described, results, ranges=not parsed.no_ranges)

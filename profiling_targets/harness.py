@@ -131,15 +131,15 @@ def run(
         phases, device = build().phases(), options.device
         with annotate("warmup"):
             if options.cuda_graph:
-                phases = captured(phases)
+                phases = capture_graphs(phases)
             for _ in range(options.warmup_steps):
-                step_ns(phases, device)
+                run_step_ns(phases, device)
             synchronize(device)  # the work that made the model and its data must not run into the first measured step
-        profiler("start", device)
+        switch_profiler("start", device)
         for _ in range(options.steps):
-            for phase, ns in step_ns(phases, device).items():
+            for phase, ns in run_step_ns(phases, device).items():
                 times.setdefault(phase, []).append(ns / NS_PER_MS)
-        profiler("stop", device)
+        switch_profiler("stop", device)
         return {}
 
     return run_measured(measure, options.device, described, results, ranges=ranges)
@@ -168,7 +168,7 @@ def run_measured(
             raise
         status, message = "oom", str(error).strip().partition("\n")[0] or type(error).__name__
         print(f"Out of memory: {message}", file=sys.stderr)
-    ended = replace(described, **machine(device), status=status, message=message)
+    ended = replace(described, **read_machine(device), status=status, message=message)
     if results:
         write_text(
             results, json.dumps({**manifest_values(ended), **further_results, "times_ms": times}, indent=1) + "\n"
@@ -184,7 +184,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY_TEXTS)
 
 
-def step_ns(phases: Phases, device: str) -> dict[str, int]:
+def run_step_ns(phases: Phases, device: str) -> dict[str, int]:
     """Runs one step, synchronizes at the end of each phase, and returns the times in ns by phase and of the step."""
     ns = {}
     before_step = time.perf_counter_ns()
@@ -198,7 +198,7 @@ def step_ns(phases: Phases, device: str) -> dict[str, int]:
     return {**ns, "step": time.perf_counter_ns() - before_step}
 
 
-def captured(phases: Phases) -> dict[str, Callable[[], None]]:
+def capture_graphs(phases: Phases) -> dict[str, Callable[[], None]]:
     """Returns a CUDA graph's replay for each phase.
 
     All graphs share one memory pool. A replay reads and writes the tensors of its capture.
@@ -228,7 +228,7 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def profiler(call: str, device: str) -> None:
+def switch_profiler(call: str, device: str) -> None:
     """Opens or closes the capture range. Without a GPU the call only reaches a recorder that replaced the function."""
     try:
         getattr(torch.cuda.profiler, call)()
@@ -237,7 +237,7 @@ def profiler(call: str, device: str) -> None:
             raise
 
 
-def machine(device: str) -> dict[str, Any]:
+def read_machine(device: str) -> dict[str, Any]:
     """Returns the versions of the software, the device's name, and the peak memory of tensors on it."""
     on_gpu = device == "cuda"
     return {
@@ -250,7 +250,7 @@ def machine(device: str) -> dict[str, Any]:
     }
 
 
-def times_ms(
+def time_calls_ms(
     work: Callable[[], object], device: str, warmup: int, steps: int, prepare: Callable[[], object] | None = None
 ) -> list[float]:
     """Returns the duration of each measured call in ms, including the wait for the device at its end.
@@ -288,7 +288,7 @@ class Allocations:
 
 
 @contextmanager
-def allocations(device: str) -> Iterator[Allocations]:
+def measure_allocations(device: str) -> Iterator[Allocations]:
     """Counts the tensor memory that PyTorch's allocator hands out inside the block.
 
     The figures of the yielded object are filled when the block ends.
@@ -338,7 +338,7 @@ class Config(Options[NoReturn]):
         return Run(model=size.pop("name"), **size, **{name: getattr(self, name) for name in OPTIONS})
 
 
-def config_of(case: Any, **overrides: Any) -> Config:
+def make_config(case: Any, **overrides: Any) -> Config:
     """Returns the transformer's configuration of an experiment's case.
 
     Args:
@@ -355,7 +355,7 @@ def config_of(case: Any, **overrides: Any) -> Config:
         raise NotHereError(str(error)) from error
 
 
-def command_line(target: str, description: str, options: Iterable[str] = OPTIONS) -> argparse.ArgumentParser:
+def make_parser(target: str, description: str, options: Iterable[str] = OPTIONS) -> argparse.ArgumentParser:
     """Returns the command-line parser of a target that trains the transformer.
 
     Args:
@@ -387,10 +387,10 @@ def read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> tuple
     """
     parsed = parser.parse_args(arguments)
     options: dict[str, Any] = {name: getattr(parsed, name) for name in OPTIONS if hasattr(parsed, name)}
-    return Config(size_of(parsed), **options), parsed
+    return Config(read_model_size(parsed), **options), parsed
 
 
-def size_of(parsed: argparse.Namespace) -> ModelSize:
+def read_model_size(parsed: argparse.Namespace) -> ModelSize:
     """Returns the model that a command line names, with the dimensions that the command line changes."""
     changed = {name: value for name in DIMENSIONS if (value := getattr(parsed, name)) is not None}
     size = replace(find_model(parsed.model), **changed)
@@ -475,7 +475,7 @@ def measure_case(target: CaseTarget[C, F], case: C, measure: Callable[[C, F], No
         key: value if not isinstance(value, float) or math.isfinite(value) else None
         for key, value in to_json_values(figures).items()
     }
-    facts = machine(device)
+    facts = read_machine(device)
     del facts["peak_memory_bytes"]  # the figures of a case hold its peak
     return {
         "case": to_json_values(case),

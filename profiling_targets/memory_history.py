@@ -21,7 +21,7 @@ import torch
 
 from nsys_analyzer.experiments.memory import TARGET, MemoryCase, MemoryFigures, PhaseFigures, Point, SavedLine
 from nsys_analyzer.trace.schema import NS_PER_MS, US_PER_MS
-from profiling_targets.harness import NotHereError, Phases, config_of, main, step_ns
+from profiling_targets.harness import NotHereError, Phases, main, make_config, run_step_ns
 from profiling_targets.transformer import Block, Training
 
 _FORWARD: CodeType = Block.forward.__code__
@@ -66,12 +66,12 @@ def measure(case: MemoryCase, figures: MemoryFigures) -> None:
     """Warms up, records the memory of one more step, and fills in the figures."""
     if case.device == "cpu":
         raise NotHereError("Only the allocator of a GPU keeps a history of memory")
-    phases = Training(config_of(case)).phases()
+    phases = Training(make_config(case)).phases()
     for _ in range(case.warmup_steps):
-        step_ns(phases, case.device)
+        run_step_ns(phases, case.device)
     events, spans, base_bytes = record(phases)
     figures.reserved_peak_bytes = torch.cuda.max_memory_reserved()
-    add_figures(events, spans, base_bytes, figures, case.size.num_layers if case.mode == "train" else None)
+    fill_figures(events, spans, base_bytes, figures, case.size.num_layers if case.mode == "train" else None)
 
 
 def record(phases: Phases) -> tuple[list[MemoryEvent], list[Span], int]:
@@ -113,7 +113,7 @@ def tensor_events(trace: Sequence[dict[str, Any]], began_ns: int) -> list[Memory
     return events
 
 
-def add_figures(
+def fill_figures(
     events: Sequence[MemoryEvent], spans: Sequence[Span], base_bytes: int, figures: MemoryFigures, layers: int | None
 ) -> None:
     """Fills in the figures of a recorded step.
@@ -125,12 +125,12 @@ def add_figures(
     """
     alive = accumulate((event.bytes for event in events), initial=base_bytes)
     levels = list(zip([0.0, *(event.ms for event in events)], alive, strict=True))
-    figures.base_bytes, figures.phases = base_bytes, phases_of(levels, spans)
+    figures.base_bytes, figures.phases = base_bytes, measure_phases(levels, spans)
     figures.step_peak_bytes = max(phase.peak_bytes for phase in figures.phases)
-    figures.timeline_ms_bytes = [(round(ms, 4), level) for ms, level in thinned(levels, _TIMELINE_POINTS)]
+    figures.timeline_ms_bytes = [(round(ms, 4), level) for ms, level in thin_points(levels, _TIMELINE_POINTS)]
     if not layers:
         return
-    activations = alive_after(event for event in events if event.ms <= spans[0].end_ms)
+    activations = find_unreleased_allocations(event for event in events if event.ms <= spans[0].end_ms)
     inside = [event for event in activations if event.in_block]
     sizes, counts = Counter[tuple[int, str]](), Counter((event.line, event.function) for event in inside)
     for event in inside:
@@ -146,7 +146,7 @@ def add_figures(
     ]  # fmt: skip
 
 
-def phases_of(levels: Sequence[Point], spans: Sequence[Span]) -> list[PhaseFigures]:
+def measure_phases(levels: Sequence[Point], spans: Sequence[Span]) -> list[PhaseFigures]:
     """Returns the memory of each phase. An event between two phases belongs to the earlier phase."""
     firsts = [0, *(bisect_right(levels, span.start_ms, key=lambda point: point[0]) for span in spans[1:])]
     ends = [*firsts[1:], len(levels)]
@@ -157,7 +157,7 @@ def phases_of(levels: Sequence[Point], spans: Sequence[Span]) -> list[PhaseFigur
     return figures
 
 
-def alive_after(events: Iterable[MemoryEvent]) -> list[MemoryEvent]:
+def find_unreleased_allocations(events: Iterable[MemoryEvent]) -> list[MemoryEvent]:
     """Returns the allocations, in order, that no later event releases."""
     alive: dict[int, MemoryEvent] = {}
     for event in events:
@@ -167,7 +167,7 @@ def alive_after(events: Iterable[MemoryEvent]) -> list[MemoryEvent]:
     return list(alive.values())
 
 
-def thinned(points: Sequence[Point], limit: int) -> list[Point]:
+def thin_points(points: Sequence[Point], limit: int) -> list[Point]:
     """Returns at most ``limit`` points of a curve: the highest point of each group of consecutive points."""
     size = -(-len(points) // limit)
     return [max(points[first : first + size], key=lambda point: point[1]) for first in range(0, len(points), size)]

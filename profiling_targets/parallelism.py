@@ -101,7 +101,7 @@ class SharedTraining(Training):
 class Replicated(SharedTraining):
     """Data parallel (DDP): gradients are averaged in buckets while the backward pass continues."""
 
-    def prepared(self, model: Transformer) -> nn.Module:
+    def prepare_model(self, model: Transformer) -> nn.Module:
         """Wraps the whole model in DistributedDataParallel."""
         # The cosines, sines and mask never change, so rank 0 need not broadcast them before each forward pass.
         parameters = signature(DistributedDataParallel).parameters
@@ -113,7 +113,7 @@ class Replicated(SharedTraining):
 class Sharded(SharedTraining):
     """Fully sharded (FSDP2): a block's parameters are gathered when it runs, and its gradients are scattered."""
 
-    def prepared(self, model: Transformer) -> nn.Module:
+    def prepare_model(self, model: Transformer) -> nn.Module:
         """Shards each block by itself, then the parameters outside of the blocks."""
         mesh = init_device_mesh(self.config.device, (self.rank.world_size,))
         for block in model.blocks:
@@ -130,7 +130,7 @@ class TensorParallel(SharedTraining):
 
     has_own_batch = False
 
-    def prepared(self, model: Transformer) -> nn.Module:
+    def prepare_model(self, model: Transformer) -> nn.Module:
         """Keeps this rank's heads and features of each block. Embedding, norms and head stay whole on each rank."""
         ranks, size = self.rank.world_size, self.config.size
         if size.num_heads % ranks or size.d_ff % ranks:
@@ -194,7 +194,7 @@ class Pipeline(SharedTraining):
         else:
             self.schedule.step(*tokens)
 
-    def prepared(self, model: Transformer) -> nn.Module:
+    def prepare_model(self, model: Transformer) -> nn.Module:
         """Keeps this rank's consecutive blocks.
 
         The first rank also keeps the embedding, and the last rank the final norm and the head.

@@ -7,7 +7,7 @@ import torch
 from nsys_analyzer.experiments.steps import TARGET, StepCase, StepFigures
 from nsys_analyzer.inputs.rows import Times
 from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS
-from profiling_targets.harness import config_of, main, step_ns, synchronize
+from profiling_targets.harness import main, make_config, run_step_ns, synchronize
 from profiling_targets.transformer import Training
 
 
@@ -16,11 +16,11 @@ def measure(case: StepCase, figures: StepFigures) -> None:
 
     On a CPU there is no figure of peak memory, because counting it would slow the steps down.
     """
-    phases = Training(config_of(case)).phases()
+    phases = Training(make_config(case)).phases()
     synchronize(case.device)  # the work that made the model is no part of the first step
     times: dict[str, list[float]] = {}
     for index in range(case.warmup_steps + case.steps):
-        step = {phase: ns / NS_PER_MS for phase, ns in step_ns(phases, case.device).items()}
+        step = {phase: ns / NS_PER_MS for phase, ns in run_step_ns(phases, case.device).items()}
         if not index:
             figures.first_step_ms = step["step"]
         for phase, ms in step.items() if index >= case.warmup_steps else ():

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from nsys_analyzer.errors import ConfigurationError
 from profiling_targets import harness
-from profiling_targets.harness import Config, annotate, command_line, read_options
+from profiling_targets.harness import Config, annotate, make_parser, read_options
 
 ROPE_THETA = 10_000.0
 
@@ -162,12 +162,12 @@ class Training:
         with torch.device(config.device):
             model = Transformer(config)
             self.tokens, self.targets = (torch.randint(config.size.vocab_size, shape) for _ in range(2))  # (B, S) each
-        self.model = self.prepared(model)
+        self.model = self.prepare_model(model)
         self.parameters = tuple(self.model.parameters())
         self.optimizer = self._make_optimizer(lr=3e-4)
         self.logits = self.value = torch.empty(0)
 
-    def prepared(self, model: Transformer) -> nn.Module:
+    def prepare_model(self, model: Transformer) -> nn.Module:
         """Returns the model as it is trained, compiled if the configuration asks for it."""
         return cast(nn.Module, torch.compile(model)) if self.config.compile else model
 
@@ -210,7 +210,7 @@ class Training:
 def main() -> int:
     """Runs the target and returns the exit code."""
     try:
-        parser = command_line("transformer", "Trains a transformer for a few steps, with NVTX ranges.")
+        parser = make_parser("transformer", "Trains a transformer for a few steps, with NVTX ranges.")
         config, parsed = read_options(parser, sys.argv[1:])
         return harness.run(lambda: Training(config), config, config.run(), parsed.results, ranges=not parsed.no_ranges)
     except ConfigurationError as error:

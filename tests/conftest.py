@@ -18,7 +18,7 @@ from hypothesis import settings
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.capture.nsys import find_importer, start_fault
+from nsys_analyzer.capture.nsys import find_importer, find_start_fault
 from nsys_analyzer.cli.main import main
 from nsys_analyzer.system.machine import Nsys, find_nsys, nsys_version
 from tests.support.export import AUTOGRAD, Export, training_step
@@ -75,7 +75,7 @@ def nsys() -> Nsys:
     if found is None:
         pytest.skip("no nsys on this machine")
     importer = find_importer(found)
-    fault = "it is not here" if importer is None else start_fault(importer)
+    fault = "it is not here" if importer is None else find_start_fault(importer)
     if fault:
         pytest.skip(f"the importer of {found} does not start: {fault}")
     return Nsys(found, nsys_version(found))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from nsys_analyzer.capture.profilers import annotating
+from nsys_analyzer.capture.profilers import make_hook_variables
 from nsys_analyzer.capture.targets import Annotation
 from nsys_analyzer.trace.trace import Trace
 from tests.support.annotated import ASKED, LONGEST_S, ProgramCase, read_programs, run
@@ -29,7 +29,12 @@ torch = pytest.importorskip("torch", reason="the hooks are those of PyTorch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from nsys_analyzer.capture.hooks.flops import CountedStep, of_batch, of_model, read_by_decode  # noqa: E402
+from nsys_analyzer.capture.hooks.flops import (  # noqa: E402
+    CountedStep,
+    count_bytes_read_by_decode,
+    read_batch_dimensions,
+    read_model_dimensions,
+)
 
 TO_END = replace(ASKED, run_to_end=True)
 WITH_MODULES = replace(TO_END, modules=True)
@@ -96,7 +101,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     steps = [f"recording.scenario({case.name!r})\n{case.text}\noptimizer.step()\n" for case in SCENARIOS]
     steps.append("recording.scenario('end')\noptimizer.step()\n")
     asked = Annotation(warmup_steps=1, steps=len(steps) + 1, modules=True, run_to_end=True)
-    ran = run(folder, DEFINED["program"] + "\n".join(steps), asked, **annotating(asked))
+    ran = run(folder, DEFINED["program"] + "\n".join(steps), asked, **make_hook_variables(asked))
     assert (ran.code, ran.err) == (0, "")
     return folded(json.loads(ran.out))
 
@@ -182,7 +187,7 @@ def test_the_same_numbers(tmp_path: Path, text: str) -> None:
     counting = run(tmp_path, text, TO_END)
     assert counting.results["flops"]["classes"]["forward"]
     asked = replace(WITH_MODULES, steps=20)
-    with_modules = run(tmp_path, f"import recording\n{text}", asked, **annotating(asked))
+    with_modules = run(tmp_path, f"import recording\n{text}", asked, **make_hook_variables(asked))
     for one in (counting, with_modules):
         assert (one.code, one.out, one.err) == (0, without.out, "")
 
@@ -295,12 +300,12 @@ def test_dimensions_of_a_configuration() -> None:
     """What transformers' configurations say goes before what the modules look like; not every number is there."""
     model: Any = nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 16))
     model.config = SimpleNamespace(n_layer=12, n_head=4, n_embd=64, vocab_size=1000, hidden_size=None)
-    assert of_model(model) == {"num_layers": 12, "num_heads": 4, "d_model": 64, "vocab_size": 1000}
+    assert read_model_dimensions(model) == {"num_layers": 12, "num_heads": 4, "d_model": 64, "vocab_size": 1000}
     model.config = SimpleNamespace(num_hidden_layers=3)
-    assert of_model(model) == {"num_layers": 3, "d_model": 16, "vocab_size": 50}
+    assert read_model_dimensions(model) == {"num_layers": 3, "d_model": 16, "vocab_size": 50}
     around = nn.Module()
     around.module = model  # as DistributedDataParallel
-    assert of_model(around)["num_layers"] == 3
+    assert read_model_dimensions(around)["num_layers"] == 3
 
 
 def test_what_decoding_reads_of_a_model() -> None:
@@ -308,33 +313,36 @@ def test_what_decoding_reads_of_a_model() -> None:
     model: Any = nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 50, bias=False)).bfloat16()
     config = SimpleNamespace(num_hidden_layers=3, num_attention_heads=4, hidden_size=16, is_encoder_decoder=False)
     model.config = config
-    assert read_by_decode(model) == {"weights_bytes": 50 * 16 * 2, "cache_bytes": 2 * 3 * 4 * 4 * 2}
+    assert count_bytes_read_by_decode(model) == {"weights_bytes": 50 * 16 * 2, "cache_bytes": 2 * 3 * 4 * 4 * 2}
     config.num_key_value_heads, config.head_dim = 2, 8
     model[1].weight = model[0].weight
-    assert read_by_decode(model) == {"weights_bytes": 50 * 16 * 2, "cache_bytes": 2 * 3 * 2 * 8 * 2}
+    assert count_bytes_read_by_decode(model) == {"weights_bytes": 50 * 16 * 2, "cache_bytes": 2 * 3 * 2 * 8 * 2}
     config.num_local_experts = 8  # a pass may leave some out
-    assert read_by_decode(model) == {"cache_bytes": 192}
+    assert count_bytes_read_by_decode(model) == {"cache_bytes": 192}
     config.is_encoder_decoder = True
-    assert read_by_decode(model) == {}
-    assert read_by_decode(nn.ReLU()) == {}
+    assert count_bytes_read_by_decode(model) == {}
+    assert count_bytes_read_by_decode(nn.ReLU()) == {}
 
 
 def test_dimensions_of_modules() -> None:
     """The longest list of one class is that of the layers; heads and width are the attention's."""
     layer = nn.TransformerEncoderLayer(d_model=24, nhead=3, dim_feedforward=48, batch_first=True)
     encoder = nn.TransformerEncoder(layer, num_layers=4, enable_nested_tensor=False)
-    assert of_model(encoder) == {"num_layers": 4, "num_heads": 3, "d_model": 24}
-    assert of_model(nn.Linear(2, 2)) == {}
+    assert read_model_dimensions(encoder) == {"num_layers": 4, "num_heads": 3, "d_model": 24}
+    assert read_model_dimensions(nn.Linear(2, 2)) == {}
 
 
 def test_dimensions_of_a_batch() -> None:
     """Two dimensions of integers are tokens; of images only their number is known."""
     tokens = torch.zeros(4, 128, dtype=torch.long)
-    assert of_batch((tokens,), {}) == {"batch_size": 4, "context_length": 128}
-    assert of_batch((), {"labels": tokens[:, :7], "input_ids": tokens}) == {"batch_size": 4, "context_length": 128}
-    assert of_batch((torch.zeros(8, 3, 32, 32),), {}) == {"batch_size": 8}
-    assert of_batch((torch.zeros(8, 16),), {}) == {"batch_size": 8}
-    assert of_batch((torch.tensor(1.0),), {"flag": True}) == {}
+    assert read_batch_dimensions((tokens,), {}) == {"batch_size": 4, "context_length": 128}
+    assert read_batch_dimensions((), {"labels": tokens[:, :7], "input_ids": tokens}) == {
+        "batch_size": 4,
+        "context_length": 128,
+    }
+    assert read_batch_dimensions((torch.zeros(8, 3, 32, 32),), {}) == {"batch_size": 8}
+    assert read_batch_dimensions((torch.zeros(8, 16),), {}) == {"batch_size": 8}
+    assert read_batch_dimensions((torch.tensor(1.0),), {"flag": True}) == {}
 
 
 # --- a steady warm-up ------------------------------------------------------------------------------------------------
@@ -344,7 +352,10 @@ def test_dimensions_of_a_batch() -> None:
 def test_an_asked_warmup_is_exact(given: dict[str, int]) -> None:
     (target,) = plan(program=("python", "train.py"), profiler="torch", device="cpu", **given).targets
     assert target.annotation is not None
-    assert (target.annotation.warmup_steps, target.annotation.steady) == (given.get("warmup_steps", 5), not given)
+    assert (target.annotation.warmup_steps, target.annotation.waits_for_steady_steps) == (
+        given.get("warmup_steps", 5),
+        not given,
+    )
 
 
 # --- what the report says of the hooks -------------------------------------------------------------------------------

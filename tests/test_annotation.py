@@ -11,7 +11,7 @@ import pytest
 
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.capture.profilers import annotating
+from nsys_analyzer.capture.profilers import make_hook_variables
 from nsys_analyzer.trace.trace import Trace
 from tests.support.annotated import ASKED, LONGEST_S, ProgramCase, read_programs, run
 
@@ -28,7 +28,7 @@ def test_an_annotated_program(case: ProgramCase, tmp_path: Path) -> None:
 def test_the_programs_own_sitecustomize_runs(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own/sitecustomize.py").write_text("print('own')")
-    before = annotating(ASKED)["PYTHONPATH"]
+    before = make_hook_variables(ASKED)["PYTHONPATH"]
     ran = run(tmp_path, "print('program')", afresh=True, PYTHONPATH=f"{before}{os.pathsep}{tmp_path / 'own'}")
     assert ran.out == "own\nprogram\n"
 
@@ -39,7 +39,7 @@ def recorded(folder: Path, *words: str) -> CaptureSummary:
     target = ["-m", "profiling_targets.transformer", "--model", "small", "--num-layers", "2", "--context-length", "16"]
     done = subprocess.run(
         [*command, *target, "--steps", "2", "--warmup", "2", "--device", "cpu", *words],
-        capture_output=True, text=True, timeout=LONGEST_S, env={**os.environ, **annotating(ASKED)},
+        capture_output=True, text=True, timeout=LONGEST_S, env={**os.environ, **make_hook_variables(ASKED)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (summary,) = summarize(Trace.load(folder / "trace.json.gz"), folder.name)

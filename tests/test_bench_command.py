@@ -49,7 +49,7 @@ def fake(name: str) -> Bench:
     number = Option((1,), "a number", several=True, name="number")
     return Bench(
         name=name, title="test", summary="A test.", options=(number,), target=TARGET,
-        answers=ends, blocks=lambda _: (BARS,),
+        write_sentences=ends, make_tables_and_charts=lambda _: (BARS,),
     )  # fmt: skip
 
 

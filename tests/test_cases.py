@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nsys_analyzer.capture.jobs import LOG, remaining_cases, run_cases
+from nsys_analyzer.capture.jobs import LOG, run_cases, select_remaining_cases
 from nsys_analyzer.errors import ConfigurationError, NoSpaceError
 from nsys_analyzer.inputs.rows import NAME, CaseTarget, Row, Task, append_command, read_rows_file, start_rows_file
 from nsys_analyzer.system.process import JobResult, Progress
@@ -80,7 +80,7 @@ def test_the_time_of_a_case_begins_with_it(runner: Runner, monkeypatch: pytest.M
 def test_what_remains(runner: Runner) -> None:
     cases = [case("ok", 1), case("oom", 2), case("failed", 3)]
     rows = runner.run(*cases)
-    assert remaining_cases([*cases, case("ok", 4)], rows) == [cases[2], case("ok", 4)]
+    assert select_remaining_cases([*cases, case("ok", 4)], rows) == [cases[2], case("ok", 4)]
 
 
 def test_a_second_try_takes_the_place_of_the_first(runner: Runner) -> None:

@@ -13,12 +13,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="the targets need PyTorch")
 
 from nsys_analyzer.analysis.transformer.models import ModelSize  # noqa: E402
-from nsys_analyzer.capture.launcher import launch_command  # noqa: E402
+from nsys_analyzer.capture.launcher import make_launch_command  # noqa: E402
 from nsys_analyzer.configuration import Run  # noqa: E402
 from nsys_analyzer.errors import ConfigurationError  # noqa: E402
 from nsys_analyzer.inputs.manifest import make_run  # noqa: E402
 from profiling_targets import distributed, parallelism  # noqa: E402
-from profiling_targets.distributed import Lateness, main, parse, plant  # noqa: E402
+from profiling_targets.distributed import Lateness, main, parse, plant_delay  # noqa: E402
 from profiling_targets.harness import Config  # noqa: E402
 from profiling_targets.parallelism import Elsewhere, Pipeline, Rank, SharedTraining, Sharing  # noqa: E402
 from profiling_targets.transformer import Transformer  # noqa: E402
@@ -57,7 +57,7 @@ def of_strategies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[di
     found = {}
     for strategy in ("ddp", "fsdp", "tensor", "pipeline"):
         words = ["--strategy", strategy, *late.get(strategy, ()), "--results", str(folder / f"{strategy}.json"), *TINY]
-        command = launch_command([sys.executable, "-m", "profiling_targets.distributed", *words], 2)
+        command = make_launch_command([sys.executable, "-m", "profiling_targets.distributed", *words], 2)
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
         assert ended.returncode == 0, ended.stderr
         paths = [folder / f"{strategy}_rank{rank}.json" for rank in range(2)]
@@ -114,7 +114,7 @@ def test_parts_of_a_model_are_all_of_it() -> None:
     for number in range(2):
         stage = Pipeline.__new__(Pipeline)
         stage.rank, stage.config = Rank(number, 2), config()
-        model = stage.prepared(Transformer(config()))
+        model = stage.prepare_model(Transformer(config()))
         held.append({name for name, _ in model.named_parameters()})
     names = {f"model.{name}" for name, _ in Transformer(config()).named_parameters()}
     assert held[0] | held[1] == names
@@ -157,7 +157,7 @@ def test_what_is_elsewhere_changes_nothing() -> None:
 @pytest.mark.parametrize(("late_rank", "delayed"), [(0, 1), (1, 0)])
 def test_the_late_rank_sleeps_before_its_input(late_rank: int, delayed: int) -> None:
     training = SharedTraining(config(), ALONE, Rank())
-    delays = plant(Lateness(late_rank, late_ms=1), training)
+    delays = plant_delay(Lateness(late_rank, late_ms=1), training)
     distributed.step(training, synchronized=True)
     assert len(delays) == delayed
     assert all(ms >= 1 for ms in delays)

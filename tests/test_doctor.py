@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from nsys_analyzer.capture import doctor
 from nsys_analyzer.capture import nsys as installation
 from nsys_analyzer.capture import plan as run_plan
-from nsys_analyzer.capture.doctor import checks, run_check
+from nsys_analyzer.capture.doctor import check_machine, check_run_command
 from nsys_analyzer.capture.nsys import Check
 from nsys_analyzer.cli.doctor import doctor as command
 from nsys_analyzer.system import machine
@@ -56,7 +56,7 @@ def one(tmp_path: Path) -> Callable[[str], Check]:
     """The check of a name."""
 
     def check(name: str) -> Check:
-        (found,) = [check for check in checks(tmp_path / "runs") if check.name == name]
+        (found,) = [check for check in check_machine(tmp_path / "runs") if check.name == name]
         return found
 
     return check
@@ -97,7 +97,7 @@ def test_no_importer(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     )
     nsys.with_name("binary").write_bytes(b"\x7fELF")
     monkeypatch.setattr(installation, "find_importer", lambda _nsys: None)
-    assert installation.importer_check(Nsys(nsys.with_name("binary"), "2022.4.2.1")).status == "missing"
+    assert installation.check_importer(Nsys(nsys.with_name("binary"), "2022.4.2.1")).status == "missing"
 
 
 def test_a_gpu(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_folders(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    (check,) = [check for check in checks(tmp_path / "file" / "runs") if check.name == "output folder"]
+    (check,) = [check for check in check_machine(tmp_path / "file" / "runs") if check.name == "output folder"]
     assert (check.status, check.description) == ("broken", f"{tmp_path}/file cannot be written: Not a directory")
     assert "--output-dir" in check.remedy
 
@@ -184,27 +184,27 @@ FINE = (Check("torch", "ok", ""), Check("output folder", "ok", ""))
 
 
 def test_run_records_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    check = run_check(FINE)
+    check = check_run_command(FINE)
     assert check.status == "ok"
     assert check.description.startswith("records with torch.profiler. No GPU")
     set_gpus(monkeypatch, 1)
-    assert "nsys is not installed here" in run_check(FINE).description
+    assert "nsys is not installed here" in check_run_command(FINE).description
 
 
 def test_run_profiles_with_nsys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     set_gpus(monkeypatch, 1)
     set_recorders(monkeypatch, make_nsys(tmp_path, version="2025.3.2.474"))
-    assert run_check(FINE).description == "profiles with nsys 2025.3.2.474."
+    assert check_run_command(FINE).description == "profiles with nsys 2025.3.2.474."
 
 
 def test_what_keeps_run_from_working(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     importer = Check("importer", "broken", "lacks libdw.so.1")
-    assert run_check([importer, *FINE]).status == "ok"  # torch.profiler imports nothing
+    assert check_run_command([importer, *FINE]).status == "ok"  # torch.profiler imports nothing
     full = Check("output folder", "broken", "full")
-    assert run_check([importer, full]).description == "would fail because of: output folder"
+    assert check_run_command([importer, full]).description == "would fail because of: output folder"
     set_gpus(monkeypatch, 1)
     set_recorders(monkeypatch, make_nsys(tmp_path))
-    assert run_check([importer, *FINE]).description == "would fail because of: importer"
+    assert check_run_command([importer, *FINE]).description == "would fail because of: importer"
 
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.capture.nsys import find_importer, start_fault
+from nsys_analyzer.capture.nsys import find_importer, find_start_fault
 from tests.test_nsys import make_command
 
 VERSION = "echo 'NVIDIA Nsight Systems version 2023.4.4.54-234433681190v0'"
@@ -57,9 +57,9 @@ def test_more_links_than_are_followed(tmp_path: Path) -> None:
 
 
 def test_what_keeps_a_command_from_starting(tmp_path: Path) -> None:
-    assert start_fault(make_command(tmp_path / "good", 'test "$1" = --version')) is None
-    assert start_fault(make_command(tmp_path / "bad", "echo first; echo 'libdw.so.1: not here' >&2; exit 127")) == (
-        "libdw.so.1: not here"
-    )
-    assert start_fault(make_command(tmp_path / "silent", "exit 5")) == "exit status 5"
-    assert "No such file" in (start_fault(tmp_path / "absent") or "")
+    assert find_start_fault(make_command(tmp_path / "good", 'test "$1" = --version')) is None
+    assert find_start_fault(
+        make_command(tmp_path / "bad", "echo first; echo 'libdw.so.1: not here' >&2; exit 127")
+    ) == ("libdw.so.1: not here")
+    assert find_start_fault(make_command(tmp_path / "silent", "exit 5")) == "exit status 5"
+    assert "No such file" in (find_start_fault(tmp_path / "absent") or "")

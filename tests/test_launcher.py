@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.capture.launcher import launch_command, rank_log
+from nsys_analyzer.capture.launcher import make_launch_command, rank_log
 from nsys_analyzer.system.process import Job, JobResult, run_job
 from tests.support.sweeping import default_signals, let_time_pass, wait_for
 from tests.test_process import gone, python
@@ -27,7 +27,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ranks(code: str, folder: Path, count: int = 2, timeout_s: float | None = None) -> JobResult:
-    return run_job(Job(launch_command(python(code), count, folder), timeout_s=timeout_s), folder / "target.log")
+    return run_job(Job(make_launch_command(python(code), count, folder), timeout_s=timeout_s), folder / "target.log")
 
 
 def test_each_rank_knows_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_memory_that_ran_out_on_one_rank_is_that_of_the_run(tmp_path: Path) -> N
 
 
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
-    ended = run_job(Job(launch_command(["/no/such", "x"], 2, tmp_path)), tmp_path / "target.log")
+    ended = run_job(Job(make_launch_command(["/no/such", "x"], 2, tmp_path)), tmp_path / "target.log")
     assert ended == JobResult("failed", "/no/such x cannot be run (No such file or directory)")
 
 
@@ -91,7 +91,7 @@ def test_a_time_out_ends_every_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_alone_it_prints_what_the_ranks_print_and_ends_with_them() -> None:
-    command = launch_command(python(NOTED + "os.write(1, b'hello\\n'); time.sleep(600)"), 2)
+    command = make_launch_command(python(NOTED + "os.write(1, b'hello\\n'); time.sleep(600)"), 2)
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -108,5 +108,5 @@ def test_alone_it_prints_what_the_ranks_print_and_ends_with_them() -> None:
 
 
 def test_no_ranks(capfd: pytest.CaptureFixture[str]) -> None:
-    assert subprocess.run(launch_command(["true"], 0)).returncode == 2
+    assert subprocess.run(make_launch_command(["true"], 0)).returncode == 2
     assert "--nproc must be at least 1" in capfd.readouterr().err

@@ -22,7 +22,7 @@ from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.tracks import IdleTrack
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.capture.nsys import ProfileOptions
-from nsys_analyzer.capture.profilers import annotating
+from nsys_analyzer.capture.profilers import make_hook_variables
 from nsys_analyzer.capture.targets import Annotation
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
@@ -385,7 +385,7 @@ def run_annotated(program: Path, text: str, **hooks: str) -> str:
 def record(folder: Path, text: str, asked: Annotation = ASKED) -> None:
     """Records a program with the hooks."""
     (folder / "train.py").write_text(text)
-    run_annotated(folder / "program.py", RECORDED, **annotating(asked, stacks=folder / "t.stacks.gz"))
+    run_annotated(folder / "program.py", RECORDED, **make_hook_variables(asked, stacks=folder / "t.stacks.gz"))
 
 
 @pytest.mark.slow
@@ -433,7 +433,7 @@ for number in range(20):
 def test_what_waits_in_a_step_by_the_warnings_of_pytorch(tmp_path: Path, stacks: bool) -> None:
     asked = Annotation(warmup_steps=4, steps=4, stacks=stacks)
     text = TRAINING + WAITING
-    errors = run_annotated(tmp_path / "program.py", text, **annotating(asked, tmp_path / "results.json"))
+    errors = run_annotated(tmp_path / "program.py", text, **make_hook_variables(asked, tmp_path / "results.json"))
     at = {words: number for number, line in enumerate(text.splitlines(), 1) if (words := line.strip())}
     warned = at['warnings.warn("called a synchronizing CUDA operation (Triggered internally at ...)")']
     found = json.loads((tmp_path / "results.json").read_text())["waits"]
@@ -485,7 +485,7 @@ for number in range(20):
 def test_the_lines_of_modules_and_of_what_calls_the_phases(tmp_path: Path, stacks: bool) -> None:
     """Each class by its ``forward``; not those of PyTorch, and not two classes of one name."""
     asked = Annotation(warmup_steps=4, steps=4, stacks=stacks)
-    run_annotated(tmp_path / "model.py", MODEL, **annotating(asked, tmp_path / "results.json"))
+    run_annotated(tmp_path / "model.py", MODEL, **make_hook_variables(asked, tmp_path / "results.json"))
     at = {line.rpartition("# ")[2]: f"model.py:{number}" for number, line in enumerate(MODEL.splitlines(), 1)}
     found = json.loads((tmp_path / "results.json").read_text())["lines"]
     if not stacks:
@@ -511,7 +511,9 @@ def test_a_real_nsys_keeps_the_clock(nsys: Nsys, tmp_path: Path, monkeypatch: py
     pytest.importorskip("nvtx", reason="no NVTX for this Python: pip install 'nvtx==0.2.11'")
     text = TRAINING + "import nvtx\nfor _ in range(12):\n    step(torch.ones(8, 8))\n    with nvtx.annotate('nap'):\n"
     (tmp_path / "train.py").write_text(f"{text}        time.sleep(0.05)\n")
-    asked = annotating(Annotation(warmup_steps=3, steps=6, window=False), stacks=tmp_path / "run" / "capture.stacks.gz")
+    asked = make_hook_variables(
+        Annotation(warmup_steps=3, steps=6, opens_window=False), stacks=tmp_path / "run" / "capture.stacks.gz"
+    )
     for name, value in asked.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)

@@ -20,12 +20,12 @@ from profiling_targets.harness import measure_case
 from profiling_targets.memory_history import (
     MemoryEvent,
     Span,
-    add_figures,
-    alive_after,
+    fill_figures,
+    find_unreleased_allocations,
     measure,
     record,
     tensor_events,
-    thinned,
+    thin_points,
 )
 from profiling_targets.transformer import Block
 
@@ -43,7 +43,7 @@ EVENTS = [
 
 def figures_of(events: list[MemoryEvent], base_bytes: int, layers: int | None = None) -> MemoryFigures:
     figures = MemoryFigures()
-    add_figures(events, SPANS, base_bytes, figures, layers)
+    fill_figures(events, SPANS, base_bytes, figures, layers)
     return figures
 
 
@@ -55,26 +55,26 @@ def test_levels_begin_with_what_was_there() -> None:
     assert (figures.base_bytes, figures.step_peak_bytes) == (100, 150)
 
 
-def phases_of(events: list[MemoryEvent], base_bytes: int) -> list[tuple[int, int]]:
+def measure_phases(events: list[MemoryEvent], base_bytes: int) -> list[tuple[int, int]]:
     """Bytes at the start of each phase, and its peak."""
     return [(phase.start_bytes, phase.peak_bytes) for phase in figures_of(events, base_bytes).phases or ()]
 
 
 def test_each_phase_has_its_own_peak() -> None:
-    assert phases_of(EVENTS, 100) == [(100, 150), (130, 150)]
-    assert phases_of([MemoryEvent(6.0, -40, 0xA)], 100) == [(100, 100), (100, 100)]  # one without an allocation
-    assert phases_of([MemoryEvent(4.5, 10, 0xA)], 0) == [(0, 10), (10, 10)]  # between two it counts to the first
+    assert measure_phases(EVENTS, 100) == [(100, 150), (130, 150)]
+    assert measure_phases([MemoryEvent(6.0, -40, 0xA)], 100) == [(100, 100), (100, 100)]  # one without an allocation
+    assert measure_phases([MemoryEvent(4.5, 10, 0xA)], 0) == [(0, 10), (10, 10)]  # between two it counts to the first
 
 
 def test_what_is_alive_knows_an_address_that_was_used_again() -> None:
-    assert [event.ms for event in alive_after(EVENTS[:3])] == [1.0]
-    assert [event.ms for event in alive_after(EVENTS)] == [6.0]  # 0xB, handed out a second time
+    assert [event.ms for event in find_unreleased_allocations(EVENTS[:3])] == [1.0]
+    assert [event.ms for event in find_unreleased_allocations(EVENTS)] == [6.0]  # 0xB, handed out a second time
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=300), st.integers(4, 40))
 def test_thinning_keeps_the_peak(levels: list[int], limit: int) -> None:
     points: list[Point] = [(float(ms), level) for ms, level in enumerate(levels)]
-    kept = thinned(points, limit)
+    kept = thin_points(points, limit)
     assert len(kept) <= limit
     assert kept == sorted(set(kept) & set(points))
     assert max(level for _, level in kept) == max(levels)
@@ -171,7 +171,7 @@ def test_recording_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [span.name for span in spans] == ["forward", "loss"]
     assert all(0 <= event.ms <= spans[0].end_ms for event in events)
     found = MemoryFigures()
-    add_figures(events, spans, base_bytes, found, layers=1)
+    fill_figures(events, spans, base_bytes, found, layers=1)
     figures = to_json_values(found)
     assert figures["step_peak_bytes"] == 7 + 512 + 1000
     assert figures["layer_saves_bytes"] == figures["kept_bytes"] == 1000

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.capture.nsys import ProfileOptions, finished_report, profile_command
+from nsys_analyzer.capture.nsys import ProfileOptions, find_or_import_report, make_profile_command
 from nsys_analyzer.errors import CaptureError, NsysAnalyzerError
 from nsys_analyzer.system.machine import Nsys
 from tests.test_nsys import make_command
@@ -23,7 +23,7 @@ def make_nsys(folder: Path, version: str = "2022.4.2.1") -> Nsys:
 
 def test_the_usual_command(tmp_path: Path) -> None:
     nsys = make_nsys(tmp_path)
-    assert profile_command(nsys, tmp_path / "2.7B_ctx256.nsys-rep", PROGRAM, ProfileOptions()) == [
+    assert make_profile_command(nsys, tmp_path / "2.7B_ctx256.nsys-rep", PROGRAM, ProfileOptions()) == [
         str(nsys.path), "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none",
         "--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--cuda-graph-trace=node",
         "--force-overwrite=true", f"--output={tmp_path}/2.7B_ctx256", *PROGRAM,
@@ -33,14 +33,14 @@ def test_the_usual_command(tmp_path: Path) -> None:
 def test_everything_asked_for(tmp_path: Path) -> None:
     nsys = make_nsys(tmp_path)
     options = ProfileOptions(memory=True, extra=("--gpu-metrics-devices=all", "-b", "none"))
-    command = profile_command(nsys, tmp_path / "capture.nsys-rep", PROGRAM, options)
+    command = make_profile_command(nsys, tmp_path / "capture.nsys-rep", PROGRAM, options)
     assert "--cuda-memory-usage=true" in command
     assert command[-7:] == ["--gpu-metrics-devices=all", "-b", "none", *PROGRAM]
 
 
 def test_all_of_the_program_and_no_gpu(tmp_path: Path) -> None:
     options = ProfileOptions(capture_range=False, extra=("--trace=nvtx",))
-    command = profile_command(make_nsys(tmp_path), tmp_path / "capture.nsys-rep", PROGRAM, options)
+    command = make_profile_command(make_nsys(tmp_path), tmp_path / "capture.nsys-rep", PROGRAM, options)
     assert not [word for word in command if word.startswith("--capture-range")]
     assert [word for word in command if word.startswith("--trace")] == ["--trace=nvtx"]
 
@@ -48,7 +48,7 @@ def test_all_of_the_program_and_no_gpu(tmp_path: Path) -> None:
 def test_an_option_of_the_user_takes_the_place_of_ours(tmp_path: Path) -> None:
     """The real nsys refuses an option that is given twice."""
     options = ProfileOptions(extra=("--capture-range=nvtx", "-s", "process-tree"))
-    command = profile_command(make_nsys(tmp_path), tmp_path / "capture.nsys-rep", PROGRAM, options)
+    command = make_profile_command(make_nsys(tmp_path), tmp_path / "capture.nsys-rep", PROGRAM, options)
     assert "--sample=none" not in command
     assert "--capture-range=cudaProfilerApi" not in command
     assert "--capture-range-end=stop" in command
@@ -57,7 +57,9 @@ def test_an_option_of_the_user_takes_the_place_of_ours(tmp_path: Path) -> None:
 @pytest.mark.parametrize("option", ["-o", "--output=elsewhere"])
 def test_the_output_is_ours(option: str, tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="--output is set already"):
-        profile_command(make_nsys(tmp_path), tmp_path / "capture.nsys-rep", PROGRAM, ProfileOptions(extra=(option,)))
+        make_profile_command(
+            make_nsys(tmp_path), tmp_path / "capture.nsys-rep", PROGRAM, ProfileOptions(extra=(option,))
+        )
 
 
 # --- what a run left ---
@@ -73,7 +75,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def finished(nsys: Nsys, run: Path) -> Path:
-    return finished_report(nsys, run / "capture.nsys-rep", run / "target.log")
+    return find_or_import_report(nsys, run / "capture.nsys-rep", run / "target.log")
 
 
 def test_a_report(run: Path, tmp_path: Path) -> None:
@@ -96,7 +98,7 @@ def test_an_import_that_hangs_is_stopped(run: Path, tmp_path: Path) -> None:
     make_command(tmp_path / IMPORTER, "sleep 60")
     (run / "capture.qdstrm").write_bytes(b"stream")
     with pytest.raises(CaptureError, match=r"The import of .*qdstrm was stopped after 0\.2 s") as caught:
-        finished_report(make_nsys(tmp_path), run / "capture.nsys-rep", run / "target.log", timeout_s=0.2)
+        find_or_import_report(make_nsys(tmp_path), run / "capture.nsys-rep", run / "target.log", timeout_s=0.2)
     assert caught.value.hint.endswith(f"QdstrmImporter -i {run}/capture.qdstrm")
     assert sorted(path.name for path in run.iterdir()) == ["capture.qdstrm", "target.log"]
 

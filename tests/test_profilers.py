@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from nsys_analyzer.capture.jobs import LOG, run_sweep
 from nsys_analyzer.capture.nsys import ProfileOptions
-from nsys_analyzer.capture.profilers import NsysProfiler, Profiler, TorchProfiler, importing
+from nsys_analyzer.capture.profilers import NsysProfiler, Profiler, TorchProfiler, make_import_variables
 from nsys_analyzer.capture.targets import Target
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.configuration import Run
@@ -36,25 +36,25 @@ OUTPUT = ["-m", "nsys_analyzer.capture.recorder", "--output", "out/capture.json.
     ],
 )
 def test_the_recorder_takes_the_scripts_place(program: list[str], before: list[str], after: list[str]) -> None:
-    command = TorchProfiler().command(program, Path("out"))
+    command = TorchProfiler().record_command(program, Path("out"))
     assert command == [program[0], *before, *OUTPUT, "--", *after]
 
 
 def test_what_the_recorder_is_told() -> None:
-    command = TorchProfiler(memory=True, whole_program=True).command(["python", "train.py"], Path("out"))
+    command = TorchProfiler(memory=True, whole_program=True).record_command(["python", "train.py"], Path("out"))
     assert command[5:] == ["--memory", "--whole-program", "--", "train.py"]
 
 
 @pytest.mark.parametrize("words", [[], ["-u"], ["-X"], ["-c", "pass"], ["-u", "-c", "pass"], ["-"]])
 def test_no_script(words: list[str]) -> None:
     with pytest.raises(ConfigurationError, match="records scripts and modules"):
-        TorchProfiler().command(["python", *words], Path())
+        TorchProfiler().record_command(["python", *words], Path())
 
 
 @pytest.mark.parametrize("program", ["./train.py", "torchrun", "bash"])
 def test_no_python(program: str) -> None:
     with pytest.raises(ConfigurationError, match=f"records only Python programs, and {program} is not Python. Start"):
-        TorchProfiler().command([program, "train.py"], Path())
+        TorchProfiler().record_command([program, "train.py"], Path())
 
 
 def record(profiler: Profiler, program: tuple[str, ...], folder: Path, timeout_s: float = 300) -> JobResult:
@@ -119,12 +119,16 @@ def test_a_python_without_this_package_finds_the_recorder(bare_python: Path, tmp
     if alone.returncode == 0:
         pytest.skip("this package stands beside PyTorch as plain files")
     assert "No module named" in alone.stderr
-    done = subprocess.run(command, cwd=tmp_path, env={**environment, **importing()}, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**environment, **make_import_variables()}, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "the Python program to run" in " ".join(done.stdout.split())
     (tmp_path / "nsys_analyzer.py").write_text("where = 'the program'")
     own = [str(bare_python), "-c", "import nsys_analyzer; print(nsys_analyzer.where)"]
-    done = subprocess.run(own, cwd=tmp_path, env={**environment, **importing()}, capture_output=True, text=True)
+    done = subprocess.run(
+        own, cwd=tmp_path, env={**environment, **make_import_variables()}, capture_output=True, text=True
+    )
     assert done.stdout == "the program\n"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.capture.nsys import ProfileOptions, find_importer, finished_report, profile_command
+from nsys_analyzer.capture.nsys import ProfileOptions, find_importer, find_or_import_report, make_profile_command
 from nsys_analyzer.errors import CaptureError
 from nsys_analyzer.system.machine import Nsys
 from nsys_analyzer.trace.nsys_report import ensure_export
@@ -44,8 +44,8 @@ def profiled(nsys: Nsys, program: list[str], options: ProfileOptions, folder: Pa
     folder.mkdir()
     report, log = folder / "capture.nsys-rep", folder / "target.log"
     with log.open("wb") as output:
-        subprocess.run(profile_command(nsys, report, program, options), stdout=output, stderr=output, check=True)
-    return finished_report(nsys, report, log)
+        subprocess.run(make_profile_command(nsys, report, program, options), stdout=output, stderr=output, check=True)
+    return find_or_import_report(nsys, report, log)
 
 
 def named(trace: Trace, name: str) -> list[tuple[int, int]]:

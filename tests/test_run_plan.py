@@ -10,7 +10,7 @@ import pytest
 
 from nsys_analyzer.capture import plan as run_plan
 from nsys_analyzer.capture.plan import Plan, Recording, make_plan
-from nsys_analyzer.capture.profilers import NsysProfiler, TorchProfiler, check_code
+from nsys_analyzer.capture.profilers import NsysProfiler, TorchProfiler, check_script_exists
 from nsys_analyzer.capture.targets import Ranks
 from nsys_analyzer.configuration import OPTIONS, Run
 from nsys_analyzer.errors import CaptureError, ConfigurationError
@@ -107,7 +107,7 @@ def test_nsys_is_told_what_was_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     machine(monkeypatch, gpus=1, nsys=make_recording_nsys(tmp_path))
     made = plan(memory=True, nsys_option=("--trace=cuda,nvtx,cudnn", "-b none"))
     assert isinstance(made.profiler, NsysProfiler)
-    command = made.profiler.command(("python", "a.py"), Path("out"))
+    command = made.profiler.record_command(("python", "a.py"), Path("out"))
     assert {"--trace=cuda,nvtx,cudnn", "--cuda-memory-usage=true"} <= set(command)
     assert command[-5:] == ["--trace=cuda,nvtx,cudnn", "-b", "none", "python", "a.py"]
 
@@ -116,8 +116,10 @@ def test_a_server_is_recorded_by_time_without_nsys_too_and_not_timed(tmp_path: P
     made = plan(profiler="torch", program=("python", "serve.py"), delay=30.0, duration=2.5)
     (target,) = made.targets
     assert made.profiler
-    assert (made.profiler.runs_on, target.is_timed) == (True, False)
-    assert {"--whole-program", "--delay=30", "--duration=2.5"} <= set(made.profiler.command(target.program, tmp_path))
+    assert (made.profiler.is_server, target.is_timed) == (True, False)
+    assert {"--whole-program", "--delay=30", "--duration=2.5"} <= set(
+        made.profiler.record_command(target.program, tmp_path)
+    )
 
 
 def test_what_the_target_is_told_comes_last() -> None:
@@ -146,14 +148,14 @@ def test_a_program_as_several_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     (target,) = made.targets
     assert target.ranks == Ranks(2)
     assert target.annotation
-    assert not target.annotation.steady  # ranks that stop at different steps wait for each other
+    assert not target.annotation.waits_for_steady_steps  # ranks that stop at different steps wait for each other
     _, timed, profiled = made.command_lines(Path("out"))
     launcher = f"{sys.executable} -m nsys_analyzer.capture.launcher --nproc 2 --logs out/train -- "
     assert timed == f"{launcher}python train.py"
     assert profiled.startswith(f"{launcher}{tmp_path}")
     assert "'--output=out/train/capture_rank%q{RANK}'" in profiled
     (together,) = plan(program=("python", "train.py"), nproc=2, one_report=True).targets
-    assert together.ranks == Ranks(2, one_report=True)
+    assert together.ranks == Ranks(2, in_one_capture=True)
     assert plan(program=("python", "train.py"), nproc=2, profiler="none").targets[0].ranks == Ranks(2)
 
 
@@ -202,7 +204,7 @@ def test_commands_for_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, gpus=0, torch="")
     with pytest.raises(ConfigurationError, match="CUDA sees no GPU here"):
         plan(device="cuda")
-    made = make_plan(options={"device": ("cuda",)}, elsewhere=True)
+    made = make_plan(options={"device": ("cuda",)}, dry_run=True)
     assert words_of(made)[-6:] == ["--device", "cuda", "--steps", "10", "--warmup", "5"]
 
 
@@ -230,7 +232,7 @@ def test_code_that_is_not_there_is_told_at_once(
     Path("package").mkdir()
     Path("package/__main__.py").touch()
     with pytest.raises(ConfigurationError, match=lacking) if lacking else nullcontext():
-        check_code([sys.executable, *words.split()])
+        check_script_exists([sys.executable, *words.split()])
 
 
 def test_a_program_is_described() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nsys_analyzer.capture.jobs import remaining
+from nsys_analyzer.capture.jobs import select_remaining_targets
 from nsys_analyzer.capture.nsys import ProfileOptions
 from nsys_analyzer.capture.profilers import NsysProfiler, TorchProfiler
 from nsys_analyzer.capture.targets import Annotation, Ranks, Target, program_target
@@ -95,14 +95,14 @@ def test_each_rank_leaves_a_capture_a_manifest_and_its_times(tmp_path: Path, nsy
         captures = gather([runs], timings=timings).captures
         found = {each.name: (each.rank, each.unprofiled and each.unprofiled.phases["step"].mean) for each in captures}
         assert found == {"train_rank0": (0, 2.0), "train_rank1": (1, 3.0)}
-    assert remaining([one], runs, nsys, resume=True) == []
-    assert remaining([one], runs, nsys, resume=False) == [one]
+    assert select_remaining_targets([one], runs, nsys, resume=True) == []
+    assert select_remaining_targets([one], runs, nsys, resume=False) == [one]
     with pytest.raises(ConfigurationError, match="already exists"):
-        remaining([one], runs, nsys, resume=None)
+        select_remaining_targets([one], runs, nsys, resume=None)
     with pytest.raises(ConfigurationError, match=r"made with other options: python -m .*launcher --nproc 2"):
-        remaining([target(tmp_path, Ranks(3))], runs, nsys, resume=True)
+        select_remaining_targets([target(tmp_path, Ranks(3))], runs, nsys, resume=True)
     with pytest.raises(ConfigurationError, match="made with other options"):
-        remaining([target(tmp_path, None)], runs, nsys, resume=True)
+        select_remaining_targets([target(tmp_path, None)], runs, nsys, resume=True)
     # All ranks of one run are of one group, and those of another run of another one.
     sweep([one], tmp_path / "again", nsys)
     groups = [run.group for run in (*said, read_manifest(tmp_path / "again/train/capture_rank0.manifest.json"))]
@@ -112,7 +112,7 @@ def test_each_rank_leaves_a_capture_a_manifest_and_its_times(tmp_path: Path, nsy
 
 def test_one_report_holds_all_ranks_and_keeps_their_times(tmp_path: Path, nsys: NsysProfiler) -> None:
     runs = tmp_path / "runs"
-    assert sweep([target(tmp_path, Ranks(2, one_report=True))], runs, nsys)[0] == [JobResult("ok")]
+    assert sweep([target(tmp_path, Ranks(2, in_one_capture=True))], runs, nsys)[0] == [JobResult("ok")]
     captures = {path.name for path in (runs / "train").iterdir() if path.name.startswith("capture")}
     assert captures == {"capture.nsys-rep", "capture.sqlite"}
     said = manifest(runs / "train/manifest.json")
@@ -135,7 +135,7 @@ def test_each_rank_of_one_report_has_its_own_times(tmp_path: Path, monkeypatch: 
     after = f'echo report > "$output.nsys-rep"; cp "$(dirname "$output")/process_ids.json" "{tmp_path}/pids"'
     nsys = recording(tmp_path, monkeypatch, export=export, after=after)
     runs = tmp_path / "runs"
-    (ended,), _ = sweep([target(tmp_path, Ranks(2, one_report=True))], runs, nsys)
+    (ended,), _ = sweep([target(tmp_path, Ranks(2, in_one_capture=True))], runs, nsys)
     assert ended == JobResult("ok"), ended
     captures = gather([runs], timings=read_sweep_timings(runs)).captures
     found = {one.title: (one.rank, one.unprofiled and one.unprofiled.phases["step"].mean) for one in captures}
@@ -172,17 +172,17 @@ def test_a_rank_that_recorded_nothing_is_named(tmp_path: Path, monkeypatch: pyte
 
 
 def test_commands_say_where_each_rank_writes(nsys: NsysProfiler) -> None:
-    each = nsys.command(("python", "a.py"), Path("100%"), Ranks(2))
+    each = nsys.record_command(("python", "a.py"), Path("100%"), Ranks(2))
     assert each[1:8] == ["-m", "nsys_analyzer.capture.launcher", "--nproc", "2", "--logs", "100%", "--"]
     assert "--output=100%%/capture_rank%q{RANK}" in each  # nsys reads %% as %
     assert each[-2:] == ["python", "a.py"]
-    together = nsys.command(("python", "a.py"), Path("out"), Ranks(2, one_report=True))
+    together = nsys.record_command(("python", "a.py"), Path("out"), Ranks(2, in_one_capture=True))
     assert together.index("--output=out/capture") < together.index("nsys_analyzer.capture.launcher")
-    recorded = TorchProfiler().command(("python", "-u", "a.py"), Path("out"), Ranks(2))
+    recorded = TorchProfiler().record_command(("python", "-u", "a.py"), Path("out"), Ranks(2))
     behind = recorded[recorded.index("--") + 1 :]
     assert behind == [
         "python", "-u", "-m", "nsys_analyzer.capture.recorder", "--output", "out/capture_rank%q{RANK}.json.gz", "--",
         "a.py",
     ]  # fmt: skip
     with pytest.raises(ConfigurationError, match="--one-report needs nsys"):
-        TorchProfiler().command(("python", "a.py"), Path("out"), Ranks(2, one_report=True))
+        TorchProfiler().record_command(("python", "a.py"), Path("out"), Ranks(2, in_one_capture=True))

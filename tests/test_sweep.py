@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nsys_analyzer.capture.jobs import locked, remaining, run_sweep
+from nsys_analyzer.capture.jobs import lock_folder, run_sweep, select_remaining_targets
 from nsys_analyzer.capture.profilers import Profiler
 from nsys_analyzer.capture.targets import Ranks, Target
 from nsys_analyzer.configuration import Run
@@ -48,16 +48,16 @@ class FakeProfiler:
     name: str = "nsys"
     code: int = 0
     suffix: str = ".sqlite"
-    runs_on: bool = False
+    is_server: bool = False
 
-    def described(self) -> dict[str, str]:
+    def manifest_entries(self) -> dict[str, str]:
         return {"nsys": "2025.3.2"}
 
-    def command(self, program: Sequence[str], folder: Path, ranks: Ranks | None = None) -> list[str]:
+    def record_command(self, program: Sequence[str], folder: Path, ranks: Ranks | None = None) -> list[str]:
         del folder, ranks
         return [*program[:-1], str(self.code)]
 
-    def export(self, folder: Path, stem: str, log: Path, timeout_s: float | None) -> None:
+    def export_capture(self, folder: Path, stem: str, log: Path, timeout_s: float | None) -> None:
         del log, timeout_s
         if not self.code:
             training_step(Export().gpu()).write(folder / f"{stem}.sqlite")
@@ -83,7 +83,7 @@ def sweep(
     targets: Sequence[Target], folder: Path, profiler: Profiler | None = None
 ) -> tuple[list[JobResult], list[str]]:
     told = Told()
-    with locked(folder):
+    with lock_folder(folder):
         return run_sweep(targets, folder, profiler, 300, told.progress), told.lines
 
 
@@ -133,15 +133,17 @@ def test_nothing_is_run_twice(tmp_path: Path) -> None:
     targets = [target("one"), target("two", OOM, 3), target("three", {}, 1), target("four")]
     sweep(targets[:3], tmp_path)
     # Out of memory is an answer; a crash may have been an accident.
-    assert [one.name for one in remaining(targets, tmp_path, None, resume=True)] == ["three", "four"]
-    assert remaining(targets, tmp_path, None, resume=False) == targets
+    assert [one.name for one in select_remaining_targets(targets, tmp_path, None, resume=True)] == ["three", "four"]
+    assert select_remaining_targets(targets, tmp_path, None, resume=False) == targets
     with pytest.raises(ConfigurationError, match=r"one already exists. --resume keeps .* --rerun"):
-        remaining(targets, tmp_path, None, resume=None)
+        select_remaining_targets(targets, tmp_path, None, resume=None)
 
 
 def test_what_was_only_timed_is_run_again_with_a_profiler(tmp_path: Path) -> None:
     sweep([target("one")], tmp_path)
-    assert [one.name for one in remaining([target("one")], tmp_path, FakeProfiler(), resume=True)] == ["one"]
+    assert [one.name for one in select_remaining_targets([target("one")], tmp_path, FakeProfiler(), resume=True)] == [
+        "one"
+    ]
 
 
 def test_a_rerun_replaces_the_whole_folder(tmp_path: Path) -> None:
@@ -154,7 +156,7 @@ def test_a_rerun_replaces_the_whole_folder(tmp_path: Path) -> None:
 
 def test_an_interrupt_leaves_whole_folders_only(tmp_path: Path) -> None:
     class Interrupted(FakeProfiler):
-        def export(self, folder: Path, *_: Any) -> None:
+        def export_capture(self, folder: Path, *_: Any) -> None:
             (folder / "capture.sqlite").write_bytes(b"half")
             raise KeyboardInterrupt
 
@@ -176,14 +178,14 @@ def test_a_kill_while_a_result_is_put_in_place(moment: str, tmp_path: Path) -> N
         place.rename(old)
     elif moment == "after":
         part.rename(old)
-    assert remaining([target("one")], tmp_path, FakeProfiler(), resume=True) == []
+    assert select_remaining_targets([target("one")], tmp_path, FakeProfiler(), resume=True) == []
     assert {path.name for path in tmp_path.iterdir()} == {"one", "timings.csv", ".lock"}
     assert manifest(tmp_path, "one")["status"] == "ok"
 
 
 def test_half_a_trace_of_a_recorder_that_was_killed_goes(tmp_path: Path) -> None:
     class Killed(FakeProfiler):
-        def export(self, folder: Path, *_: Any) -> None:
+        def export_capture(self, folder: Path, *_: Any) -> None:
             (folder / ".capture-export-abcd_123").mkdir()
             (folder / ".capture-export-abcd_123/plain.json").write_text("half")
             (folder / ".capture-export-abcd_123" / UNFINISHED_MARK).touch()
@@ -194,9 +196,9 @@ def test_half_a_trace_of_a_recorder_that_was_killed_goes(tmp_path: Path) -> None
 
 def test_two_sweeps_in_one_folder(tmp_path: Path) -> None:
     message = rf"Another sweep uses {tmp_path} \(process {os.getpid()}\)"
-    with locked(tmp_path), pytest.raises(ConfigurationError, match=message), locked(tmp_path):
+    with lock_folder(tmp_path), pytest.raises(ConfigurationError, match=message), lock_folder(tmp_path):
         pass
-    with locked(tmp_path):  # free again
+    with lock_folder(tmp_path):  # free again
         pass
 
 
@@ -226,10 +228,10 @@ def test_what_stands_in_a_targets_place_is_not_replaced(text: str | None, resume
     if text is not None:
         (place / "manifest.json").write_text(text)
     with pytest.raises(ConfigurationError, match=r"one exists, and .*Move it away, or choose another --output-dir"):
-        remaining([target("one")], tmp_path, None, resume)
+        select_remaining_targets([target("one")], tmp_path, None, resume)
 
 
 def test_another_profiler_does_not_replace_what_one_recorded(tmp_path: Path) -> None:
     sweep([target("one")], tmp_path, FakeProfiler())
     with pytest.raises(ConfigurationError, match="one was recorded by nsys, and torch would replace it"):
-        remaining([target("one")], tmp_path, FakeProfiler(name="torch"), resume=True)
+        select_remaining_targets([target("one")], tmp_path, FakeProfiler(name="torch"), resume=True)

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from nsys_analyzer.inputs.rows import Times
-from profiling_targets.harness import Allocations, allocations, times_ms
+from profiling_targets.harness import Allocations, measure_allocations, time_calls_ms
 
 MIB = 2**20
 
 
 def test_warm_up_is_not_measured() -> None:
     calls: list[int] = []
-    assert len(times_ms(lambda: calls.append(1), "cpu", warmup=2, steps=3)) == 3
+    assert len(time_calls_ms(lambda: calls.append(1), "cpu", warmup=2, steps=3)) == 3
     assert len(calls) == 5
 
 
@@ -24,7 +24,7 @@ def test_preparation_precedes_each_call_and_is_not_timed() -> None:
         time.sleep(0.02)
         calls.append("prepare")
 
-    times = times_ms(lambda: calls.append("work"), "cpu", warmup=1, steps=2, prepare=prepare)
+    times = time_calls_ms(lambda: calls.append("work"), "cpu", warmup=1, steps=2, prepare=prepare)
     assert calls == ["prepare", "work"] * 3
     assert min(times) < 20  # the preparation alone takes 20 ms
 
@@ -43,7 +43,7 @@ def test_one_time_has_no_spread() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_allocations_are_counted_with_temporaries() -> None:
-    with allocations("cuda") as counted:
+    with measure_allocations("cuda") as counted:
         first = torch.empty(MIB // 4, device="cuda")  # 1 MiB, alive to the end
         for _ in range(3):
             torch.empty(2 * MIB // 4, device="cuda")  # 2 MiB, gone at once, three times
@@ -52,6 +52,6 @@ def test_allocations_are_counted_with_temporaries() -> None:
 
 
 def test_a_cpu_counts_no_memory() -> None:
-    with allocations("cpu") as counted:
+    with measure_allocations("cpu") as counted:
         torch.empty(MIB)
     assert counted == Allocations()

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from nsys_analyzer.analysis.transformer.models import MODEL_SIZES, ModelSize  # noqa: E402
 from nsys_analyzer.configuration import Options, Run  # noqa: E402
 from profiling_targets import harness, transformer  # noqa: E402
-from profiling_targets.harness import Config, command_line, read_options  # noqa: E402
+from profiling_targets.harness import Config, make_parser, read_options  # noqa: E402
 
 TINY = ModelSize("tiny", d_model=32, d_ff=64, num_layers=2, num_heads=4, vocab_size=50)
 
@@ -140,7 +140,7 @@ ONE_STEP = Options[Any](device="cpu", warmup_steps=0, steps=1, cuda_graph=False)
 
 
 def run(*options: str) -> int:
-    made, given = read_options(command_line("transformer", ""), [*OPTIONS, *options])
+    made, given = read_options(make_parser("transformer", ""), [*OPTIONS, *options])
     return harness.run(lambda: transformer.Training(made), made, made.run(), given.results, ranges=not given.no_ranges)
 
 

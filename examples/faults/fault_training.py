@@ -396,7 +396,7 @@ class Training:
         if self.switches.cuda_graph:  # the graph of a step on inputs that stay where they are
             tokens, targets, features = self._next_batch()
             self.inputs = (tokens.clone(), targets.clone(), features.clone())
-            self.replay = harness.captured({"step": lambda: self._train(self.inputs)})["step"]
+            self.replay = harness.capture_graphs({"step": lambda: self._train(self.inputs)})["step"]
 
     def prepare(self) -> None:
         """Sets what is global in a process; call it before the steps where another training ran in between."""

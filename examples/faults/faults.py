@@ -171,13 +171,13 @@ def measure(case: Case, *, steps: int, warmup: int) -> tuple[float, float]:
             training.step()
         synchronize(case.device)
     training.prepare()  # what compiling left in memory is nothing for the garbage collector of the measured steps
-    harness.profiler("start", case.device)
+    harness.switch_profiler("start", case.device)
     before = time.perf_counter()
     for _ in range(steps):
         training.step()
     synchronize(case.device)
     step_ms = (time.perf_counter() - before) / steps * 1e3
-    harness.profiler("stop", case.device)
+    harness.switch_profiler("stop", case.device)
     return step_ms, training.loss.item()
 
 
@@ -236,7 +236,7 @@ def _case(switches: Switches, given: argparse.Namespace) -> Case:
         )
     return Case(
         switches,
-        harness.size_of(given),
+        harness.read_model_size(given),
         batch_size=given.batch_size or switches.batch_size or BATCH_SIZE,
         context_length=given.context_length or switches.context_length or CONTEXT_LENGTH,
         device=given.device,
@@ -246,7 +246,7 @@ def _case(switches: Switches, given: argparse.Namespace) -> Case:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     description = "Trains a network with one fault planted, or without it."
-    parser = harness.command_line("faults", description, ["device"])
+    parser = harness.make_parser("faults", description, ["device"])
     parser.prog = "python examples/faults/faults.py"
     parser.add_argument("--fault", default="none", choices=[*FAULTS, *CHANGES], help="what is wrong")
     parser.add_argument("--network", default="transformer", choices=NETWORKS, help="what is trained")

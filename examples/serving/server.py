@@ -29,12 +29,12 @@ from profiling_targets.harness import (
     Config,
     Times,
     annotate,
-    captured,
-    command_line,
+    capture_graphs,
+    make_parser,
     open_range,
-    profiler,
     read_options,
     run_measured,
+    switch_profiler,
     synchronize,
 )
 from profiling_targets.transformer import SelfAttention, Transformer
@@ -127,7 +127,7 @@ class Engine:
         self.made = torch.zeros(rows, dtype=torch.long, device=config.device)
         self.decode: Callable[[], object] = self._decode_all
         if config.cuda_graph:
-            self.decode = captured({"decode": self._decode_all})["decode"]
+            self.decode = capture_graphs({"decode": self._decode_all})["decode"]
 
     def _decode_all(self) -> None:
         """A token for every row of the batch, used or not: the shapes are always the same."""
@@ -195,7 +195,7 @@ def make_requests(count: int, prompt_length: int, tokens: int, vocabulary: int, 
 
 def main(arguments: list[str]) -> int:
     """Runs the target; returns its exit code."""
-    parser = command_line("serving", "Serves requests by prefill and batched decode, with NVTX ranges.", _OPTIONS)
+    parser = make_parser("serving", "Serves requests by prefill and batched decode, with NVTX ranges.", _OPTIONS)
     parser.prog = "python examples/serving/server.py"
     parser.add_argument("--requests", type=int, default=24, help="requests to serve (default 24)")
     parser.add_argument("--prompt-length", type=int, default=512, help="longest prompt (default 512)")
@@ -220,9 +220,9 @@ def main(arguments: list[str]) -> int:
             engine.log.clear()
             synchronize(config.device)
         requests = make_requests(given.requests, given.prompt_length, given.tokens, vocabulary, config.seed)
-        profiler("start", config.device)
+        switch_profiler("start", config.device)
         engine.serve(requests)
-        profiler("stop", config.device)
+        switch_profiler("stop", config.device)
         for step in engine.log:
             times.setdefault(step["kind"], []).append(step["ms"])
         first = [(request.times[1] - request.times[0]) * 1e3 for request in requests]

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from nsys_analyzer.capture.nsys import INSTALL_NSYS, Check, importer_check
+from nsys_analyzer.capture.nsys import INSTALL_NSYS, Check, check_importer
 from nsys_analyzer.capture.plan import make_plan
 from nsys_analyzer.capture.profilers import NsysProfiler
 from nsys_analyzer.errors import NsysAnalyzerError
@@ -33,7 +33,7 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "gpu
 """
 
 
-def checks(output: Path) -> Iterator[Check]:
+def check_machine(output: Path) -> Iterator[Check]:
     """Yields the result of each check. ``output`` is the folder for captures, which need not exist."""
     yield from _nsys()
     gpus = gpu_count()
@@ -51,7 +51,7 @@ def _nsys() -> Iterator[Check]:
             return
         nsys = Nsys(path, nsys_version(path))
         yield Check("nsys", "ok", f"{nsys.version} at {nsys.path}")
-        yield importer_check(nsys)
+        yield check_importer(nsys)
     except NsysAnalyzerError as error:
         yield Check("nsys", "broken", error.message, error.hint)
 
@@ -107,7 +107,7 @@ def _folder(name: str, folder: Path, setting: str) -> Check:
     )
 
 
-def run_check(checks: Collection[Check]) -> Check:
+def check_run_command(checks: Collection[Check]) -> Check:
     """Returns how ``nsys-analyze run`` records on this machine, or which failed checks keep it from running."""
     try:
         plan = make_plan()

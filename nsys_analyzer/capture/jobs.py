@@ -26,7 +26,7 @@ from typing import Any
 
 from nsys_analyzer.capture.launcher import rank_log, take_process_ids
 from nsys_analyzer.capture.nsys import PROCESS_ID
-from nsys_analyzer.capture.profilers import Profiler, annotating, importing, timed_command
+from nsys_analyzer.capture.profilers import Profiler, make_hook_variables, make_import_variables, make_timed_command
 from nsys_analyzer.capture.targets import RANK_SUFFIX, Ranks, Target, capture_stems
 from nsys_analyzer.configuration import Run, manifest_values, update_run
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
@@ -60,14 +60,14 @@ _NO_MODEL_SEEN = "no call of a PyTorch model was seen, so no step and no phase i
 # --- the folder ---
 
 
-def already_there(path: Path) -> ConfigurationError:
+def existing_results_error(path: Path) -> ConfigurationError:
     """Returns the error for results that exist already if no option says whether to keep or to replace the results."""
     hint = "--resume keeps finished results, --rerun replaces them, --output-dir names another folder"
     return ConfigurationError(f"{path} already exists", hint)
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Makes the folder, and locks it against other runs.
 
     Raises:
@@ -97,7 +97,9 @@ def locked(folder: Path) -> Iterator[None]:
 # --- the targets of a sweep ---
 
 
-def remaining(targets: Sequence[Target], folder: Path, profiler: Profiler | None, resume: bool | None) -> list[Target]:
+def select_remaining_targets(
+    targets: Sequence[Target], folder: Path, profiler: Profiler | None, resume: bool | None
+) -> list[Target]:
     """Returns the targets that have no result yet, or a result that a second run may improve.
 
     If an earlier sweep was killed, its incomplete results are removed, and a result that the earlier sweep was
@@ -126,7 +128,7 @@ def remaining(targets: Sequence[Target], folder: Path, profiler: Profiler | None
     if resume is False:
         return list(targets)
     if runs and resume is None:
-        raise already_there(folder / next(iter(runs)))
+        raise existing_results_error(folder / next(iter(runs)))
     return [
         target
         for target in targets
@@ -179,7 +181,7 @@ def run_sweep(
 
     Args:
         targets: the targets to run.
-        folder: the output folder, which must exist and be :func:`locked`.
+        folder: the output folder, which must exist and be :func:`lock_folder`.
         profiler: records the targets. With None, they are only timed.
         timeout_s: the time limit of each process in seconds.
         progress: is called for each step.
@@ -252,9 +254,9 @@ def _run_target(
             described = replace(described, capture=capture, stacks=stacks or None)
         extra: dict[str, Any] = {"timings": timings}
         if ranks:
-            rank = None if ranks.one_report else number
+            rank = None if ranks.in_one_capture else number
             described = replace(described, rank=rank, world_size=ranks.count, group=group)
-            if ranks.one_report:
+            if ranks.in_one_capture:
                 described = replace(described, rank_pids=pids or None) if profiler else described
                 extra["rank_timings"] = [times for _, times in processes]
         manifest = {**manifest_values(described), **extra}
@@ -266,8 +268,8 @@ def _time(target: Target, part: Path, timeout_s: float | None) -> tuple[JobResul
     """Runs a target without a profiler, and returns the description and the times of each process."""
     folder = part.absolute()  # a relative path could look like an option
     path = folder / f"results{RANK_SUFFIX if target.ranks else ''}.json"
-    command = [*timed_command(target, folder), *(["--results", str(path)] if target.timed else [])]
-    result = run_job(Job(command, annotating(target.annotation, path), timeout_s), part / LOG)
+    command = [*make_timed_command(target, folder), *(["--results", str(path)] if target.timed else [])]
+    result = run_job(Job(command, make_hook_variables(target.annotation, path), timeout_s), part / LOG)
     names = [f"results_rank{rank}.json" for rank in range(target.ranks.count)] if target.ranks else [path.name]
     values: list[dict[str, Any]] = []
     for file in (folder / name for name in names):
@@ -295,22 +297,22 @@ def _record(target: Target, part: Path, profiler: Profiler, timeout_s: float | N
 
     The capture of a program that crashes ends at the crash.
     """
-    command = profiler.command(target.program, part.absolute(), target.ranks)
+    command = profiler.record_command(target.program, part.absolute(), target.ranks)
     stacks = part / f"capture{RANK_SUFFIX if target.ranks else ''}{STACKS}"
-    environment = annotating(target.annotation, stacks=stacks)
+    environment = make_hook_variables(target.annotation, stacks=stacks)
     if profiler.name == "torch" and not target.timed:  # only the recorder imports this package in the program's Python
-        environment |= importing()
-    if profiler.runs_on:
+        environment |= make_import_variables()
+    if profiler.is_server:
         environment[PROCESS_ID] = str(os.getpid())
-        signal.signal(signal.SIGUSR1, lambda *_: profiler.begin(part))
-    result = run_job(Job(command, environment, timeout_s, profiler.runs_on), part / LOG)
+        signal.signal(signal.SIGUSR1, lambda *_: profiler.begin_recording(part))
+    result = run_job(Job(command, environment, timeout_s, profiler.is_server), part / LOG)
     if result.status == "timeout":
         return result
     stems = capture_stems(target.ranks)
     for number, stem in enumerate(stems):
         log = part / LOG if stems == capture_stems(None) else rank_log(part, number)
         try:
-            profiler.export(part, stem, log, timeout_s)
+            profiler.export_capture(part, stem, log, timeout_s)
         except NsysAnalyzerError as error:
             result = JobResult("failed", str(error)) if result.status == "ok" else result
     return result
@@ -319,14 +321,14 @@ def _record(target: Target, part: Path, profiler: Profiler, timeout_s: float | N
 def _commands(target: Target, profiler: Profiler | None) -> dict[str, Any]:
     """Returns the manifest's entries on the profiler and the command lines, relative to the capture's folder."""
     entries = {
-        "command": _format_command(timed_command(target, Path())),
+        "command": _format_command(make_timed_command(target, Path())),
         "profiler": profiler.name if profiler else "none",
     }
     if profiler is None:
         return entries
-    first, *rest = profiler.command(target.program, Path(), target.ranks)
+    first, *rest = profiler.record_command(target.program, Path(), target.ranks)
     profile_command = _format_command([first if first == sys.executable else Path(first).name, *rest])
-    return {**entries, **profiler.described(), "profile_command": profile_command}
+    return {**entries, **profiler.manifest_entries(), "profile_command": profile_command}
 
 
 def _format_command(command: Sequence[str]) -> str:
@@ -348,7 +350,7 @@ def _hidden(place: Path, kind: str) -> Path:
 # --- the cases of an experiment ---
 
 
-def remaining_cases(cases: Sequence[Task[Any]], rows: Sequence[Row[Any, Any]]) -> list[Task[Any]]:
+def select_remaining_cases(cases: Sequence[Task[Any]], rows: Sequence[Row[Any, Any]]) -> list[Task[Any]]:
     """Returns the cases without a row, or with a row that a second run may improve."""
     final = {row.key for row in rows if row.status in _FINAL_STATUSES}
     return [case for case in cases if case.key not in final]

@@ -29,7 +29,7 @@ _GRACE_S = 10
 _PROCESS_IDS = "process_ids.json"
 
 
-def launch_command(program: Sequence[str], count: int, logs: Path | None = None) -> list[str]:
+def make_launch_command(program: Sequence[str], count: int, logs: Path | None = None) -> list[str]:
     """Returns the command line that starts a program as ``count`` ranks, with a log for each in the folder ``logs``."""
     log_words = ["--logs", str(logs)] if logs else []
     launcher = [sys.executable, "-m", "nsys_analyzer.capture.launcher"]
@@ -58,7 +58,7 @@ def run(program: Sequence[str], count: int, logs: Path | None) -> int:
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     processes: list[subprocess.Popen[bytes]] = []
     with ExitStack() as stack:
-        stack.callback(end_all, processes)
+        stack.callback(end_processes, processes)
         starts = []
         for rank in range(count):
             output = stack.enter_context(rank_log(logs, rank).open("ab")) if logs else None
@@ -79,7 +79,7 @@ def run(program: Sequence[str], count: int, logs: Path | None) -> int:
     return 0
 
 
-def end_all(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def end_processes(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     """Terminates all running processes, and kills those that do not end in time."""
     for process in processes:
         process.terminate()  # this has no effect on a process that has ended

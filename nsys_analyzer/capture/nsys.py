@@ -48,12 +48,12 @@ class ProfileOptions:
     extra: tuple[str, ...] = ()
 
     @property
-    def runs_on(self) -> bool:
+    def is_server(self) -> bool:
         """Whether the program is a server, which does not end by itself."""
         return self.delay is not None or self.duration is not None
 
 
-def profile_command(
+def make_profile_command(
     nsys: Nsys, report: Path, program: Sequence[str], options: ProfileOptions, *, by_rank: bool = False
 ) -> list[str]:
     """Returns the command line that records ``program`` into ``report``, and overwrites an existing report.
@@ -72,7 +72,7 @@ def profile_command(
     return [str(nsys.path), "profile", *arguments, f"--output={output}", *options.extra, *program]
 
 
-def finished_report(nsys: Nsys, report: Path, log: Path, timeout_s: float | None = None) -> Path:
+def find_or_import_report(nsys: Nsys, report: Path, log: Path, timeout_s: float | None = None) -> Path:
     """Returns the report of a finished ``nsys profile``, and imports the recording if nsys did not.
 
     Args:
@@ -93,7 +93,7 @@ def finished_report(nsys: Nsys, report: Path, log: Path, timeout_s: float | None
     raise _no_report(report, log)
 
 
-def start_now(nsys: Nsys) -> None:
+def start_recording(nsys: Nsys) -> None:
     """Begins the recording of a server before its delay is over. nsys prints an error if that fails."""
     subprocess.run([nsys.path, "start", f"--session={_SESSION}{os.getpid()}"], check=False)
 
@@ -108,7 +108,7 @@ def _arguments(options: ProfileOptions, by_rank: bool) -> Iterator[str]:
     yield "--cuda-graph-trace=node"  # tracing whole graphs would record no kernels
     if options.memory:
         yield "--cuda-memory-usage=true"
-    if options.runs_on:
+    if options.is_server:
         yield f"--delay={options.delay or 0:g}"
         if not by_rank:
             yield f"--session-new={_SESSION}%q{{{PROCESS_ID}}}"
@@ -185,7 +185,7 @@ def find_importer(nsys: Path) -> Path | None:
     return next(beside, None)
 
 
-def importer_check(nsys: Nsys) -> Check:
+def check_importer(nsys: Nsys) -> Check:
     """Checks whether the recordings of an nsys can be imported here."""
     importer = find_importer(nsys.path)
     if importer is None:
@@ -194,13 +194,13 @@ def importer_check(nsys: Nsys) -> Check:
         if is_script:
             return Check("importer", "unknown", f"{nsys.path} is a script, so its importer cannot be checked")
         return Check("importer", "missing", f"no QdstrmImporter belongs to {nsys.path}", INSTALL_NSYS)
-    if fault := start_fault(importer):
+    if fault := find_start_fault(importer):
         remedy = f"{INSTALL_NSYS}; ldd {importer} lists libraries that are not found"
         return Check("importer", "broken", f"{importer} does not start: {fault}", remedy)
     return Check("importer", "ok", f"starts: {importer}")
 
 
-def start_fault(binary: Path) -> str | None:
+def find_start_fault(binary: Path) -> str | None:
     """Starts a binary with ``--version``. Returns None if the binary starts, else the last lines of its message."""
     try:
         process = run_query(binary, "--version")

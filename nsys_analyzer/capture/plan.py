@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from nsys_analyzer.analysis.transformer.models import find_model
-from nsys_analyzer.capture.nsys import ProfileOptions, importer_check
-from nsys_analyzer.capture.profilers import NsysProfiler, Profiler, TorchProfiler, lack_of_torch, timed_command
+from nsys_analyzer.capture.nsys import ProfileOptions, check_importer
+from nsys_analyzer.capture.profilers import NsysProfiler, Profiler, TorchProfiler, find_torch_hint, make_timed_command
 from nsys_analyzer.capture.targets import Annotation, Choices, Ranks, Target, program_target, transformer_targets
 from nsys_analyzer.configuration import OPTIONS, Run, Value
 from nsys_analyzer.errors import CaptureError, ConfigurationError, ExportError
@@ -54,7 +54,7 @@ class Recording:
     one_report: bool = False
 
     @property
-    def runs_on(self) -> bool:
+    def is_server(self) -> bool:
         """Whether the program is a server, which does not end by itself."""
         return self.delay is not None or self.duration is not None
 
@@ -81,14 +81,14 @@ class Plan:
             place = folder / target.name
             yield f"# {target.name}"
             if target.is_timed:
-                yield shlex.join(timed_command(target, place))
+                yield shlex.join(make_timed_command(target, place))
             if self.profiler:
-                yield shlex.join(self.profiler.command(target.program, place, target.ranks))
+                yield shlex.join(self.profiler.record_command(target.program, place, target.ranks))
 
 
 def make_plan(
     models: Sequence[str] = (), options: Choices | None = None, recording: Recording = NO_RECORDING,
-    target_option: Sequence[str] = (), program: Sequence[str] = (), *, elsewhere: bool = False,
+    target_option: Sequence[str] = (), program: Sequence[str] = (), *, dry_run: bool = False,
 ) -> Plan:  # fmt: skip
     """Chooses the device, the profiler and the steps if no option sets them, and lists the targets.
 
@@ -106,8 +106,8 @@ def make_plan(
     """
     options = options or {}
     requested = options.get("device", [None])[0]
-    device = choose_device(None if requested is None else str(requested), with_torch=not program, elsewhere=elsewhere)
-    lack = "" if elsewhere or torch_version() is not None else lack_of_torch(program)
+    device = choose_device(None if requested is None else str(requested), with_torch=not program, dry_run=dry_run)
+    lack = "" if dry_run or torch_version() is not None else find_torch_hint(program)
     profiler, notices = choose_profiler(recording, device, lack)
     if program:
         foreign = [OPTIONS[name].flag for name in options if name not in _PROGRAM_OPTIONS]
@@ -132,15 +132,15 @@ def make_plan(
     return Plan(transformer_targets(models or ("small",), choices, words), profiler, notices)
 
 
-def choose_device(requested: str | None, *, with_torch: bool = True, elsewhere: bool = False) -> str:
+def choose_device(requested: str | None, *, with_torch: bool = True, dry_run: bool = False) -> str:
     """Returns the requested device. Without a request, it returns ``cuda`` if PyTorch can use a GPU here, else ``cpu``.
 
     Raises:
-        ConfigurationError: a GPU was requested, there is none here, and the program will not run ``elsewhere``.
+        ConfigurationError: a GPU was requested, there is none here, and the program will not run ``dry_run``.
     """
     gpus, is_cpu_build = gpu_count(), "+cpu" in (torch_version() or "")
     device = requested or ("cuda" if gpus and not (with_torch and is_cpu_build) else "cpu")
-    if device == "cuda" and not gpus and not elsewhere:
+    if device == "cuda" and not gpus and not dry_run:
         raise ConfigurationError("--device cuda: CUDA sees no GPU here", "nsys-analyze doctor lists what is missing")
     return device
 
@@ -162,7 +162,9 @@ def _program(
     if recording.nproc and (name := Path(program[0]).name) in _LAUNCHERS:
         raise ConfigurationError(f"--nproc starts the ranks, and so does {name}", f"Leave out --nproc or {name}")
     if profiler:
-        profiler.command(program, Path(), recording.ranks)  # this raises an error if the program cannot be recorded
+        profiler.record_command(
+            program, Path(), recording.ranks
+        )  # this raises an error if the program cannot be recorded
     elif not recording.annotate:
         raise ConfigurationError("--profiler none with --no-annotate would neither record nor time the program")
     if recording.annotate and (isolating := _ISOLATING_FLAG.match(" ".join(program))):
@@ -179,10 +181,10 @@ def _program(
     described: dict[str, Any] = {name: values[0] for name, values in choices.items() if values and name != "device"}
     counts: dict[str, Any] = {name: OPTIONS[name].default for name in ("warmup_steps", "steps")} | described
     annotation = Annotation(
-        counts["warmup_steps"], counts["steps"], window=not (recording.whole_program or recording.runs_on),
+        counts["warmup_steps"], counts["steps"], opens_window=not (recording.whole_program or recording.is_server),
         run_to_end=recording.run_to_end,
         # Ranks that end at different steps would wait for each other forever.
-        steady="warmup_steps" not in described and not recording.ranks, modules=recording.modules,
+        waits_for_steady_steps="warmup_steps" not in described and not recording.ranks, modules=recording.modules,
         stacks=not recording.no_stacks,
     )  # fmt: skip
     return program_target(program, Run(**described), annotation if recording.annotate else None, recording.ranks)
@@ -211,7 +213,7 @@ def choose_profiler(options: Recording, device: str, torch_hint: str = "") -> tu
     if nsys and not lack and (options.profiler == "nsys" or on_gpu):
         profile = ProfileOptions(
             # Without a GPU, no program calls cudaProfilerStart.
-            capture_range=on_gpu and not (options.whole_program or options.runs_on),
+            capture_range=on_gpu and not (options.whole_program or options.is_server),
             memory=options.memory,
             delay=options.delay,
             duration=options.duration,
@@ -226,8 +228,10 @@ def choose_profiler(options: Recording, device: str, torch_hint: str = "") -> tu
     if torch_hint:
         raise CaptureError("Recording needs PyTorch, or nsys with a GPU, and neither is here", torch_hint)
     _refuse(_flags_set(options, ["nsys_option"]), "for nsys, and torch.profiler records here")
-    records_all, runs_on = options.whole_program or options.runs_on, options.runs_on
-    recorder = TorchProfiler(options.memory, records_all, options.delay or 0, options.duration or 0, runs_on=runs_on)
+    records_all, is_server = options.whole_program or options.is_server, options.is_server
+    recorder = TorchProfiler(
+        options.memory, records_all, options.delay or 0, options.duration or 0, is_server=is_server
+    )
     if options.profiler == "torch":
         return recorder, ()
     if on_gpu:
@@ -246,7 +250,7 @@ def _usable_nsys() -> tuple[Nsys | None, str]:
         nsys = Nsys(path, nsys_version(path))
     except ExportError as error:
         return None, error.message
-    importer = importer_check(nsys)
+    importer = check_importer(nsys)
     return nsys, importer.description if importer.status in ("missing", "broken") else ""
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from nsys_analyzer.capture import hooks
-from nsys_analyzer.capture.launcher import launch_command
-from nsys_analyzer.capture.nsys import ProfileOptions, finished_report, profile_command, start_now
+from nsys_analyzer.capture.launcher import make_launch_command
+from nsys_analyzer.capture.nsys import ProfileOptions, find_or_import_report, make_profile_command, start_recording
 from nsys_analyzer.capture.recorder import BEGIN
 from nsys_analyzer.capture.targets import RANK_SUFFIX, Annotation, Ranks, Target, is_python
 from nsys_analyzer.errors import CaptureError, ConfigurationError
@@ -45,20 +45,20 @@ class NsysProfiler:
     suffix: str = ".sqlite"
 
     @property
-    def runs_on(self) -> bool:
+    def is_server(self) -> bool:
         """Whether the program is a server, which a signal ends."""
-        return self.options.runs_on
+        return self.options.is_server
 
-    def described(self) -> dict[str, str]:
+    def manifest_entries(self) -> dict[str, str]:
         """Returns the profiler's entries in a manifest: the version of nsys."""
         return {"nsys": self.nsys.version}
 
-    def begin(self, folder: Path) -> None:
+    def begin_recording(self, folder: Path) -> None:
         """Begins the recording of a server into a folder, before its delay is over."""
         del folder
-        start_now(self.nsys)
+        start_recording(self.nsys)
 
-    def command(self, program: Sequence[str], folder: Path, ranks: Ranks | None = None) -> list[str]:
+    def record_command(self, program: Sequence[str], folder: Path, ranks: Ranks | None = None) -> list[str]:
         """Returns the command line that records into ``capture.nsys-rep`` of the folder, or into a report of each rank.
 
         Raises:
@@ -66,14 +66,16 @@ class NsysProfiler:
         """
         report = folder / "capture.nsys-rep"
         if ranks is None:
-            return profile_command(self.nsys, report, program, self.options)
-        if ranks.one_report:
-            return profile_command(self.nsys, report, launch_command(program, ranks.count, folder), self.options)
-        return launch_command(
-            profile_command(self.nsys, report, program, self.options, by_rank=True), ranks.count, folder
+            return make_profile_command(self.nsys, report, program, self.options)
+        if ranks.in_one_capture:
+            return make_profile_command(
+                self.nsys, report, make_launch_command(program, ranks.count, folder), self.options
+            )
+        return make_launch_command(
+            make_profile_command(self.nsys, report, program, self.options, by_rank=True), ranks.count, folder
         )
 
-    def export(self, folder: Path, stem: str, log: Path, timeout_s: float | None) -> None:
+    def export_capture(self, folder: Path, stem: str, log: Path, timeout_s: float | None) -> None:
         """Exports the recording of a program that has ended, even by a crash, to ``STEM.sqlite``.
 
         Args:
@@ -85,7 +87,7 @@ class NsysProfiler:
         Raises:
             NsysAnalyzerError: nothing was recorded, or the recording cannot be exported.
         """
-        ensure_export(finished_report(self.nsys, folder / f"{stem}.nsys-rep", log, timeout_s), timeout_s)
+        ensure_export(find_or_import_report(self.nsys, folder / f"{stem}.nsys-rep", log, timeout_s), timeout_s)
 
 
 @dataclass(frozen=True)
@@ -98,24 +100,24 @@ class TorchProfiler:
     duration_s: float = 0
     name: str = "torch"
     suffix: str = ".json.gz"
-    runs_on: bool = False
+    is_server: bool = False
 
-    def described(self) -> dict[str, str]:
+    def manifest_entries(self) -> dict[str, str]:
         """Returns the profiler's entries in a manifest: none, because the target records PyTorch's version."""
         return {}
 
-    def begin(self, folder: Path) -> None:
+    def begin_recording(self, folder: Path) -> None:
         """Begins the recording of a server into a folder, before its delay is over."""
         (folder / BEGIN).touch()
 
-    def command(self, program: Sequence[str], folder: Path, ranks: Ranks | None = None) -> list[str]:
+    def record_command(self, program: Sequence[str], folder: Path, ranks: Ranks | None = None) -> list[str]:
         """Returns the command line that records into ``capture.json.gz`` of the folder, or into a trace of each rank.
 
         Raises:
             ConfigurationError: the program is not a Python program, its code is not in a file, or one trace of several
                 ranks was requested.
         """
-        if ranks and ranks.one_report:
+        if ranks and ranks.in_one_capture:
             raise ConfigurationError("--one-report needs nsys, because torch.profiler writes a trace for each rank")
         if not is_python(program[0]):
             raise ConfigurationError(
@@ -136,10 +138,10 @@ class TorchProfiler:
         flags += [f"--delay={self.delay_s:g}"] * bool(self.delay_s)
         flags += [f"--duration={self.duration_s:g}"] * bool(self.duration_s)
         recorder = [program[0], *before, "-m", "nsys_analyzer.capture.recorder", "--output", output, *flags]
-        command = [*recorder, "--", *program[1 + len(before) :]]
-        return launch_command(command, ranks.count, folder) if ranks else command
+        record_command = [*recorder, "--", *program[1 + len(before) :]]
+        return make_launch_command(record_command, ranks.count, folder) if ranks else record_command
 
-    def export(self, folder: Path, stem: str, log: Path, timeout_s: float | None) -> None:
+    def export_capture(self, folder: Path, stem: str, log: Path, timeout_s: float | None) -> None:
         """Checks the trace ``STEM.json.gz`` of a program that has ended.
 
         Raises:
@@ -157,12 +159,12 @@ class TorchProfiler:
 Profiler: TypeAlias = NsysProfiler | TorchProfiler
 
 
-def timed_command(target: Target, logs: Path) -> list[str]:
+def make_timed_command(target: Target, logs: Path) -> list[str]:
     """Returns the command line that runs a target without a profiler. Ranks write their logs into ``logs``."""
-    return launch_command(target.program, target.ranks.count, logs) if target.ranks else list(target.program)
+    return make_launch_command(target.program, target.ranks.count, logs) if target.ranks else list(target.program)
 
 
-def annotating(
+def make_hook_variables(
     annotation: Annotation | None, results: Path | None = None, stacks: Path | None = None
 ) -> dict[str, str]:
     """Returns the environment variables that make a program and its child processes load the hooks.
@@ -180,16 +182,16 @@ def annotating(
         "samples": str(stacks.absolute()) if stacks and annotation.stacks else None,
         "spellings": {phase: list(DEFAULT_NAMES[phase]) for phase in _PHASES},
     }
-    return {hooks.VARIABLE: json.dumps(settings), **importing()}
+    return {hooks.VARIABLE: json.dumps(settings), **make_import_variables()}
 
 
-def importing() -> dict[str, str]:
+def make_import_variables() -> dict[str, str]:
     """Returns the environment variable with which a Python loads the hooks and can import this package."""
     folder, before = str(Path(hooks.__file__).with_name("injected")), os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": f"{folder}{os.pathsep}{before}" if before else folder}
 
 
-def lack_of_torch(program: Sequence[str]) -> str:
+def find_torch_hint(program: Sequence[str]) -> str:
     """Returns a hint on how to get PyTorch if the Python of a program lacks it, else an empty string."""
     if not program or not is_python(program[0]):
         return INSTALL_TORCH
@@ -199,7 +201,7 @@ def lack_of_torch(program: Sequence[str]) -> str:
     return "" if has_torch else f"Use a Python that has it instead of {shutil.which(program[0]) or program[0]}"
 
 
-def check_code(program: Sequence[str]) -> None:
+def check_script_exists(program: Sequence[str]) -> None:
     """Checks that the script or module of a Python program exists, because a recording takes half a minute to start.
 
     Raises:

@@ -368,8 +368,8 @@ def record(
             recorder.start()
     else:
         install(recorder.ranges, recorder.start, recorder.stop)
-    if annotating := sys.modules.get("_nsys_analyze_hooks"):
-        annotating.watch()
+    if make_hook_variables := sys.modules.get("_nsys_analyze_hooks"):
+        make_hook_variables.watch()
     try:
         _run(program)
         code = 0

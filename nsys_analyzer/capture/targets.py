@@ -41,12 +41,12 @@ class Annotation:
 
     warmup_steps: int
     steps: int
-    window: bool = True
+    opens_window: bool = True
     run_to_end: bool = False
-    steady: bool = False
+    waits_for_steady_steps: bool = False
     modules: bool = False
     stacks: bool = True
-    block: int = 0
+    steps_per_turn: int = 0
 
 
 #: The suffix of the file name if each rank writes its own file, in the syntax of nsys.
@@ -59,11 +59,11 @@ class Ranks:
 
     Attributes:
         count: the number of processes.
-        one_report: whether one profiler records all of them into one capture. Otherwise each has its own capture.
+        in_one_capture: whether one profiler records all of them into one capture. Otherwise each has its own capture.
     """
 
     count: int
-    one_report: bool = False
+    in_one_capture: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Target:
         Hooks find the steps of Python programs only. Other programs run once, under the profiler.
         """
         executable = self.program[0]
-        times_steps = self.annotation is not None and self.annotation.window
+        times_steps = self.annotation is not None and self.annotation.opens_window
         return self.timed or (times_steps and (is_python(executable) or Path(executable).name in _LAUNCHERS))
 
 
@@ -132,7 +132,7 @@ def transformer_targets(
 
 def capture_stems(ranks: Ranks | None) -> tuple[str, ...]:
     """Returns the names, without suffix, of the captures that a profiler writes into a target's folder, by rank."""
-    if ranks is None or ranks.one_report:
+    if ranks is None or ranks.in_one_capture:
         return ("capture",)
     return tuple(f"capture_rank{rank}" for rank in range(ranks.count))
 

@@ -49,7 +49,7 @@ def _commands() -> dict[str, click.Command]:
 
 def _command(experiment: Bench) -> click.Command:
     """Returns the command of an experiment: its own options, then the options that all experiments share."""
-    from nsys_analyzer.experiments.model import spelled
+    from nsys_analyzer.experiments.model import to_command_line_value
 
     def run_experiment(**options: Any) -> None:
         """Runs the experiment and prints its answer; exits with 1 if a case failed."""
@@ -78,7 +78,7 @@ def _command(experiment: Bench) -> click.Command:
 
     decorators = []
     for field in experiment.options:
-        on_cuda, on_cpu = (spelled(field.default_on(device)) for device in ("cuda", "cpu"))
+        on_cuda, on_cpu = (to_command_line_value(field.default_on(device)) for device in ("cuda", "cpu"))
         default = on_cuda if on_cpu == on_cuda else f"{on_cuda}; {on_cpu} on a CPU"
         decorators.append(
             valued_option(

@@ -26,13 +26,13 @@ def doctor(output_dir: Path) -> None:
     For each failed check, doctor prints how to fix it. The last line says what `nsys-analyze run` can do on this
     machine. The exit status is 1 if it can do nothing.
     """
-    from nsys_analyzer.capture.doctor import checks, run_check
+    from nsys_analyzer.capture.doctor import check_machine, check_run_command
 
     results = []
-    for check in checks(output_dir):
+    for check in check_machine(output_dir):
         _print(check)
         results.append(check)
-    verdict = run_check(results)
+    verdict = check_run_command(results)
     _print(verdict)
     if verdict.status != "ok":
         sys.exit(1)

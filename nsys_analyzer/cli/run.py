@@ -71,7 +71,7 @@ def run(**options: Any) -> None:
     cudaProfilerStart itself, its own capture window is used.
     """
     from nsys_analyzer.capture.plan import Recording, make_plan
-    from nsys_analyzer.capture.profilers import check_code
+    from nsys_analyzer.capture.profilers import check_script_exists
 
     given_options = {name: value for name in OPTIONS if (value := options.get(name)) not in (None, ())}
     plan = make_plan(
@@ -80,7 +80,7 @@ def run(**options: Any) -> None:
         recording=Recording(**{option.name: options[option.name] for option in fields(Recording)}),
         target_option=options["target_option"],
         program=options["program"],
-        elsewhere=options["dry_run"],
+        dry_run=options["dry_run"],
     )
     for notice in plan.notices:
         click.echo(notice, err=True)
@@ -89,13 +89,13 @@ def run(**options: Any) -> None:
             click.echo(line)
         return
     if options["program"]:
-        check_code(options["program"])
+        check_script_exists(options["program"])
     _run(plan, options["output_dir"], options["timeout"], options["resume"])
 
 
 def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> None:
     """Runs the unfinished targets of a plan and writes the report; exits with 1 if a target failed."""
-    from nsys_analyzer.capture.jobs import locked, remaining, run_sweep
+    from nsys_analyzer.capture.jobs import lock_folder, run_sweep, select_remaining_targets
     from nsys_analyzer.capture.targets import capture_stems
     from nsys_analyzer.cli.run_progress import handle_interruption, show_progress
     from nsys_analyzer.experiments.evidence import make_evidence
@@ -108,8 +108,8 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
 
     check_replaceable(folder / "report.md", FOLDER_IN_USE_HINT)
     try:
-        with handle_interruption(folder), locked(folder):
-            unfinished = remaining(plan.targets, folder, plan.profiler, resume)
+        with handle_interruption(folder), lock_folder(folder):
+            unfinished = select_remaining_targets(plan.targets, folder, plan.profiler, resume)
             with show_progress(len(plan.targets), len(plan.targets) - len(unfinished)) as progress:
                 results = run_sweep(unfinished, folder, plan.profiler, timeout_s, progress, quote_command_line())
             timings = read_sweep_timings(folder)  # without rows, no program was timed

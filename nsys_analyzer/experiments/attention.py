@@ -9,13 +9,13 @@ from nsys_analyzer.experiments.model import (
     AnyRow,
     Bench,
     Results,
+    list_option,
     mean_ms,
     ratio,
-    several,
-    single,
+    scalar_options,
 )
 from nsys_analyzer.experiments.passes import TARGET, PassesCase, drawn_width
-from nsys_analyzer.experiments.section import curves, fitted_exponent, rows_table, span
+from nsys_analyzer.experiments.section import fitted_exponent, format_factor_range, make_curves, make_rows_table
 from nsys_analyzer.report.model import Block, Cell
 from nsys_analyzer.text import StrOrText, phrase
 
@@ -26,7 +26,7 @@ _DEFINITIONS = phrase(
 )
 
 
-def _answers(results: Results) -> Iterator[StrOrText]:
+def _write_sentences(results: Results) -> Iterator[StrOrText]:
     saved: dict[int, list[tuple[float, float]]] = {}
     for row in results.rows:
         if not row.case.compile and (size := row.figures.before_backward_bytes):
@@ -35,11 +35,13 @@ def _answers(results: Results) -> Iterator[StrOrText]:
     if powers:
         exponents = " to ".join(dict.fromkeys(f"{power:.2f}" for power in (powers[0], powers[-1])))
         yield f"Memory saved for backward grows with the context length to the power {exponents} (eager, for each d)."
-    if gains := [gain for row in results.rows for name in PASSES if (gain := results.gain(row, name, compile=False))]:
-        yield phrase("`torch.compile` makes a pass {} as fast.", span(gains))
+    if gains := [
+        gain for row in results.rows for name in PASSES if (gain := results.speed_up(row, name, compile=False))
+    ]:
+        yield phrase("`torch.compile` makes a pass {} as fast.", format_factor_range(gains))
 
 
-def _blocks(results: Results) -> Iterator[Block]:
+def _make_tables_and_charts(results: Results) -> Iterator[Block]:
     """Yields tables of time and memory for each shape, and curves over the context length for one d_head."""
     rows = sorted(results.rows, key=lambda row: (row.case.d_head, row.case.context_length, row.case.compile))
 
@@ -48,15 +50,15 @@ def _blocks(results: Results) -> Iterator[Block]:
         times = [mean_ms(row, name) or 0.0 for name in PASSES]
         return row.figures.first_step_ms - sum(times) if row.case.compile and all(times) else None
 
-    yield rows_table(
+    yield make_rows_table(
         rows, "Time of one pass, mean ± standard deviation:",
         ("forward ms", "ms", "forward"),
-        ("speed-up", "factor", lambda row: results.gain(row, "forward", compile=False)),
+        ("speed-up", "factor", lambda row: results.speed_up(row, "forward", compile=False)),
         ("backward ms", "ms", "backward"),
-        ("speed-up", "factor", lambda row: results.gain(row, "backward", compile=False)),
+        ("speed-up", "factor", lambda row: results.speed_up(row, "backward", compile=False)),
         ("compile ms", "ms", compile_ms),
     )  # fmt: skip
-    yield rows_table(
+    yield make_rows_table(
         rows, "Memory, without the inputs:",
         ("saved for backward", "bytes", "before_backward_bytes"), ("peak", "bytes", "peak_bytes"),
     )  # fmt: skip
@@ -64,9 +66,9 @@ def _blocks(results: Results) -> Iterator[Block]:
     drawn_rows = [row for row in rows if row.case.d_head == d]
     for name in PASSES:
         title = f"Attention by context length: {name}, d {d}"
-        yield from curves(f"attention-{name}", title, drawn_rows, partial(mean_ms, path=name), "ms")
+        yield from make_curves(f"attention-{name}", title, drawn_rows, partial(mean_ms, path=name), "ms")
     title = f"Attention by context length: memory, d {d}"
-    yield from curves(
+    yield from make_curves(
         "attention-memory", title, drawn_rows, lambda row: ratio(row.figures.before_backward_bytes, 2**20),
         "MiB saved for backward",
     )  # fmt: skip
@@ -77,21 +79,21 @@ BENCH = Bench(
     title="attention over context length, eager and compiled",
     summary="Measures attention by context length and d_head, eager and compiled: time, memory, and how both grow.",
     options=(
-        several(PassesCase, "compile", (False, True)),
-        several(PassesCase, "implementation", ("unfused",)),
-        several(PassesCase, "heads", (1,)),
-        several(PassesCase, "batch_size", (8,)),
-        several(PassesCase, "d_head", (16, 32, 64, 128), (32,)),
-        several(PassesCase, "context_length", (256, 1024, 4096, 8192, 16384), (128, 256, 512)),
-        *single(PassesCase, "warmup_steps", "steps"),
+        list_option(PassesCase, "compile", (False, True)),
+        list_option(PassesCase, "implementation", ("unfused",)),
+        list_option(PassesCase, "heads", (1,)),
+        list_option(PassesCase, "batch_size", (8,)),
+        list_option(PassesCase, "d_head", (16, 32, 64, 128), (32,)),
+        list_option(PassesCase, "context_length", (256, 1024, 4096, 8192, 16384), (128, 256, 512)),
+        *scalar_options(PassesCase, "warmup_steps", "steps"),
     ),
     target=TARGET,
-    how={
+    conditions={
         "warm-up": "{warmup_steps} steps",
         "measured": "{steps} passes of each shape, batch {batch_size}, {precision}; on a GPU compiled without a cache",
         "synchronized": "at the end of each pass",
     },
-    answers=_answers,
-    blocks=_blocks,
+    write_sentences=_write_sentences,
+    make_tables_and_charts=_make_tables_and_charts,
     definitions=_DEFINITIONS,
 )

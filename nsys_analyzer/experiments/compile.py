@@ -6,9 +6,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from nsys_analyzer.experiments.model import AnyRow, Bench, Results, figure, ratio, several, single
-from nsys_analyzer.experiments.section import bars, extremes, groups, namer, side_by_side
-from nsys_analyzer.experiments.steps import HOW, PHASES, SHARED, TARGET, StepCase
+from nsys_analyzer.experiments.model import AnyRow, Bench, Results, find_figure, list_option, ratio, scalar_options
+from nsys_analyzer.experiments.section import (
+    format_extremes,
+    group_rows,
+    make_bars,
+    make_comparison_table,
+    make_row_namer,
+)
+from nsys_analyzer.experiments.steps import PHASES, SHARED_OPTIONS, STEP_CONDITIONS, TARGET, StepCase
 from nsys_analyzer.report.model import Block, Cell, Details
 from nsys_analyzer.report.units import format_number
 from nsys_analyzer.text import StrOrText, phrase
@@ -36,13 +42,13 @@ def speed_up(pair: dict[bool, AnyRow], part: str) -> float | None:
         pair: the eager row (False) and the compiled row (True).
         part: forward, backward or step.
     """
-    eager, compiled = (figure(pair.get(key), f"{part}.median_ms") for key in (False, True))
+    eager, compiled = (find_figure(pair.get(key), f"{part}.median_ms") for key in (False, True))
     return ratio(eager, compiled)
 
 
 def compile_s(pair: dict[bool, AnyRow]) -> float | None:
     """Returns the compile time in seconds: the first step of the compiled run minus its median step."""
-    first, step = (figure(pair.get(True), name) for name in ("first_step_ms", "step.median_ms"))
+    first, step = (find_figure(pair.get(True), name) for name in ("first_step_ms", "step.median_ms"))
     return None if first is None or step is None else (first - step) / MS_PER_S
 
 
@@ -56,14 +62,14 @@ def repaid_after(pair: dict[bool, AnyRow]) -> int | None:
     return round(seconds * MS_PER_S / saved_ms)
 
 
-def _answers(results: Results) -> Iterator[StrOrText]:
+def _write_sentences(results: Results) -> Iterator[StrOrText]:
     """Yields the range of speed-ups of each part of a step, and the compile time."""
     rows = results.rows
-    name, pairs = namer(rows, ["compile"]), groups(rows, "compile")
+    name, pairs = make_row_namer(rows, ["compile"]), group_rows(rows, "compile")
     for part in reversed(PARTS):
         gains = [(gain, name(pair[True])) for pair in pairs if (gain := speed_up(pair, part))]
         if gains:
-            text = extremes(gains, lambda gain: format_number(gain, "factor"))
+            text = format_extremes(gains, lambda gain: format_number(gain, "factor"))
             yield phrase("`torch.compile` makes {} {} as fast.", "a step" if part == "step" else part, text)
     if costs := [(seconds, pair) for pair in pairs if (seconds := compile_s(pair)) is not None]:
         described_costs = []
@@ -71,10 +77,10 @@ def _answers(results: Results) -> Iterator[StrOrText]:
             steps = repaid_after(pair)
             repaid = f"repaid after {steps:,} steps" if steps else "never repaid"
             described_costs.append((seconds, f"{name(pair[True])}, {repaid}"))
-        yield f"Compiling takes {extremes(described_costs, '{:.1f} s'.format)}."
+        yield f"Compiling takes {format_extremes(described_costs, '{:.1f} s'.format)}."
 
 
-def _blocks(results: Results) -> Iterator[Block]:
+def _make_tables_and_charts(results: Results) -> Iterator[Block]:
     """Yields the speed-ups and the compile time, their bars, and the time of each phase."""
     rows = results.rows
 
@@ -87,18 +93,18 @@ def _blocks(results: Results) -> Iterator[Block]:
 
         return (part, "factor", of_pair)
 
-    yield side_by_side(
+    yield make_comparison_table(
         rows, "compile", phrase("Speed-up by `torch.compile`, and the compile time:"),
         {compiled: (f"{word} peak", "bytes", "peak_allocated_bytes") for compiled, word in _WORDS.items()},
         *(gain(part) for part in PARTS),
         ("compile s", "count", compile_s), ("repaid after steps", "count", repaid_after),
     )  # fmt: skip
-    name = namer(rows, ["compile"])
-    gains = {(name(pair[True]), part): speed_up(pair, part) for pair in groups(rows, "compile") for part in PARTS
+    name = make_row_namer(rows, ["compile"])
+    gains = {(name(pair[True]), part): speed_up(pair, part) for pair in group_rows(rows, "compile") for part in PARTS
              if True in pair}  # fmt: skip
-    yield from bars("compile-speed-up", "Speed-up by torch.compile", gains, "eager ÷ compiled")
+    yield from make_bars("compile-speed-up", "Speed-up by torch.compile", gains, "eager ÷ compiled")
     times = [
-        side_by_side(
+        make_comparison_table(
             rows, "compile", f"{phase}:", {False: ("eager ms", "ms", phase), True: ("compiled ms", "ms", phase)}
         )
         for phase in (*PHASES, "step")
@@ -111,17 +117,17 @@ BENCH = Bench(
     title="the model eager and compiled",
     summary="Measures the model eager and with torch.compile: the speed-up of each phase, and the compile time.",
     options=(
-        several(StepCase, "compile", (False, True)),
-        several(StepCase, "model", ("small", "medium", "large"), ("small",), help="model sizes"),
-        several(StepCase, "context_length", (256,), (32,)),
-        several(StepCase, "precision", ("fp32", "bf16"), ("fp32",)),
-        several(StepCase, "mode", ("forward", "train"), ("train",), choices=("forward", "train")),
-        *single(StepCase, "batch_size"),
-        *(replace(option, default_on_cpu=_ON_CPU.get(option.name, option.default_on_cpu)) for option in SHARED),
+        list_option(StepCase, "compile", (False, True)),
+        list_option(StepCase, "model", ("small", "medium", "large"), ("small",), help="model sizes"),
+        list_option(StepCase, "context_length", (256,), (32,)),
+        list_option(StepCase, "precision", ("fp32", "bf16"), ("fp32",)),
+        list_option(StepCase, "mode", ("forward", "train"), ("train",), choices=("forward", "train")),
+        *scalar_options(StepCase, "batch_size"),
+        *(replace(option, default_on_cpu=_ON_CPU.get(option.name, option.default_on_cpu)) for option in SHARED_OPTIONS),
     ),
     target=TARGET,
-    how={**HOW, "compiled": "without a cache, on a GPU"},
-    answers=_answers,
-    blocks=_blocks,
+    conditions={**STEP_CONDITIONS, "compiled": "without a cache, on a GPU"},
+    write_sentences=_write_sentences,
+    make_tables_and_charts=_make_tables_and_charts,
     definitions=_DEFINITIONS,
 )

@@ -8,9 +8,18 @@ from dataclasses import dataclass
 
 from nsys_analyzer.configuration import ATTENTIONS, PRECISIONS
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments.model import AnyRow, Bench, Results, figure, option, ratio, several, single
-from nsys_analyzer.experiments.section import bars, namer, rows_table, span
-from nsys_analyzer.experiments.steps import OfModel
+from nsys_analyzer.experiments.model import (
+    AnyRow,
+    Bench,
+    Results,
+    find_figure,
+    list_option,
+    option,
+    ratio,
+    scalar_options,
+)
+from nsys_analyzer.experiments.section import format_factor_range, make_bars, make_row_namer, make_rows_table
+from nsys_analyzer.experiments.steps import TransformerCase
 from nsys_analyzer.inputs.rows import CaseTarget, Times
 from nsys_analyzer.report.model import Block, Details, Lines
 from nsys_analyzer.report.units import INTER_TOKEN, LEAST_READ, TOKENS_PER_S, TTFT, format_ms
@@ -28,7 +37,7 @@ _DEFINITIONS = phrase(
 
 
 @dataclass(frozen=True)
-class DecodeCase(OfModel):
+class DecodeCase(TransformerCase):
     """One model, and how it generates tokens.
 
     Raises:
@@ -80,43 +89,44 @@ TARGET = CaseTarget("profiling_targets.decoding", DecodeCase, DecodeFigures)
 
 def next_ms(row: AnyRow | None) -> float | None:
     """Returns the median inter-token latency in ms, or None if the row was not measured to its end."""
-    return figure(row, "between_tokens.median_ms") if row and row.ok else None
+    return find_figure(row, "between_tokens.median_ms") if row and row.ok else None
 
 
 def cache_gain(results: Results, row: AnyRow) -> float | None:
     """Returns the inter-token latency without the cache ÷ the inter-token latency with the cache."""
-    return ratio(next_ms(results.beside(row, cache=False)), next_ms(row))
+    return ratio(next_ms(results.find_row(row, cache=False)), next_ms(row))
 
 
 def sdpa_gain(results: Results, row: AnyRow) -> float | None:
     """Returns the inter-token latency of unfused attention ÷ the latency of SDPA."""
-    return ratio(next_ms(results.beside(row, attention="unfused")), next_ms(row))
+    return ratio(next_ms(results.find_row(row, attention="unfused")), next_ms(row))
 
 
-def _answers(results: Results) -> Iterator[str]:
+def _write_sentences(results: Results) -> Iterator[str]:
     rows = results.rows
-    name, cached = namer(rows), [row for row in rows if row.case.cache]
+    name, cached = make_row_namer(rows), [row for row in rows if row.case.cache]
     if gains := [(gain, row) for row in cached if (gain := cache_gain(results, row))]:
         _, best = max(gains, key=lambda gain: gain[0])
-        times = [format_ms(ms) for row in (best, results.beside(best, cache=False)) if (ms := next_ms(row))]
+        times = [format_ms(ms) for row in (best, results.find_row(best, cache=False)) if (ms := next_ms(row))]
+        factors = format_factor_range(gain for gain, _ in gains)
         yield (
-            f"The cache makes tokens after the first {span(gain for gain, _ in gains)} as fast: {name(best)} needs "
-            f"{' per token with it and '.join(times)} without it."
+            f"The cache makes tokens after the first {factors} as fast: {name(best)} needs "
+            f"{' per token with the cache and '.join(times)} without the cache."
         )
     parts = {
-        "prefill": [gain for row in cached if (gain := results.gain(row, "first_token", attention="unfused"))],
+        "prefill": [gain for row in cached if (gain := results.speed_up(row, "first_token", attention="unfused"))],
         INTER_TOKEN: [gain for row in cached if (gain := sdpa_gain(results, row))],
     }
-    if speed_ups := [f"{part} {span(gains)}" for part, gains in parts.items() if gains]:
+    if speed_ups := [f"{part} {format_factor_range(gains)}" for part, gains in parts.items() if gains]:
         yield f"Speed-up of PyTorch's SDPA over unfused attention, with the cache: {', '.join(speed_ups)}."
     if rates := [(tokens, name(row)) for row in rows if row.ok and (tokens := row.figures.tokens_per_s)]:
         tokens, configuration = max(rates)
         yield f"The highest throughput is {tokens:,.0f} {TOKENS_PER_S} ({configuration})."
 
 
-def _blocks(results: Results) -> Iterator[Block]:
+def _make_tables_and_charts(results: Results) -> Iterator[Block]:
     rows = results.rows
-    yield rows_table(
+    yield make_rows_table(
         rows,
         "Time to first token (mean ± standard deviation), and inter-token latency (median, 95th percentile):",
         (f"{TTFT} ms", "ms", "first_token"),
@@ -129,15 +139,15 @@ def _blocks(results: Results) -> Iterator[Block]:
     # The curves show the model with the most measured rows. If several models have the most rows, they show the largest
     # of these models.
     measured_rows = [row for row in rows if row.figures.token_times_ms]
-    group = namer(measured_rows, ["attention", "cache"])
+    group = make_row_namer(measured_rows, ["attention", "cache"])
     counts = Counter(map(group, measured_rows))
     for model in [model for model, count in counts.items() if count == max(counts.values())][-1:]:
         series = tuple((_variant(row), tuple(enumerate(row.figures.token_times_ms or [], 1)))
                        for row in measured_rows if group(row) == model)  # fmt: skip
         yield Lines("decode-token-times", f"Time of each token, {model}", series, "token", "ms", log_y=True)
     throughput = {(group(row), _variant(row)): row.figures.tokens_per_s for row in measured_rows}
-    yield from bars("decode-throughput", "Throughput after prefill", throughput, "tokens/s")
-    memory = rows_table(
+    yield from make_bars("decode-throughput", "Throughput after prefill", throughput, "tokens/s")
+    memory = make_rows_table(
         rows, "Peak memory, which includes weights and cache:",
         ("peak", "bytes", "peak_bytes"), ("weights", "bytes", "weights_bytes"), ("cache", "bytes", "cache_bytes"),
     )  # fmt: skip
@@ -153,22 +163,22 @@ BENCH = Bench(
     title="decoding with and without a cache",
     summary="Measures decoding with and without a KV cache: time to first token, and inter-token latency.",
     options=(
-        several(DecodeCase, "model", ("small", "medium", "large"), ("small",), help="model sizes"),
-        several(DecodeCase, "precision", ("fp32", "bf16"), ("fp32",)),
-        several(DecodeCase, "attention", ATTENTIONS),
-        several(DecodeCase, "cache", (True, False)),
-        *single(DecodeCase, "num_layers", "batch_size", "prompt_length", "cache_length", "tokens"),
-        *single(DecodeCase, "warmup_tokens", "seed"),
+        list_option(DecodeCase, "model", ("small", "medium", "large"), ("small",), help="model sizes"),
+        list_option(DecodeCase, "precision", ("fp32", "bf16"), ("fp32",)),
+        list_option(DecodeCase, "attention", ATTENTIONS),
+        list_option(DecodeCase, "cache", (True, False)),
+        *scalar_options(DecodeCase, "num_layers", "batch_size", "prompt_length", "cache_length", "tokens"),
+        *scalar_options(DecodeCase, "warmup_tokens", "seed"),
     ),
     target=TARGET,
-    how={
+    conditions={
         "warm-up": "{warmup_tokens} tokens",
         "measured": "{tokens} tokens after a prompt of {prompt_length}, batch {batch_size}, cache of {cache_length}; "
         "TTFT five times",
         "synchronized": "after each token",
         "gradients": "not recorded (inference_mode)",
     },
-    answers=_answers,
-    blocks=_blocks,
+    write_sentences=_write_sentences,
+    make_tables_and_charts=_make_tables_and_charts,
     definitions=_DEFINITIONS,
 )

@@ -10,15 +10,21 @@ from nsys_analyzer.experiments.model import (
     AnyRow,
     Bench,
     Results,
-    figure,
+    find_figure,
+    list_option,
     mean_ms,
     options_of,
     ratio,
-    several,
-    single,
+    scalar_options,
 )
 from nsys_analyzer.experiments.passes import TARGET, PassesCase, drawn_width
-from nsys_analyzer.experiments.section import curves, rows_table, scientific, side_by_side, span
+from nsys_analyzer.experiments.section import (
+    format_factor_range,
+    format_scientific,
+    make_comparison_table,
+    make_curves,
+    make_rows_table,
+)
 from nsys_analyzer.report.model import Block, Cell, Details
 from nsys_analyzer.report.units import format_number
 from nsys_analyzer.text import StrOrText, phrase
@@ -60,7 +66,7 @@ def over_peers(rows: dict[str, AnyRow], name: str) -> float | None:
     return ratio(mean_ms(rows.get("flash"), name), min(times, default=None))
 
 
-def _answers(results: Results) -> Iterator[StrOrText]:
+def _write_sentences(results: Results) -> Iterator[StrOrText]:
     """Yields the speed-up of flash over its peers, its FLOP/s, and its memory compared with unfused attention."""
     for precision in dict.fromkeys(row.case.precision for row in results.rows):
         flash_rows = [row for row in results.rows
@@ -69,10 +75,10 @@ def _answers(results: Results) -> Iterator[StrOrText]:
             continue
         for peer, words in (("unfused", "unfused attention"), ("sdpa", "PyTorch's SDPA")):
             gains = [(row.case.context_length, gain) for row in flash_rows
-                     if (gain := results.gain(row, "end_to_end", implementation=peer))]  # fmt: skip
+                     if (gain := results.speed_up(row, "end_to_end", implementation=peer))]  # fmt: skip
             if gains:
                 longest, _ = max(gains)
-                at = span(gain for length, gain in gains if length == longest)
+                at = format_factor_range(gain for length, gain in gains if length == longest)
                 where = f"At context {longest:,} in {precision}, forward and backward"
                 yield f"{where}, flash is {at} as fast as {words}."
         rates = [max(flops_per_s(row, name) or 0.0 for row in flash_rows) for name in ("forward", "backward")]
@@ -80,7 +86,7 @@ def _answers(results: Results) -> Iterator[StrOrText]:
         yield f"In {precision} flash reaches {forward} forward and {backward} backward."
         # The memory is compared at the longest context at which both implementations were measured.
         for row in sorted(flash_rows, key=lambda row: -row.case.context_length):
-            unfused = figure(results.beside(row, implementation="unfused"), "peak_bytes")
+            unfused = find_figure(results.find_row(row, implementation="unfused"), "peak_bytes")
             if unfused and row.figures.peak_bytes:
                 needs, fused = (format_number(size, "bytes") for size in (unfused, row.figures.peak_bytes))
                 where = f"context {row.case.context_length:,} ({precision}, d_head {row.case.d_head})"
@@ -88,7 +94,7 @@ def _answers(results: Results) -> Iterator[StrOrText]:
                 break
 
 
-def _blocks(results: Results) -> Iterator[Block]:
+def _make_tables_and_charts(results: Results) -> Iterator[Block]:
     """Yields latency and memory end to end, curves over the context length, and details of each pass."""
     rows = results.rows
     implementations = [name for name in _IMPLEMENTATIONS if any(row.case.implementation == name for row in rows)]
@@ -103,13 +109,13 @@ def _blocks(results: Results) -> Iterator[Block]:
             """Returns the FLOP/s of flash."""
             return flops_per_s(group["flash"], name) if "flash" in group else None
 
-        latency = side_by_side(
+        latency = make_comparison_table(
             rows, "implementation", f"Latency {title}:",
             {implementation: (f"{implementation} ms", "ms", f"{name}.ms") for implementation in implementations},
             ("÷ fastest peer", "factor", over), ("flash FLOP/s", "flop/s", rate),
         )  # fmt: skip
         tables.append(latency)
-    memory = side_by_side(
+    memory = make_comparison_table(
         rows, "implementation", "Peak memory of forward and backward, without the inputs:",
         {implementation: (implementation, "bytes", "peak_bytes") for implementation in implementations},
     )  # fmt: skip
@@ -121,10 +127,10 @@ def _blocks(results: Results) -> Iterator[Block]:
         for name, title in PASSES.items():
             key = f"flash-{precision}-{name.replace('_', '-')}"
             title = f"Latency of attention, {title}, {precision}, d_head {d}"
-            yield from curves(key, title, drawn_rows, partial(mean_ms, path=name), "ms")
-    checked = rows_table(
+            yield from make_curves(key, title, drawn_rows, partial(mean_ms, path=name), "ms")
+    checked = make_rows_table(
         rows, "Errors up to context 4,096, and kernels:",
-        ("error", "text", lambda row: scientific(row.figures.max_error)), ("kernel", "text", "kernel"),
+        ("error", "text", lambda row: format_scientific(row.figures.max_error)), ("kernel", "text", "kernel"),
     )  # fmt: skip
     yield Details("Forward, backward, errors and kernels", (*tables[:-1], checked))
 
@@ -134,22 +140,22 @@ BENCH = Bench(
     title="FlashAttention-2 against unfused attention and SDPA",
     summary="Measures FlashAttention-2 in Triton against unfused attention and SDPA: latency, memory, and FLOP/s.",
     options=(
-        several(PassesCase, "implementation", _IMPLEMENTATIONS, ("tiled", "unfused", "sdpa")),
-        several(PassesCase, "precision", ("bf16", "fp32"), ("fp32",)),
-        several(PassesCase, "d_head", (16, 32, 64, 128), (64,)),
-        several(PassesCase, "context_length", _CONTEXTS, (128, 256, 512)),
-        *single(PassesCase, "batch_size", "heads", "causal"),
+        list_option(PassesCase, "implementation", _IMPLEMENTATIONS, ("tiled", "unfused", "sdpa")),
+        list_option(PassesCase, "precision", ("bf16", "fp32"), ("fp32",)),
+        list_option(PassesCase, "d_head", (16, 32, 64, 128), (64,)),
+        list_option(PassesCase, "context_length", _CONTEXTS, (128, 256, 512)),
+        *scalar_options(PassesCase, "batch_size", "heads", "causal"),
         replace(options_of(PassesCase)["measured_ms"], default=100),
-        *single(PassesCase, "warmup_steps", "steps"),
+        *scalar_options(PassesCase, "warmup_steps", "steps"),
     ),
     target=TARGET,
-    how={
+    conditions={
         "measured": "each pass for {measured_ms} ms by triton.testing.do_bench on a GPU, else {steps} calls; batch "
         "{batch_size}, {heads} heads, causal {causal}",
         "synchronized": "after each call; on a GPU the L2 cache is cleared before it",
         "gradients": "of queries, keys and values; the backward pass is repeated from one forward pass",
     },
-    answers=_answers,
-    blocks=_blocks,
+    write_sentences=_write_sentences,
+    make_tables_and_charts=_make_tables_and_charts,
     definitions=_DEFINITIONS,
 )

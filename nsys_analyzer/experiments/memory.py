@@ -9,9 +9,9 @@ from typing import TypeAlias
 
 from nsys_analyzer.configuration import PRECISIONS
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments.model import AnyRow, Bench, Results, option, several, single
-from nsys_analyzer.experiments.section import Column, namer, rows_table
-from nsys_analyzer.experiments.steps import PHASES, OfModel
+from nsys_analyzer.experiments.model import AnyRow, Bench, Results, list_option, option, scalar_options
+from nsys_analyzer.experiments.section import Column, make_row_namer, make_rows_table
+from nsys_analyzer.experiments.steps import PHASES, TransformerCase
 from nsys_analyzer.inputs.rows import CaseTarget
 from nsys_analyzer.report.model import Block, Cell, Details, Field, Lines, make_table
 from nsys_analyzer.report.units import format_number
@@ -33,7 +33,7 @@ _LONGEST_CODE = 52
 
 
 @dataclass(frozen=True)
-class MemoryCase(OfModel):
+class MemoryCase(TransformerCase):
     """One configuration of the transformer.
 
     Raises:
@@ -100,8 +100,8 @@ class MemoryFigures:
 TARGET = CaseTarget("profiling_targets.memory_history", MemoryCase, MemoryFigures)
 
 
-def _answers(results: Results) -> Iterator[str]:
-    name = namer(results.rows)
+def _write_sentences(results: Results) -> Iterator[str]:
+    name = make_row_namer(results.rows)
     rows = [row for row in results.rows if row.ok]
     if rows:
         top = max(rows, key=lambda row: row.figures.step_peak_bytes or 0)
@@ -128,10 +128,10 @@ def _saved(row: AnyRow) -> float:
     return row.figures.layer_saves_bytes or 0
 
 
-def _blocks(results: Results) -> Iterator[Block]:
+def _make_tables_and_charts(results: Results) -> Iterator[Block]:
     rows = results.rows
-    name, ok = namer(rows), [row for row in rows if row.ok]
-    yield rows_table(
+    name, ok = make_row_namer(rows), [row for row in rows if row.ok]
+    yield make_rows_table(
         rows, "Memory of tensors before the step, the peak of each phase, and the reserved memory:",
         ("before", "bytes", "base_bytes"), *(_peak_of(phase) for phase in PHASES),
         ("reserved", "bytes", "reserved_peak_bytes"),
@@ -145,7 +145,7 @@ def _blocks(results: Results) -> Iterator[Block]:
     if timelines[_UNFOLDED_TIMELINES:]:
         yield Details("More timelines", timelines[_UNFOLDED_TIMELINES:])
     if trained := [row for row in ok if row.case.mode == "train"]:
-        yield rows_table(
+        yield make_rows_table(
             trained,
             "Memory saved for backward (activations):",
             ("one layer", "bytes", "layer_saves_bytes"),
@@ -198,20 +198,20 @@ BENCH = Bench(
     title="memory over a step",
     summary="Records the memory of a forward pass and of a full step on a GPU: peaks, and activations by source line.",
     options=(
-        several(MemoryCase, "model", ("small", "large"), ("small",), help="model sizes"),
-        several(MemoryCase, "context_length", (128, 256, 512)),
-        several(MemoryCase, "mode", ("forward", "train")),
-        several(MemoryCase, "precision", ("fp32", "bf16")),
-        *single(MemoryCase, "num_layers", "batch_size", "warmup_steps"),
+        list_option(MemoryCase, "model", ("small", "large"), ("small",), help="model sizes"),
+        list_option(MemoryCase, "context_length", (128, 256, 512)),
+        list_option(MemoryCase, "mode", ("forward", "train")),
+        list_option(MemoryCase, "precision", ("fp32", "bf16")),
+        *scalar_options(MemoryCase, "num_layers", "batch_size", "warmup_steps"),
     ),
     target=TARGET,
-    how={
+    conditions={
         "warm-up": "{warmup_steps} steps",
         "measured": "one step, recorded",
         "synchronized": "at the end of each phase",
         "gradients": "not recorded in mode forward (no_grad), recorded in a full step",
     },
-    answers=_answers,
-    blocks=_blocks,
+    write_sentences=_write_sentences,
+    make_tables_and_charts=_make_tables_and_charts,
     definitions=_DEFINITIONS,
 )

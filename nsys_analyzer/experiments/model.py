@@ -5,9 +5,9 @@ A new experiment is a module ``experiments/NAME.py``, an entry in ``BENCHES`` an
 - The module declares a frozen ``Case`` dataclass, a ``Figures`` dataclass, and the ``CaseTarget`` of both. The fields
   of a case are made by ``option``. The fields of the figures carry a unit in their names, and are None until measured.
 - The target imports these types and fills in the figures: ``harness.main(TARGET, measure)``.
-- The module's ``BENCH`` lists the options of the experiment (``several`` values of an option, or a ``single`` value for
-  all tasks), the conditions, and the functions that make sentences, tables and figures from the rows. ``section`` makes
-  the parts that all experiments share.
+- The module's ``BENCH`` lists the options of the experiment, the conditions, and the functions that make sentences,
+  tables and charts from the rows. An option takes either several values, each of which is measured (``list_option``),
+  or one value for all cases (``scalar_options``). ``section`` makes the parts that all experiments share.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ F = TypeVar("F")
 #: A row of any target.
 AnyRow: TypeAlias = Row[Any, Any]
 #: Options that set how a case is measured. All other options set which work is measured.
-CONDITIONS = ("device", "steps", "warmup_steps", "warmup_tokens", "measured_ms")
+CONDITION_OPTIONS = ("device", "steps", "warmup_steps", "warmup_tokens", "measured_ms")
 
 
 def option(
@@ -55,7 +55,7 @@ def options_of(case: type) -> dict[str, Option]:
     return {name: replace(option, name=name, **of_run.get(name, {})) for name, option in declared.items() if option}
 
 
-def several(
+def list_option(
     case: type, name: str, values: Sequence[Any], cpu: Sequence[Any] | None = None, /, **changes: Any
 ) -> Option:
     """Returns the option of a case's field, for an experiment that takes several values of it.
@@ -71,7 +71,7 @@ def several(
     return replace(options_of(case)[name], default=tuple(values), default_on_cpu=on_cpu, several=True, **changes)
 
 
-def single(case: type, *names: str) -> tuple[Option, ...]:
+def scalar_options(case: type, *names: str) -> tuple[Option, ...]:
     """Returns the options of a case's fields, for an experiment that takes one value of each for all tasks."""
     return tuple(options_of(case)[name] for name in names)
 
@@ -80,34 +80,34 @@ def describe(case: Any, options: Iterable[str]) -> str:
     """Returns the values of some options of a case, for a sentence: ``small, context length 1,024, compile on``."""
     values = ((key, getattr(case, key)) for key in options)
     return ", ".join(
-        value if isinstance(value, str) else f"{words(key)} {format_value(value)}" for key, value in values
+        value if isinstance(value, str) else f"{format_option_name(key)} {format_value(value)}" for key, value in values
     )
 
 
 def format_value(value: Any) -> str:
     """Returns the value of an option for a sentence, such as ``1,024``."""
-    return f"{value:,}" if type(value) is int else str(spelled(value))
+    return f"{value:,}" if type(value) is int else str(to_command_line_value(value))
 
 
 def configuration(case: Any, without: str = "") -> Hashable:
     """Returns the configuration that a case measures: its options without the conditions and without ``without``."""
-    keys = (field.name for field in fields(case) if field.name not in (*CONDITIONS, without))
+    keys = (field.name for field in fields(case) if field.name not in (*CONDITION_OPTIONS, without))
     return frozenset((key, getattr(case, key)) for key in keys)
 
 
-def words(option: str) -> str:
+def format_option_name(option: str) -> str:
     """Returns the name of an option as a table shows it."""
     return option.replace("_", " ")
 
 
-def spelled(value: Any) -> Any:
+def to_command_line_value(value: Any) -> Any:
     """Returns the value of an option as on a command line. Several values are separated by commas."""
     if isinstance(value, tuple):
-        return ",".join(str(spelled(inner)) for inner in value)
+        return ",".join(str(to_command_line_value(inner)) for inner in value)
     return ("off", "on")[value] if isinstance(value, bool) else value
 
 
-def figure(row: AnyRow | None, path: str) -> Any:
+def find_figure(row: AnyRow | None, path: str) -> Any:
     """Returns a figure of a row by its path, such as ``forward.cv``, or None if the row or the figure is missing."""
     value = row.figures if row else None
     for name in path.split("."):
@@ -117,7 +117,7 @@ def figure(row: AnyRow | None, path: str) -> Any:
 
 def mean_ms(row: AnyRow | None, path: str) -> float | None:
     """Returns the mean time of a pass in ms, or None if the pass was not measured."""
-    ms: float | None = figure(row, f"{path}.ms")
+    ms: float | None = find_figure(row, f"{path}.ms")
     return ms
 
 
@@ -136,14 +136,14 @@ class Results:
     def _by_case(self) -> dict[Any, AnyRow]:
         return {configuration(row.case): row for row in self.rows}
 
-    def beside(self, row: AnyRow, **changes: Any) -> AnyRow | None:
+    def find_row(self, row: AnyRow, **changes: Any) -> AnyRow | None:
         """Returns the row whose configuration differs from this row's only in ``changes``, or None if there is none."""
         case = replace(row.case, **changes)
         return None if case == row.case else self._by_case.get(configuration(case))
 
-    def gain(self, row: AnyRow, path: str, **changes: Any) -> float | None:
+    def speed_up(self, row: AnyRow, path: str, **changes: Any) -> float | None:
         """Returns the speed-up over the row that differs only in ``changes``: its time of a pass ÷ this row's time."""
-        return ratio(mean_ms(self.beside(row, **changes), path), mean_ms(row, path))
+        return ratio(mean_ms(self.find_row(row, **changes), path), mean_ms(row, path))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,10 +156,11 @@ class Bench:
         summary: one line that says what the experiment measures.
         options: the options of this experiment, beside those that all experiments have.
         target: the program that measures the cases.
-        how: the conditions, with the values of options in braces: ``{"warm-up": "{warmup_steps} steps"}``.
-        answers: makes the sentences of the section.
-        blocks: makes the tables and figures of the section.
-        definitions: the meaning of the columns.
+        conditions: the conditions of the measurement by name. A name of an option in braces stands for the option's
+            value: ``{"warm-up": "{warmup_steps} steps"}``.
+        write_sentences: makes the sentences of the section.
+        make_tables_and_charts: makes the tables and charts of the section.
+        definitions: the sentences that define the columns of the tables.
     """
 
     name: str
@@ -167,9 +168,9 @@ class Bench:
     summary: str
     options: tuple[Option, ...]
     target: CaseTarget[Any, Any]
-    answers: Callable[[Results], Iterable[StrOrText]]
-    blocks: Callable[[Results], Iterable[Block]]
-    how: Mapping[str, str] = field(default_factory=dict)
+    write_sentences: Callable[[Results], Iterable[StrOrText]]
+    make_tables_and_charts: Callable[[Results], Iterable[Block]]
+    conditions: Mapping[str, str] = field(default_factory=dict)
     definitions: StrOrText = ""
 
     def tasks(self, values: Mapping[str, Any]) -> tuple[Task[Any], ...]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nsys_analyzer.configuration import MODES, PRECISIONS
-from nsys_analyzer.experiments.model import AnyRow, Bench, Results, figure, ratio, several, single
-from nsys_analyzer.experiments.section import bars, namer, rows_table
-from nsys_analyzer.experiments.steps import HOW, SHARED, TARGET, StepCase
+from nsys_analyzer.experiments.model import AnyRow, Bench, Results, find_figure, list_option, ratio, scalar_options
+from nsys_analyzer.experiments.section import make_bars, make_row_namer, make_rows_table
+from nsys_analyzer.experiments.steps import SHARED_OPTIONS, STEP_CONDITIONS, TARGET, StepCase
 from nsys_analyzer.report.model import Block
 from nsys_analyzer.report.units import format_number
 from nsys_analyzer.text import phrase
@@ -21,10 +21,10 @@ _DEFINITIONS = phrase(
 )
 
 
-def _answers(results: Results) -> Iterator[str]:
+def _write_sentences(results: Results) -> Iterator[str]:
     """Yields the speed-up of each precision in the mode with the most phases."""
     last = max((row.case.mode for row in results.rows), key=MODES.index, default="")
-    name = namer(results.rows, ["mode"])
+    name = make_row_namer(results.rows, ["mode"])
     gains = [(name(row), gain) for row in results.rows if row.case.mode == last and (gain := _speed_up(results, row))]
     if gains:
         speed_ups = "; ".join(f"{configuration} {format_number(gain, 'factor')}" for configuration, gain in gains)
@@ -32,26 +32,26 @@ def _answers(results: Results) -> Iterator[str]:
 
 
 def _speed_up(results: Results, row: AnyRow) -> float | None:
-    return results.gain(row, "step", precision="fp32")
+    return results.speed_up(row, "step", precision="fp32")
 
 
-def _blocks(results: Results) -> Iterator[Block]:
+def _make_tables_and_charts(results: Results) -> Iterator[Block]:
     rows = results.rows
 
     def memory(row: AnyRow) -> float | None:
         """Returns the peak memory ÷ the peak memory in fp32."""
-        base = results.beside(row, precision="fp32")
-        return ratio(row.figures.peak_allocated_bytes, figure(base, "peak_allocated_bytes"))
+        base = results.find_row(row, precision="fp32")
+        return ratio(row.figures.peak_allocated_bytes, find_figure(base, "peak_allocated_bytes"))
 
-    yield rows_table(
+    yield make_rows_table(
         rows, "Step time and memory by precision:",
         ("step ms", "ms", "step"), ("speed-up", "factor", lambda row: _speed_up(results, row)),
         ("tokens/s", "count", "tokens_per_s"), ("peak", "bytes", "peak_allocated_bytes"), ("memory", "factor", memory),
     )  # fmt: skip
-    name = namer(rows, ["precision"])
+    name = make_row_namer(rows, ["precision"])
     ordered = sorted((row for row in rows if row.ok), key=lambda row: PRECISIONS.index(row.case.precision))
     throughput = {(name(row), row.case.precision): row.figures.tokens_per_s for row in ordered}
-    yield from bars("precision-throughput", "Throughput by precision", throughput, "tokens/s")
+    yield from make_bars("precision-throughput", "Throughput by precision", throughput, "tokens/s")
 
 
 BENCH = Bench(
@@ -59,15 +59,15 @@ BENCH = Bench(
     title="fp32, TF32 and bf16 autocast",
     summary="Measures training steps in fp32, TF32 and bf16 autocast: speed and memory.",
     options=(
-        several(StepCase, "model", ("small", "large"), ("small",), help="model sizes"),
-        several(StepCase, "mode", MODES[:2]),
-        several(StepCase, "precision", PRECISIONS, ("fp32", "bf16")),
-        *single(StepCase, "context_length", "batch_size"),
-        *SHARED,
+        list_option(StepCase, "model", ("small", "large"), ("small",), help="model sizes"),
+        list_option(StepCase, "mode", MODES[:2]),
+        list_option(StepCase, "precision", PRECISIONS, ("fp32", "bf16")),
+        *scalar_options(StepCase, "context_length", "batch_size"),
+        *SHARED_OPTIONS,
     ),
     target=TARGET,
-    how=HOW,
-    answers=_answers,
-    blocks=_blocks,
+    conditions=STEP_CONDITIONS,
+    write_sentences=_write_sentences,
+    make_tables_and_charts=_make_tables_and_charts,
     definitions=_DEFINITIONS,
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from nsys_analyzer.capture.jobs import already_there, locked, remaining_cases, run_cases
+from nsys_analyzer.capture.jobs import existing_results_error, lock_folder, run_cases, select_remaining_cases
 from nsys_analyzer.capture.plan import choose_device
 from nsys_analyzer.capture.profilers import INSTALL_TORCH
 from nsys_analyzer.errors import CaptureError, ConfigurationError
@@ -46,10 +46,10 @@ def make_plan(bench: Bench, options: Mapping[str, Any], set_options: Collection[
         ConfigurationError: the options cannot be combined.
         CaptureError: PyTorch is not installed.
     """
-    elsewhere = bool(options.get("dry_run"))
-    if torch_version() is None and not elsewhere:
+    dry_run = bool(options.get("dry_run"))
+    if torch_version() is None and not dry_run:
         raise CaptureError("The experiments need PyTorch, which is not installed", INSTALL_TORCH)
-    device = choose_device(options["device"], elsewhere=elsewhere)
+    device = choose_device(options["device"], dry_run=dry_run)
     values = {
         option.name: options[option.name] if option.name in set_options else option.default_on(device)
         for option in bench.options
@@ -84,9 +84,9 @@ def run_bench(
         KeyboardInterrupt: the user stopped the run. Finished rows are kept.
     """
     check_replaceable(folder / f"{plan.bench.name}.md", FOLDER_IN_USE_HINT)
-    with locked(folder):
+    with lock_folder(folder):
         rows = _prepare_rows(plan, folder, resume, command)
-        remaining = remaining_cases(plan.cases, rows)
+        remaining = select_remaining_cases(plan.cases, rows)
         if resume and remaining:
             append_command(folder, command)
         with show_progress(len(plan.cases), len(plan.cases) - len(remaining)) as progress:
@@ -108,7 +108,7 @@ def _prepare_rows(plan: BenchPlan, folder: Path, resume: bool | None, command: s
                 f"{folder} holds results of bench {header['bench']}", "Choose another --output-dir"
             )
         if resume is None:
-            raise already_there(path)
+            raise existing_results_error(path)
         if resume:
             cases = [*(row.case for row in rows), *(task.case for task in plan.cases)]
             if len({to_json_values(case).get("device") for case in cases}) > 1:

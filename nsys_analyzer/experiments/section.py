@@ -9,17 +9,17 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Literal, TypeAlias
 
 from nsys_analyzer.experiments.model import (
-    CONDITIONS,
+    CONDITION_OPTIONS,
     AnyRow,
     Bench,
     Results,
     configuration,
     describe,
-    figure,
+    find_figure,
+    format_option_name,
     format_value,
     options_of,
-    spelled,
-    words,
+    to_command_line_value,
 )
 from nsys_analyzer.report.model import (
     Bars,
@@ -66,18 +66,20 @@ def make_section(bench: Bench, results: Results) -> Section:
     device = machine.get("gpu") or f"CPU, {machine.get('threads', '?')} threads"
     values = (
         {option: values_of_option(results.rows, option) for option in options_of(bench.target.case)}
-        if bench.how
+        if bench.conditions
         else {}
     )
-    parts = {
+    conditions = {
         "Device": f"{device}, PyTorch {machine.get('torch', '?')}, Python {machine.get('python', '?')}",
-        **{name: how.format(**values) for name, how in bench.how.items()},
+        **{name: condition.format(**values) for name, condition in bench.conditions.items()},
     }
     blocks: tuple[Block, ...] = (
-        Paragraph(join_texts(" ", (*bench.answers(results), *_sentences_on_statuses(rows)))),
-        Paragraph(emphasis("Conditions.") + f" {'; '.join(f'{name}: {how}' for name, how in parts.items())}."),
+        Paragraph(join_texts(" ", (*bench.write_sentences(results), *_sentences_on_statuses(rows)))),
+        Paragraph(
+            emphasis("Conditions.") + f" {'; '.join(f'{name}: {condition}' for name, condition in conditions.items())}."
+        ),
         *([Listing(unsteady)] if unsteady else []),
-        *bench.blocks(results),
+        *bench.make_tables_and_charts(results),
         *_messages(rows),
         *([Paragraph(bench.definitions)] if bench.definitions else []),
     )
@@ -86,13 +88,16 @@ def make_section(bench: Bench, results: Results) -> Section:
 
 def _unsteady_times(rows: Sequence[AnyRow]) -> Iterator[StrOrText]:
     """Yields a sentence about the times whose coefficient of variation exceeds ``_UNSTEADY_CV``."""
-    name = namer(rows)
+    name = make_row_namer(rows)
     times: dict[str, float] = {}
     for row in rows:
         figures = vars(row.figures) if is_dataclass(row.figures) else {}
         # The phases of a step may be too short to be steady, so only the step is checked.
         checked = {"step": figures["step"]} if "step" in figures else figures
-        times |= {f"{words(key)} of {name(row)}": getattr(value, "cv", None) or 0 for key, value in checked.items()}
+        times |= {
+            f"{format_option_name(key)} of {name(row)}": getattr(value, "cv", None) or 0
+            for key, value in checked.items()
+        }
     if unsteady := {time: cv for time, cv in times.items() if cv > _UNSTEADY_CV}:
         yield phrase(
             "**Unsteady times** (CV above {}): {}. Other work on the machine makes times unsteady.",
@@ -102,7 +107,7 @@ def _unsteady_times(rows: Sequence[AnyRow]) -> Iterator[StrOrText]:
 
 def _sentences_on_statuses(rows: Sequence[AnyRow]) -> Iterator[str]:
     """Yields a sentence for each status other than ok, which names the rows with this status."""
-    name = namer(rows)
+    name = make_row_namer(rows)
     for status, word in _STATUS_WORDS.items():
         if names := [name(row) for row in rows if row.status == status]:
             yield f"{word}: {_list_first(names)}."
@@ -119,7 +124,7 @@ def _messages(rows: Sequence[AnyRow]) -> Iterator[Block]:
 
     if unmeasured := [row for row in rows if not row.ok]:
         columns: tuple[Field[AnyRow], ...] = (
-            Field("what", "text", namer(rows)),
+            Field("what", "text", make_row_namer(rows)),
             Field("status", "text", lambda row: row.status),
             Field("message", "text", shortened),
         )
@@ -136,7 +141,7 @@ def _list_first(names: Iterable[str]) -> str:
 # --- names of rows
 
 
-def differing(rows: Sequence[AnyRow], without: Iterable[str] = ()) -> list[str]:
+def find_differing_options(rows: Sequence[AnyRow], without: Iterable[str] = ()) -> list[str]:
     """Returns the options whose values differ among the rows, and the model in any case.
 
     Args:
@@ -145,14 +150,14 @@ def differing(rows: Sequence[AnyRow], without: Iterable[str] = ()) -> list[str]:
     """
     if not rows or not is_dataclass(rows[0].case):
         return []
-    keys = [field.name for field in fields(rows[0].case) if field.name not in (*CONDITIONS, *without)]
+    keys = [field.name for field in fields(rows[0].case) if field.name not in (*CONDITION_OPTIONS, *without)]
     several = [key for key in keys if len({getattr(row.case, key, None) for row in rows}) > 1]
     return [key for key in keys if key == "model" or key in several]
 
 
-def namer(rows: Sequence[AnyRow], without: Iterable[str] = ()) -> Callable[[AnyRow], str]:
+def make_row_namer(rows: Sequence[AnyRow], without: Iterable[str] = ()) -> Callable[[AnyRow], str]:
     """Returns a function that names a row in a sentence by the options that differ among the rows."""
-    keys = differing(rows, without)
+    keys = find_differing_options(rows, without)
     return lambda row: describe(row.case, keys) or row.module.rpartition(".")[2]
 
 
@@ -162,7 +167,7 @@ def values_of_option(rows: Iterable[AnyRow], option: str) -> str:
     return ", ".join(map(format_value, values))
 
 
-def span(factors: Iterable[float]) -> str:
+def format_factor_range(factors: Iterable[float]) -> str:
     """Returns the smallest and the largest factor for a sentence, such as ``1.2× to 3.4×``.
 
     If both factors are formatted as the same text, the text is written once.
@@ -171,13 +176,13 @@ def span(factors: Iterable[float]) -> str:
     return " to ".join(dict.fromkeys(format_number(factor, "factor") for factor in (ordered[0], ordered[-1])))
 
 
-def extremes(values: Iterable[tuple[float, str]], write: Callable[[float], str]) -> str:
+def format_extremes(values: Iterable[tuple[float, str]], write: Callable[[float], str]) -> str:
     """Returns the smallest and the largest value with their names, such as ``1.2× (small) to 3.4× (large)``."""
     ordered = sorted(values)
     return " to ".join(dict.fromkeys(f"{write(value)} ({name})" for value, name in (ordered[0], ordered[-1])))
 
 
-def scientific(value: float | None) -> str | None:
+def format_scientific(value: float | None) -> str | None:
     """Returns a number in scientific notation, such as ``1.2e-05``, or None if it is missing."""
     return None if value is None else f"{value:.1e}"
 
@@ -185,7 +190,7 @@ def scientific(value: float | None) -> str | None:
 # --- tables
 
 
-def cell(source: str | Callable[[Any], Cell]) -> Callable[[Any], Cell]:
+def make_cell_reader(source: str | Callable[[Any], Cell]) -> Callable[[Any], Cell]:
     """Returns a function that makes the cell of a row.
 
     Args:
@@ -197,7 +202,7 @@ def cell(source: str | Callable[[Any], Cell]) -> Callable[[Any], Cell]:
 
     def figure_cell(row: AnyRow | None) -> Cell:
         """Returns the cell of a figure, with its spread if it has one."""
-        value = figure(row, source)
+        value = find_figure(row, source)
         if not is_dataclass(value):
             return value  # type: ignore[no-any-return]
         times: Any = value
@@ -206,16 +211,16 @@ def cell(source: str | Callable[[Any], Cell]) -> Callable[[Any], Cell]:
     return figure_cell
 
 
-def rows_table(rows: Sequence[AnyRow], caption: StrOrText, *columns: Column, status: bool = True) -> Table:
+def make_rows_table(rows: Sequence[AnyRow], caption: StrOrText, *columns: Column, status: bool = True) -> Table:
     """Returns a table with a line for each row: the options that differ, the columns, and the status."""
-    names = _option_columns(rows, differing(rows), lambda row: row.case)
-    cells: list[Field[AnyRow]] = [Field(title, unit, cell(source)) for title, unit, source in columns]
+    names = _option_columns(rows, find_differing_options(rows), lambda row: row.case)
+    cells: list[Field[AnyRow]] = [Field(title, unit, make_cell_reader(source)) for title, unit, source in columns]
     if status and not all(row.ok for row in rows):
         cells.append(Field("status", "text", lambda row: row.status))
     return make_table([*names, *cells], rows, caption, names=len(names))
 
 
-def groups(rows: Sequence[AnyRow], option: str) -> list[dict[Any, AnyRow]]:
+def group_rows(rows: Sequence[AnyRow], option: str) -> list[dict[Any, AnyRow]]:
     """Returns groups of rows that differ only in this option. Each group maps the option's values to rows."""
     groups_by_configuration: dict[Any, dict[Any, AnyRow]] = {}
     for row in rows:
@@ -224,7 +229,7 @@ def groups(rows: Sequence[AnyRow], option: str) -> list[dict[Any, AnyRow]]:
     return list(groups_by_configuration.values())
 
 
-def side_by_side(
+def make_comparison_table(
     rows: Sequence[AnyRow], option: str, caption: StrOrText, columns: Mapping[Any, Column], *group_columns: Column
 ) -> Table:
     """Returns a table with one line for each group of rows that differ only in one option.
@@ -243,15 +248,15 @@ def side_by_side(
         def group_cell(group: dict[Any, AnyRow]) -> Cell:
             """Returns the cell of the group's row, or the status of a row without a figure."""
             row = group.get(value)
-            content = cell(source)(row) if row else None
+            content = make_cell_reader(source)(row) if row else None
             return row.status if row and not row.ok and content is None else content
 
         return group_cell
 
-    names = _option_columns(rows, differing(rows, [option]), lambda group: next(iter(group.values())).case)
+    names = _option_columns(rows, find_differing_options(rows, [option]), lambda group: next(iter(group.values())).case)
     cells = [Field(title, unit, cell_of_value(value, source)) for value, (title, unit, source) in columns.items()]
-    last: list[Field[Any]] = [Field(title, unit, cell(source)) for title, unit, source in group_columns]
-    return make_table([*names, *cells, *last], groups(rows, option), caption, names=len(names))
+    last: list[Field[Any]] = [Field(title, unit, make_cell_reader(source)) for title, unit, source in group_columns]
+    return make_table([*names, *cells, *last], group_rows(rows, option), caption, names=len(names))
 
 
 def _option_columns(rows: Sequence[AnyRow], options: Iterable[str], case: Callable[[Any], Any]) -> list[Field[Any]]:
@@ -260,7 +265,11 @@ def _option_columns(rows: Sequence[AnyRow], options: Iterable[str], case: Callab
     def column(option: str) -> Field[Any]:
         """Returns the column of one option."""
         is_number = type(getattr(rows[0].case, option)) is int
-        return Field(words(option), "count" if is_number else "text", lambda line: spelled(getattr(case(line), option)))
+        return Field(
+            format_option_name(option),
+            "count" if is_number else "text",
+            lambda line: to_command_line_value(getattr(case(line), option)),
+        )
 
     return [column(option) for option in options]
 
@@ -268,7 +277,7 @@ def _option_columns(rows: Sequence[AnyRow], options: Iterable[str], case: Callab
 # --- figures
 
 
-def bars(
+def make_bars(
     key: str, title: str, values: Mapping[tuple[str, str], float | None], axis: str,
     kind: Literal["grouped", "stacked"] = "grouped",
 ) -> Iterator[Bars]:  # fmt: skip
@@ -280,14 +289,14 @@ def bars(
         yield Bars(key, title, chart_groups, series, axis, kind)
 
 
-def curves(
+def make_curves(
     key: str, title: str, rows: Sequence[AnyRow], value: Callable[[AnyRow], float | None], y_axis: str
 ) -> Iterator[Lines]:
     """Yields a chart of values over the context length.
 
     Each curve connects the rows that differ only in the context length, and has at least two points.
     """
-    name = namer(rows, ["context_length"])
+    name = make_row_namer(rows, ["context_length"])
     points: dict[str, list[tuple[float, float]]] = {}
     for row in sorted(rows, key=lambda row: row.case.context_length):
         if (y := value(row)) is not None:

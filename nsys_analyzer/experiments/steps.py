@@ -7,13 +7,13 @@ from typing import Any
 
 from nsys_analyzer.analysis.transformer.models import ModelSize, find_model
 from nsys_analyzer.configuration import ATTENTIONS, DIMENSIONS, MODES, PRECISIONS
-from nsys_analyzer.experiments.model import option, single
+from nsys_analyzer.experiments.model import option, scalar_options
 from nsys_analyzer.inputs.rows import CaseTarget, Times
 from nsys_analyzer.text import phrase
 
 PHASES = ("forward", "loss", "backward", "optimizer")
 #: The conditions that the report of each experiment on training steps states.
-HOW = {
+STEP_CONDITIONS = {
     "warm-up": "{warmup_steps} steps",
     "measured": "{steps} steps, batch {batch_size}, context {context_length}, {precision}, {attention} attention",
     "synchronized": "at the end of each phase",
@@ -21,7 +21,7 @@ HOW = {
 }
 
 
-class OfModel:
+class TransformerCase:
     """A case that measures a transformer."""
 
     model: str
@@ -34,7 +34,7 @@ class OfModel:
 
 
 @dataclass(frozen=True)
-class StepCase(OfModel):
+class StepCase(TransformerCase):
     """One configuration of the transformer, and how many of its steps to measure."""
 
     device: str
@@ -80,4 +80,4 @@ DEFINITIONS = phrase(
     "tensors, which is not counted on a CPU."
 )
 #: Options that all cases of an experiment on training steps share.
-SHARED = single(StepCase, "attention", *DIMENSIONS, "warmup_steps", "steps", "seed")
+SHARED_OPTIONS = scalar_options(StepCase, "attention", *DIMENSIONS, "warmup_steps", "steps", "seed")

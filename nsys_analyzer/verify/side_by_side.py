@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from nsys_analyzer.capture.launcher import end_all
+from nsys_analyzer.capture.launcher import end_processes
 from nsys_analyzer.system.process import CANNOT_RUN, find_failure_line
 
 _TICK_S = 0.2
@@ -76,7 +76,7 @@ def run(jobs: Sequence[dict[str, Any]]) -> int:
     with ExitStack() as stack:
         runners: list[_Runner] = []
         processes: list[subprocess.Popen[bytes]] = []
-        stack.callback(end_all, processes)
+        stack.callback(end_processes, processes)
         for job in jobs:
             our_end, program_end = map(stack.enter_context, socket.socketpair())
             variables = {**os.environ, **job["variables"]}

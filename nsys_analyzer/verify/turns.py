@@ -19,7 +19,7 @@ from typing import Any
 
 from nsys_analyzer.analysis.comparison.turns import TimedProcess
 from nsys_analyzer.capture.jobs import LOG
-from nsys_analyzer.capture.profilers import annotating, timed_command
+from nsys_analyzer.capture.profilers import make_hook_variables, make_timed_command
 from nsys_analyzer.capture.targets import Target, is_python
 from nsys_analyzer.errors import CaptureError, ConfigurationError
 from nsys_analyzer.system.machine import run_for_lines
@@ -95,12 +95,12 @@ def take_turns(
 
 def _job(program: Program, results: Path, folder: Path) -> dict[str, Any]:
     """Returns the job that ``side_by_side`` runs for a program; its measurement is written into ``results``."""
-    variables = annotating(program.target.annotation, results / f"{program.name}.json")
+    variables = make_hook_variables(program.target.annotation, results / f"{program.name}.json")
     if program.moved:  # the first path leads to the hooks, which are not moved
         hooks, *paths = variables["PYTHONPATH"].split(os.pathsep)
         root, worktree = map(str, program.moved)
         variables["PYTHONPATH"] = os.pathsep.join([hooks, *(path.replace(root, worktree) for path in paths)])
-    command, log = timed_command(program.target, folder.absolute()), folder.absolute() / f"{program.name}.log"
+    command, log = make_timed_command(program.target, folder.absolute()), folder.absolute() / f"{program.name}.log"
     return {"command": command, "folder": str(program.folder), "variables": variables, "log": str(log)}
 
 
@@ -121,7 +121,7 @@ def _read_process(program: Program, results: Path, folder: Path) -> TimedProcess
     if not steps_ms:
         why = values.get("not_annotated") or "none of its steps was found"
         raise CaptureError(f"The {program.name} program: {why}", f"Its output is in {folder}")
-    block = program.target.annotation.block if program.target.annotation else 1
+    block = program.target.annotation.steps_per_turn if program.target.annotation else 1
     return TimedProcess(
         tuple(steps_ms), block, tuple(map(float, values.get("losses", ()))), tuple(values.get("rows", ()))
     )
@@ -145,7 +145,7 @@ def with_blocks_of_steps(target: Target, step_ms: float | None) -> Target:
     block = min(max(round(_BLOCK_S / step_s), _MIN_STEPS_PER_BLOCK), _MAX_STEPS_PER_BLOCK)
     blocks = min(max(round(_MEASURED_S / step_s / block), _MIN_BLOCKS), _MAX_BLOCKS)
     annotation = replace(
-        target.annotation, steps=blocks * block, block=block, run_to_end=False, modules=False, stacks=False
+        target.annotation, steps=blocks * block, steps_per_turn=block, run_to_end=False, modules=False, stacks=False
     )
     return replace(target, annotation=annotation)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from nsys_analyzer.analysis.comparison.turns import ProcessPairs, TimedProcess
 from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Summary
-from nsys_analyzer.capture.jobs import locked, run_sweep
+from nsys_analyzer.capture.jobs import lock_folder, run_sweep
 from nsys_analyzer.capture.plan import Plan
 from nsys_analyzer.capture.targets import is_python, program_target
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
@@ -215,7 +215,7 @@ def _record(request: Request, tell: Callable[[str], None]) -> CaptureSummary | N
     """Records the new program once. A failure is reported, and None is returned: the measurement is still valid."""
     plan, folder = request.plan, request.output_dir
     try:
-        with locked(folder):
+        with lock_folder(folder):
             silent = Progress(lambda *_: None, lambda *_: None)
             (result,) = run_sweep(plan.targets, folder, plan.profiler, request.timeout_s, silent)
         if result.status == "ok":

@@ -31,11 +31,11 @@ def main() -> None:
     phases = Training(Config(find_model("small"), context_length=given.context_length, device=device)).phases()
     times: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for _ in range(min(rounds, 10)):
-        harness.step_ns(phases, device)
+        harness.run_step_ns(phases, device)
     for _ in range(rounds):
         for kind, ranges in (("with ranges", True), ("without ranges", False)):
             harness._ranges_enabled = ranges
-            for phase, ns in harness.step_ns(phases, device).items():
+            for phase, ns in harness.run_step_ns(phases, device).items():
                 times[kind][phase].append(ns / 1e6)
         for phase, ms in _independent(phases, device).items():
             times["independent"][phase].append(ms)

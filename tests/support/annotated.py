@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from nsys_analyzer.capture.profilers import annotating
+from nsys_analyzer.capture.profilers import make_hook_variables
 from nsys_analyzer.capture.targets import Annotation
 from tests.support.prepared import run_prepared
 
@@ -65,7 +65,7 @@ def run(folder: Path, text: str, asked: Annotation | None = ASKED, *, afresh: bo
     program, results = folder / "program.py", folder / "results.json"
     program.write_text(text)
     results.unlink(missing_ok=True)
-    environment = {**os.environ, **annotating(asked, results), **variables}
+    environment = {**os.environ, **make_hook_variables(asked, results), **variables}
     if afresh:
         words = [sys.executable, str(program)]
         ended = subprocess.run(words, capture_output=True, text=True, timeout=LONGEST_S, env=environment, cwd=folder)
@@ -95,7 +95,7 @@ class ProgramCase:
         options = {**self.options}
         afresh, recorded = options.pop("afresh", False), options.pop("recorded", False)
         asked = replace(ASKED, **options)
-        ran = run(folder, self.text, asked, afresh=afresh, **(annotating(asked) if recorded else {}))
+        ran = run(folder, self.text, asked, afresh=afresh, **(make_hook_variables(asked) if recorded else {}))
         self.compare(ran.code, ran.out, ran.err, {**ran.results, "instances": ran.instances()})
 
     def write_files(self, folder: Path) -> None:

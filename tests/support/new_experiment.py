@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nsys_analyzer.experiments.model import Bench, Results, option, several
-from nsys_analyzer.experiments.section import rows_table
+from nsys_analyzer.experiments.model import Bench, Results, list_option, option
+from nsys_analyzer.experiments.section import make_rows_table
 from nsys_analyzer.inputs.rows import CaseTarget
 from nsys_analyzer.report.model import Block
 
@@ -29,22 +29,22 @@ class PrimesFigures:
 TARGET = CaseTarget("tests.support.new_experiment", PrimesCase, PrimesFigures)
 
 
-def _answers(results: Results) -> Iterator[str]:
+def _write_sentences(results: Results) -> Iterator[str]:
     yield f"Up to {max(row.figures.primes_count or 0 for row in results.rows)} primes."
 
 
-def _blocks(results: Results) -> Iterator[Block]:
-    yield rows_table(results.rows, "Primes:", ("primes", "count", "primes_count"))
+def _make_tables_and_charts(results: Results) -> Iterator[Block]:
+    yield make_rows_table(results.rows, "Primes:", ("primes", "count", "primes_count"))
 
 
 BENCH = Bench(
     name="primes",
     title="primes",
     summary="How many primes there are.",
-    options=(several(PrimesCase, "limit", (10, 100)),),
+    options=(list_option(PrimesCase, "limit", (10, 100)),),
     target=TARGET,
-    answers=_answers,
-    blocks=_blocks,
+    write_sentences=_write_sentences,
+    make_tables_and_charts=_make_tables_and_charts,
 )
 
 

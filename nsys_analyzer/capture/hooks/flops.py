@@ -133,8 +133,8 @@ class CountedStep:
         if not (self.is_open and self._is_active("forward")):
             return
         with contextlib.suppress(Exception):  # attributes and tensors of the program may raise any error
-            self._batch = of_batch(arguments, keywords)
-            self.manifest = {**of_model(module), **read_by_decode(module), **self.manifest}
+            self._batch = read_batch_dimensions(arguments, keywords)
+            self.manifest = {**read_model_dimensions(module), **count_bytes_read_by_decode(module), **self.manifest}
 
     def _place(self) -> tuple[str, str]:
         """Returns the phase and the module that this thread is in."""
@@ -230,12 +230,12 @@ def _mode(step: CountedStep, torch: Any) -> Any:
 # --- dimensions ---
 
 
-def of_model(module: Any) -> dict[str, int]:
+def read_model_dimensions(module: Any) -> dict[str, int]:
     """Returns the known dimensions of a model by the keys of a manifest."""
     return {**_of_modules(module), **_of_config(module)}
 
 
-def read_by_decode(module: Any) -> dict[str, int]:
+def count_bytes_read_by_decode(module: Any) -> dict[str, int]:
     """Returns the bytes of weights that each pass reads, and the bytes of a position in the KV cache.
 
     Embeddings count only if they are tied to the head, because a pass otherwise reads only some of their rows. For a
@@ -251,7 +251,7 @@ def read_by_decode(module: Any) -> dict[str, int]:
     sizes = {"weights_bytes": sum(weight.numel() * weight.element_size() for weight in weights)}
     if any(getattr(config, name, None) for name in _EXPERTS) or not sizes["weights_bytes"]:
         sizes = {}
-    dimensions = of_model(module)
+    dimensions = read_model_dimensions(module)
     if getattr(config, "is_encoder_decoder", True) or not {"num_layers", "num_heads", "d_model"} <= dimensions.keys():
         return sizes
     heads = getattr(config, "num_key_value_heads", None) or dimensions["num_heads"]
@@ -260,7 +260,7 @@ def read_by_decode(module: Any) -> dict[str, int]:
     return {**sizes, "cache_bytes": 2 * dimensions["num_layers"] * heads * width * element}
 
 
-def of_batch(arguments: Iterable[Any], keywords: Mapping[str, Any]) -> dict[str, int]:
+def read_batch_dimensions(arguments: Iterable[Any], keywords: Mapping[str, Any]) -> dict[str, int]:
     """Returns the batch size of a call's arguments, and the context length if the batch consists of tokens."""
     values = [*(keywords[name] for name in _TOKENS if name in keywords), *arguments, *keywords.values()]
     batch = next((value for value in values if hasattr(value, "shape") and hasattr(value, "is_floating_point")), None)

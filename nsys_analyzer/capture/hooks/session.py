@@ -117,14 +117,14 @@ class Session:
         self.on_settled: Callable[[], None] | None = None
         self._root_classes_before = 0
         self._counted_step = CountedStep(torch, self.modules, self.is_active)
-        self._work = Work(torch) if settings.block else None
+        self._work = Work(torch) if settings.steps_per_turn else None
         self._ends: deque[float] = deque(maxlen=_STEADY_STEPS + 1)
         self._active: dict[str, Phase] = {}
         self._optimizers: dict[int, int] = {}
         self._clock: Clock | None = None
         self._step: Any = None
         self._inferring = self._open = self._closed = False
-        self._own_window = not settings.window
+        self._own_window = not settings.opens_window
         self._recorded = 0
 
     def give_up(self) -> None:
@@ -348,7 +348,7 @@ class Session:
         if self._open:
             self._end_step()
             self._recorded += 1
-            if self.settings.block and not self._recorded % self.settings.block:
+            if self.settings.steps_per_turn and not self._recorded % self.settings.steps_per_turn:
                 self._take_turns()
             if not self._own_window and self._recorded >= self.settings.steps:
                 # Only the main thread can end the program.
@@ -382,7 +382,7 @@ class Session:
             return
         durations_s = [end - before for before, end in pairwise(self._ends)]
         is_steady = len(durations_s) == _STEADY_STEPS and max(durations_s) <= _STEADY_RATIO * min(durations_s)
-        if is_steady or not self.settings.steady or self.steps >= 2 * warmup:
+        if is_steady or not self.settings.waits_for_steady_steps or self.steps >= 2 * warmup:
             self._switch_profiler(self.ranges.open_window)
             self._start_recording()
 
@@ -451,7 +451,7 @@ class Session:
     def _take_turns(self) -> None:
         """Waits for the other program if two programs take turns. The data loader's processes pause as well."""
         turn = int(os.environ.get(_TURN_VARIABLE, "-1"))
-        if turn < 0 or not self.settings.block or self._recorded >= self.settings.steps:
+        if turn < 0 or not self.settings.steps_per_turn or self._recorded >= self.settings.steps:
             return
         if self.torch.cuda.is_available() and self.torch.cuda.is_initialized():
             self.torch.cuda.synchronize()
@@ -523,7 +523,7 @@ class Session:
     def _find_own_window(self) -> None:
         """Checks in the program's source whether it opens the capture range itself."""
         main = getattr(sys.modules.get("__main__"), "__file__", None)
-        if main and self.settings.window:
+        if main and self.settings.opens_window:
             with contextlib.suppress(OSError):  # a program in an archive has no such file
                 self._own_window = bool(_OWN_WINDOW.search(Path(main).read_text(encoding="utf-8", errors="replace")))
         if self._own_window and self.settings.results is None:
