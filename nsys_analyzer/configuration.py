@@ -18,11 +18,11 @@ SCHEMA_VERSION = 1
 LEDGER = Path(".nsys-analyze", "ledger.jsonl")
 MODES = ("forward", "forward-backward", "train")
 PRECISIONS = ("fp32", "tf32", "bf16")
-ATTENTIONS = ("unfused", "sdpa")
+ATTENTION_IMPLEMENTATIONS = ("unfused", "sdpa")
 STATUSES = ("ok", "oom", "failed", "timeout")
 
 Count = Annotated[int, Meta(ge=1, le=LARGEST_EXACT_INTEGER)]
-CountOrNone = Annotated[int, Meta(ge=0, le=LARGEST_EXACT_INTEGER)]
+CountFromZero = Annotated[int, Meta(ge=0, le=LARGEST_EXACT_INTEGER)]
 Seed = Annotated[int, Meta(ge=-LARGEST_EXACT_INTEGER, le=LARGEST_EXACT_INTEGER)]
 Value: TypeAlias = str | int | float | bool
 
@@ -112,8 +112,8 @@ class Options(Generic[Unknown]):
     precision: str | Unknown = option("fp32", "Precision; bf16 is autocast.", PRECISIONS, several=True, in_name="")
     batch_size: Count | Unknown = option(4, "Batch size.", in_name="b{}", column="")
     attention: str | Unknown = option(
-        "unfused", "Naive attention, kernel by kernel, or PyTorch's scaled_dot_product_attention.", ATTENTIONS,
-        in_name="{}",
+        "unfused", "Naive attention, kernel by kernel, or PyTorch's scaled_dot_product_attention.",
+        ATTENTION_IMPLEMENTATIONS, in_name="{}",
     )  # fmt: skip
     compile: bool | Unknown = option(
         False, "Compile the model with torch.compile. Forward then has no inner ranges.", column="compiled"
@@ -123,8 +123,8 @@ class Options(Generic[Unknown]):
     device: str | Unknown = option(
         None, "Device to run on. Default: cuda if there is a GPU.", ("cuda", "cpu"), in_name="", column=""
     )
-    steps: CountOrNone | Unknown = option(10, "Measured steps.", default_on_cpu=2, in_name="", column="")
-    warmup_steps: CountOrNone | Unknown = option(
+    steps: CountFromZero | Unknown = option(10, "Measured steps.", default_on_cpu=2, in_name="", column="")
+    warmup_steps: CountFromZero | Unknown = option(
         5, "Steps before the measured ones.", default_on_cpu=1, least=0, spelling="warmup", in_name="", column=""
     )
 
@@ -154,7 +154,7 @@ class CountedFlops:
         unknown: operators that may compute something, but whose FLOPs are not known.
     """
 
-    passes: dict[str, CountOrNone]
+    passes: dict[str, CountFromZero]
     classes: NestedFlops
     modules: NestedFlops = field(default_factory=dict)
     softmax: Flops = 0
@@ -233,19 +233,19 @@ class Run(Options[None]):
     run: str | None = None
     capture: str | None = None
     stacks: tuple[str, ...] | None = None
-    rank: CountOrNone | None = None
+    rank: CountFromZero | None = None
     world_size: Count | None = None
-    rank_pids: tuple[CountOrNone, ...] | None = None
+    rank_pids: tuple[CountFromZero, ...] | None = None
     group: str | None = None
-    peak_memory_bytes: CountOrNone | None = None
-    weights_bytes: CountOrNone | None = None
-    cache_bytes: CountOrNone | None = None
+    peak_memory_bytes: CountFromZero | None = None
+    weights_bytes: CountFromZero | None = None
+    cache_bytes: CountFromZero | None = None
     flops: CountedFlops | None = field(default=None, hash=False)
-    waits: dict[str, CountOrNone] | None = field(default=None, hash=False)
+    waits: dict[str, CountFromZero] | None = field(default=None, hash=False)
     lines: dict[str, str] | None = field(default=None, hash=False)
     timed_by: str | None = None
     hooks_ms: Annotated[float, Meta(ge=0)] | None = None
-    stopped_after: CountOrNone | None = None
+    stopped_after: CountFromZero | None = None
     not_annotated: str | None = None
 
 

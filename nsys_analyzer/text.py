@@ -199,7 +199,7 @@ def visible_lines(text: str) -> str:
 
 
 #: The start of a text that a spreadsheet would read as a formula. In CSV files, an apostrophe is put before it.
-FORMULA = r"^([=+\-@\t\r])"
+FORMULA_START = r"^([=+\-@\t\r])"
 
 
 def join_names(names: Sequence[str], conjunction: str = "and") -> str:

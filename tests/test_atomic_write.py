@@ -18,7 +18,7 @@ from typing import NoReturn
 import pytest
 
 from nsys_analyzer.errors import NoSpaceError, NsysAnalyzerError
-from nsys_analyzer.system.atomic_write import append_text, atomic_write, link_target, remove_unfinished, write_text
+from nsys_analyzer.system.atomic_write import append_text, atomic_write, remove_unfinished, resolve_links, write_text
 
 
 def mode_of(path: Path) -> int:
@@ -100,7 +100,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         with pytest.raises(NsysAnalyzerError, match=said):
             write_text(tmp_path / name, "text")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "pipe"]
-    assert link_target(Path("/dev/shm/x.md")) == Path(os.path.realpath("/dev/shm"), "x.md")
+    assert resolve_links(Path("/dev/shm/x.md")) == Path(os.path.realpath("/dev/shm"), "x.md")
 
 
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments import benches
 from nsys_analyzer.experiments.model import Bench, Results
 from nsys_analyzer.experiments.running import BenchPlan, run_bench
-from nsys_analyzer.inputs.rows import NAME, CaseTarget, Task, read_rows_file, to_json_values
+from nsys_analyzer.inputs.rows import ROWS_FILE, CaseTarget, Task, read_rows_file, to_json_values
 from nsys_analyzer.report.model import Bars, Paragraph
 from tests.conftest import ROOT
 from tests.support.rows import check, default_settings, unpadded
@@ -72,31 +72,31 @@ def test_what_is_written(run: Run, tmp_path: Path) -> None:
     assert run(case("ok"), case("oom"), case("ok", 2)) == ("ok ok, oom oom, ok ok", True)
     folder = tmp_path / "b"
     assert sorted(path.name for path in folder.iterdir()) == [
-        ".lock", NAME, "target.log", "test.md", "test_figures",
+        ".lock", ROWS_FILE, "target.log", "test.md", "test_figures",
     ]  # fmt: skip
-    assert [row.status for row in read_rows_file(folder / NAME)[1]] == ["ok", "oom", "ok"]
+    assert [row.status for row in read_rows_file(folder / ROWS_FILE)[1]] == ["ok", "oom", "ok"]
     assert "![Bars](test_figures/test-bars.png)" in (folder / "test.md").read_text()
 
 
 def test_a_failure_is_tried_again_and_the_rest_kept(run: Run, tmp_path: Path) -> None:
     assert run(case("ok"), case("failed")) == ("ok ok, failed failed", False)
-    first = read_rows_file(tmp_path / "b" / NAME)[1][0].figures["pid"]
+    first = read_rows_file(tmp_path / "b" / ROWS_FILE)[1][0].figures["pid"]
     run(case("ok"), case("failed"), case("ok", 2), resume=True)
-    rows = read_rows_file(tmp_path / "b" / NAME)[1]
+    rows = read_rows_file(tmp_path / "b" / ROWS_FILE)[1]
     assert [row.status for row in rows] == ["ok", "failed", "ok"]
     assert rows[0].figures["pid"] == first
 
 
 def test_results_that_are_there_are_not_touched_unasked(run: Run, tmp_path: Path) -> None:
     run(case("ok"))
-    before = (tmp_path / "b" / NAME).read_text()
+    before = (tmp_path / "b" / ROWS_FILE).read_text()
     with pytest.raises(ConfigurationError, match=r"already exists\. --resume keeps finished results"):
         run(case("ok"))
     with pytest.raises(ConfigurationError, match=r"holds results of bench test\. Choose another --output-dir"):
         run(case("ok"), name="other", resume=True)
-    assert (tmp_path / "b" / NAME).read_text() == before
+    assert (tmp_path / "b" / ROWS_FILE).read_text() == before
     assert run(case("ok", 7), resume=False) == ("ok ok", True)
-    assert [row.case["number"] for row in read_rows_file(tmp_path / "b" / NAME)[1]] == [7]
+    assert [row.case["number"] for row in read_rows_file(tmp_path / "b" / ROWS_FILE)[1]] == [7]
 
 
 def test_report_takes_the_sections_in(run: Run, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_report_puts_benches_behind_captures(run: Run, tmp_path: Path, real_capt
 def test_a_damaged_file_ends_no_report_of_others(run: Run, tmp_path: Path, real_capture: Callable[[str], Path]) -> None:
     run(case("ok"))
     (tmp_path / "c").mkdir()
-    (tmp_path / "c" / NAME).write_text("{}\n")
+    (tmp_path / "c" / ROWS_FILE).write_text("{}\n")
     for others in ([tmp_path / "b"], [real_capture("train_small256")]):
         done = invoke("report", *others, tmp_path / "c", "-o", tmp_path / "r.md", "--no-figures")
         assert done.exit_code == 0, done.output
@@ -149,7 +149,7 @@ ROW = {"module": "profiling_targets.attention", "status": "ok", "figures": {},
     ],
 )
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, lines: list[Any], says: str) -> None:
-    (tmp_path / NAME).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / ROWS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(ConfigurationError, match=says):
         invoke("report", tmp_path, "-o", tmp_path / "r.md")
     assert not (tmp_path / "r.md").exists()
@@ -165,7 +165,7 @@ def test_every_case_is_its_own_and_listed(bench: Bench) -> None:
     assert lines == [one.label for one in cases]
 
 
-COMMITTED = [path.parent for path in sorted((ROOT / "examples/benches").glob(f"*/{NAME}"))]
+COMMITTED = [path.parent for path in sorted((ROOT / "examples/benches").glob(f"*/{ROWS_FILE}"))]
 
 
 @pytest.mark.parametrize("folder", COMMITTED, ids=lambda folder: str(folder.name))
@@ -195,7 +195,7 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
         [*command, *lengths, "--output-dir", str(tmp_path / "b")], stderr=subprocess.PIPE, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"}, preexec_fn=default_signals,
     )  # fmt: skip
-    path = tmp_path / "b" / NAME
+    path = tmp_path / "b" / ROWS_FILE
     wait_for(lambda: path.exists() and len(path.read_text().splitlines()) >= 2)  # the header, and the first length
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=120)
@@ -249,7 +249,7 @@ def test_on_the_cpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     done = invoke("bench", name, *options.split(), "--device", "cpu")
     assert done.exit_code == 0, done.output
     folder = tmp_path / "bench" / name
-    _, rows = read_rows_file(folder / NAME)
+    _, rows = read_rows_file(folder / ROWS_FILE)
     assert [row.status for row in rows] == ["ok"] * count
     check(unpadded((folder / f"{name}.md").read_text(encoding="utf-8")), ["*Conditions.* Device: CPU", *says], says_not)
     assert (folder / f"{name}_figures" / f"{figure}.png").stat().st_size > 1000
@@ -274,7 +274,7 @@ def test_a_resume_on_another_device_is_refused(run: Run) -> None:
 @pytest.mark.parametrize("left", ["", "{", '{"module": "profi'])
 def test_a_resume_of_what_was_cut_in_its_first_lines(left: str, run: Run, tmp_path: Path) -> None:
     run(case("ok"))
-    path = tmp_path / "b" / NAME
+    path = tmp_path / "b" / ROWS_FILE
     header = path.read_text().splitlines()[0]
     path.write_text(f"{header}\n{left}" if left != "{" else header[:20])
     assert run(case("ok"), case("ok", 2), resume=True) == ("ok ok, ok ok", True)
@@ -283,7 +283,7 @@ def test_a_resume_of_what_was_cut_in_its_first_lines(left: str, run: Run, tmp_pa
 
 def test_a_report_of_nothing_measured_yet(run: Run, tmp_path: Path) -> None:
     run(case("ok"))
-    path = tmp_path / "b" / NAME
+    path = tmp_path / "b" / ROWS_FILE
     path.write_text(path.read_text().splitlines()[0] + "\n")
     assert invoke("report", tmp_path / "b", "-o", tmp_path / "r.md").exit_code == 0
     assert "Nothing was measured yet" in (tmp_path / "r.md").read_text()

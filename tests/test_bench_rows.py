@@ -13,7 +13,7 @@ import pytest
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.benches import BENCHES, read_finished
 from nsys_analyzer.experiments.model import Bench
-from nsys_analyzer.inputs.rows import NAME
+from nsys_analyzer.inputs.rows import ROWS_FILE
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.renderers.markdown import render
 
@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parent.parent / "examples" / "benches"
 @pytest.mark.parametrize("bench", BENCHES, ids=lambda bench: str(bench.name))
 def test_a_figure_that_is_none(tmp_path: Path, bench: Bench, wrong: Any) -> None:
     """In all rows, one figure after the other."""
-    header, *rows = (FOLDER / bench.name / NAME).read_text(encoding="utf-8").splitlines()
+    header, *rows = (FOLDER / bench.name / ROWS_FILE).read_text(encoding="utf-8").splitlines()
     measured = [json.loads(row) for row in rows]
     names = sorted({name for row in measured for name in row.get("figures", {})})
     assert names
@@ -33,6 +33,6 @@ def test_a_figure_that_is_none(tmp_path: Path, bench: Bench, wrong: Any) -> None
                    for row in measured]  # fmt: skip
         shutil.rmtree(tmp_path)
         tmp_path.mkdir()
-        (tmp_path / NAME).write_text("\n".join([header, *map(json.dumps, changed)]), encoding="utf-8")
+        (tmp_path / ROWS_FILE).write_text("\n".join([header, *map(json.dumps, changed)]), encoding="utf-8")
         with suppress(ConfigurationError):
             assert render(Report("", (read_finished(tmp_path).section,)), {})

@@ -15,7 +15,13 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.intervals import measure_unions
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.trace import arrays
-from nsys_analyzer.trace.arrays import append_in_place, blocks, compress_constant, distinct_texts, take_or_default
+from nsys_analyzer.trace.arrays import (
+    append_in_place,
+    compress_constant,
+    distinct_texts,
+    iterate_blocks,
+    take_or_default,
+)
 
 integers = st.integers(-(2**62), 2**62)
 
@@ -64,7 +70,7 @@ def test_a_column_of_one_value_takes_no_memory(values: list[int]) -> None:
 
 @given(st.integers(0, 200_000), st.integers(0, 100_000))
 def test_blocks_cover_a_column_once(length: int, least: int) -> None:
-    parts = [np.arange(length)[block] for block in blocks(length, least)]
+    parts = [np.arange(length)[block] for block in iterate_blocks(length, least)]
     assert np.array_equal(np.concatenate([np.arange(0), *parts]), np.arange(length))
 
 

@@ -29,7 +29,7 @@ from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.report.renderers import RENDERERS
 from nsys_analyzer.report.sections import build_report
 from nsys_analyzer.system import cluster
-from nsys_analyzer.system.cluster import NO_SCHEDULER, SEQUENTIAL, WORTH_PROCESSES_S, OnTaskDone, Workers
+from nsys_analyzer.system.cluster import MIN_PARALLEL_WORK_S, NO_SCHEDULER, SEQUENTIAL, OnTaskDone, Workers
 from tests.conftest import Main
 from tests.support.export import Export, training_step
 from tests.support.sweeping import default_signals
@@ -139,7 +139,7 @@ def test_in_turn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "workers"),
-    [((WORTH_PROCESSES_S * 0.4,) * 2, 1), ((WORTH_PROCESSES_S * 0.6,) * 2, 2), ((99.0,), 1), ((9.0,) * 20, 8)],
+    [((MIN_PARALLEL_WORK_S * 0.4,) * 2, 1), ((MIN_PARALLEL_WORK_S * 0.6,) * 2, 2), ((99.0,), 1), ((9.0,) * 20, 8)],
 )
 def test_only_several_files_that_take_long_are_worth_processes(
     seconds: Sequence[float], workers: int, monkeypatch: pytest.MonkeyPatch

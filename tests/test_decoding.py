@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="the targets need PyTorch")
 import server as serving  # noqa: E402  of examples/serving
 
 from nsys_analyzer.analysis.transformer.models import ModelSize  # noqa: E402
-from nsys_analyzer.configuration import ATTENTIONS  # noqa: E402
+from nsys_analyzer.configuration import ATTENTION_IMPLEMENTATIONS  # noqa: E402
 from nsys_analyzer.errors import ConfigurationError  # noqa: E402
 from profiling_targets import decoding, transformer  # noqa: E402
 from profiling_targets.decoding import Cache, DecodeCase, Decoder, generate, measure  # noqa: E402
@@ -44,7 +44,7 @@ def small_case(**changes: Any) -> DecodeCase:
     return DecodeCase(**{"device": "cpu", **known, **changes})
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("attention", ATTENTION_IMPLEMENTATIONS)
 def test_a_whole_pass_is_that_of_the_transformer(attention: str) -> None:
     ours, known = decoder(attention), transformer.Transformer(config(attention)).requires_grad_(False)
     ours.load_state_dict(known.state_dict())
@@ -61,7 +61,7 @@ def max_error(model: Decoder, prompt_length: int) -> float:
     return float((cached - whole).abs().max() / whole.abs().max())
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("attention", ATTENTION_IMPLEMENTATIONS)
 @pytest.mark.parametrize("prompt_length", [1, 7])
 def test_the_cache_changes_no_logit(attention: str, prompt_length: int) -> None:
     assert max_error(decoder(attention), prompt_length) < 1e-5
@@ -78,7 +78,7 @@ def test_without_what_the_cache_holds_the_logits_are_others(monkeypatch: pytest.
     assert max_error(decoder(), 7) > 5e-2
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("attention", ATTENTION_IMPLEMENTATIONS)
 def test_tokens_are_greedy_and_the_same_with_and_without_the_cache(attention: str) -> None:
     model, made = decoder(attention), []
     for cache in (None, Cache(config())):

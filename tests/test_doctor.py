@@ -34,8 +34,8 @@ def bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def set_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    monkeypatch.setattr(doctor, "gpu_count", lambda: count)
-    monkeypatch.setattr(run_plan, "gpu_count", lambda: count)
+    monkeypatch.setattr(doctor, "count_gpus", lambda: count)
+    monkeypatch.setattr(run_plan, "count_gpus", lambda: count)
 
 
 def set_recorders(monkeypatch: pytest.MonkeyPatch, nsys: Nsys | None = None, torch: str | None = "2.13.0") -> None:

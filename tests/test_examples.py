@@ -17,7 +17,7 @@ import pytest
 from nsys_analyzer import summarize
 from nsys_analyzer.experiments.benches import BENCHES
 from nsys_analyzer.experiments.model import Bench
-from nsys_analyzer.inputs.rows import NAME, read_rows_file
+from nsys_analyzer.inputs.rows import ROWS_FILE, read_rows_file
 from tests.conftest import ROOT
 from tests.renew_examples import (
     ACCURACY,
@@ -51,7 +51,7 @@ def test_the_report_of_the_experiments(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bench", BENCHES, ids=lambda bench: str(bench.name))
 def test_every_experiment_was_run_on_a_gpu(bench: Bench) -> None:
-    header, rows = read_rows_file(BENCHES_FOLDER / bench.name / NAME)
+    header, rows = read_rows_file(BENCHES_FOLDER / bench.name / ROWS_FILE)
     assert header["bench"] == bench.name
     assert {row.status for row in rows} <= {"ok", "oom"}
     assert {row.machine.get("gpu") for row in rows} == {"NVIDIA H200"}

@@ -29,7 +29,7 @@ class Driver:
 @pytest.mark.parametrize(("code", "count", "gpus"), [(0, 2, 2), (0, 0, 0), (100, 2, 0)])  # 100: no device
 def test_gpus(code: int, count: int, gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: Driver(code, count))
-    assert machine.gpu_count() == gpus
+    assert machine.count_gpus() == gpus
 
 
 def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +37,7 @@ def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("libcuda.so.1: cannot open shared object file")
 
     monkeypatch.setattr(ctypes, "CDLL", absent)
-    assert machine.gpu_count() == 0
+    assert machine.count_gpus() == 0
 
 
 def test_torch_is_asked_without_its_import(monkeypatch: pytest.MonkeyPatch) -> None:

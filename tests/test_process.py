@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nsys_analyzer.system.process import Job, JobResult, last_lines, run_captured, run_job
+from nsys_analyzer.system.process import Job, JobResult, read_last_lines, run_captured, run_job
 from tests.support.sweeping import default_signals, wait_for
 
 
@@ -54,10 +54,10 @@ def test_a_program_that_runs_on_ends_well_on_an_interrupt_and_after_its_time(han
             raise KeyboardInterrupt
         return False
 
-    assert run_job(Job(program, runs_on=True), log, interrupt) == JobResult("ok")
-    assert run_job(Job(program, timeout_s=2, runs_on=True), log) == JobResult("ok")
+    assert run_job(Job(program, is_server=True), log, interrupt) == JobResult("ok")
+    assert run_job(Job(program, timeout_s=2, is_server=True), log) == JobResult("ok")
     failed = JobResult("failed", "exit code 1: no port")
-    assert run_job(Job(python("raise SystemExit('no port')"), runs_on=True), log) == failed
+    assert run_job(Job(python("raise SystemExit('no port')"), is_server=True), log) == failed
 
 
 def test_output_is_added_to_the_log_and_only_the_new_is_judged(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_output_is_added_to_the_log_and_only_the_new_is_judged(tmp_path: Path) -
     log.write_text("CUDA out of memory\n")
     assert run_job(Job(python("print('one'); exit(2)")), log) == JobResult("failed", "exit code 2: one")
     assert log.read_text() == "CUDA out of memory\none\n"
-    assert last_lines(log) == "CUDA out of memory | one"
+    assert read_last_lines(log) == "CUDA out of memory | one"
 
 
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:

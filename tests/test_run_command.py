@@ -45,7 +45,7 @@ def error_of(ended: Outcome) -> str:
 def nothing_around(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No nsys or GPU of this machine counts, PyTorch is taken to be here, and the signals are as before."""
     monkeypatch.setattr(run_plan, "find_nsys", lambda: Path(os.environ["NSYS"]) if "NSYS" in os.environ else None)
-    monkeypatch.setattr(run_plan, "gpu_count", lambda: 0)
+    monkeypatch.setattr(run_plan, "count_gpus", lambda: 0)
     monkeypatch.setattr(run_plan, "torch_version", lambda: "2.13.0")
     monkeypatch.delenv("NSYS", raising=False)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}
@@ -242,7 +242,7 @@ def test_a_dry_run_of_a_program(desk: Desk, run: Run) -> None:
 
 
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_plan, "gpu_count", lambda: 1)
+    monkeypatch.setattr(run_plan, "count_gpus", lambda: 1)
     monkeypatch.setattr(run_plan, "torch_version", lambda: "2.13.0+cu130")
 
 

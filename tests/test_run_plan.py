@@ -35,7 +35,7 @@ def bare_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, *, gpus: int, nsys: Path | None = None, torch: str = "2.13.0") -> None:
-    monkeypatch.setattr(run_plan, "gpu_count", lambda: gpus)
+    monkeypatch.setattr(run_plan, "count_gpus", lambda: gpus)
     monkeypatch.setattr(run_plan, "find_nsys", lambda: nsys)
     monkeypatch.setattr(run_plan, "torch_version", lambda: torch or None)
 

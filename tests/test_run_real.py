@@ -23,7 +23,7 @@ from nsys_analyzer.capture.targets import Target
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.inputs.manifest import configuration_of, read_manifest
-from nsys_analyzer.system.machine import Nsys, gpu_count
+from nsys_analyzer.system.machine import Nsys, count_gpus
 from nsys_analyzer.system.process import JobResult, Progress
 from tests.support.sweeping import let_time_pass
 from tests.test_process import gone
@@ -302,7 +302,7 @@ def test_a_server_leaves_a_capture(nsys: Nsys, tmp_path: Path, words: tuple[str,
 @pytest.fixture(scope="module")
 def on_gpu(nsys: Nsys, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CaptureSummary]:
     """One configuration under both recorders."""
-    if not gpu_count():
+    if not count_gpus():
         pytest.skip("no GPU on this machine")
     folder = tmp_path_factory.mktemp("gpu")
     summaries = {}
@@ -329,7 +329,7 @@ def test_the_recorders_agree(on_gpu: dict[str, CaptureSummary]) -> None:
 @pytest.mark.gpu
 @pytest.mark.nsys
 def test_a_forward_pass_on_a_gpu_has_nine_products_a_layer_and_one(nsys: Nsys, tmp_path: Path) -> None:
-    if not gpu_count():
+    if not count_gpus():
         pytest.skip("no GPU on this machine")
     words = ("run", *TINY, "--steps", "3", "--nsys-option=--pytorch=autograd-nvtx", "--profiler", "nsys")
     ended = command(tmp_path, *words, NSYS=str(nsys.path))

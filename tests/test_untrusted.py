@@ -21,7 +21,7 @@ from nsys_analyzer.configuration import Run
 from nsys_analyzer.experiments.benches import BENCHES, read_rows
 from nsys_analyzer.experiments.model import Bench, Results
 from nsys_analyzer.experiments.section import make_section
-from nsys_analyzer.inputs.rows import NAME, from_json_values, to_json_values
+from nsys_analyzer.inputs.rows import ROWS_FILE, from_json_values, to_json_values
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Report, Section
 from nsys_analyzer.report.renderers import RENDERERS
@@ -148,7 +148,7 @@ COMMITTED: dict[str, tuple[Bench, Results]] = {}
 def committed(name: str) -> tuple[Bench, Results]:
     """A committed experiment, read once."""
     if name not in COMMITTED:
-        bench, _, rows = read_rows(ROOT / "examples" / "benches" / name / NAME)
+        bench, _, rows = read_rows(ROOT / "examples" / "benches" / name / ROWS_FILE)
         COMMITTED[name] = bench, Results(rows)
     return COMMITTED[name]
 

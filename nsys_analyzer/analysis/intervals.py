@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nsys_analyzer.trace.arrays import Bools, Integers, Ints, blocks, distinct
+from nsys_analyzer.trace.arrays import Bools, Integers, Ints, distinct, iterate_blocks
 
 #: The index that stands for "no range", "no thread" or "no launch".
 NONE = -1
@@ -252,7 +252,7 @@ class Axis:
         A value that the axis was not built from gets a position between its neighbors.
         """
         positions = np.full(len(group), OFF_AXIS, np.int64)
-        for block in blocks(len(group) if len(self._groups) else 0):
+        for block in iterate_blocks(len(group) if len(self._groups) else 0):
             positions[block] = self._place_block(group[block], value[block])
         return positions
 

@@ -18,7 +18,14 @@ from nsys_analyzer.capture.nsys import INSTALL_NSYS, Check, check_importer
 from nsys_analyzer.capture.plan import make_plan
 from nsys_analyzer.capture.profilers import NsysProfiler
 from nsys_analyzer.errors import NsysAnalyzerError
-from nsys_analyzer.system.machine import Nsys, driver_module_version, driver_version, find_nsys, gpu_count, nsys_version
+from nsys_analyzer.system.machine import (
+    Nsys,
+    count_gpus,
+    driver_module_version,
+    driver_version,
+    find_nsys,
+    nsys_version,
+)
 from nsys_analyzer.text import format_bytes
 
 _TORCH_TIMEOUT_S = 120  # a first import from a cold network disk takes a minute
@@ -36,7 +43,7 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "gpu
 def check_machine(output: Path) -> Iterator[Check]:
     """Yields the result of each check. ``output`` is the folder for captures, which need not exist."""
     yield from _nsys()
-    gpus = gpu_count()
+    gpus = count_gpus()
     yield _gpu(gpus)
     yield _torch(gpus)
     yield _folder("output folder", output, "--output-dir")

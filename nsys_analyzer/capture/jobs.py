@@ -30,13 +30,13 @@ from nsys_analyzer.capture.profilers import Profiler, make_hook_variables, make_
 from nsys_analyzer.capture.targets import RANK_SUFFIX, Ranks, Target, capture_stems
 from nsys_analyzer.configuration import Run, manifest_values, update_run
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
-from nsys_analyzer.inputs.manifest import MANIFEST, TIMINGS, ManifestError, make_run, manifest_name, read_manifest
+from nsys_analyzer.inputs.manifest import MANIFEST, TIMINGS, ManifestError, make_run, manifest_file_name, read_manifest
 from nsys_analyzer.inputs.rows import Row, Task, append_row, to_json_values
 from nsys_analyzer.inputs.unprofiled_times import is_sweep_table, write_timings
 from nsys_analyzer.share.names import without_secrets
 from nsys_analyzer.system.atomic_write import check_regular, remove_unfinished, write_text
 from nsys_analyzer.system.machine import read_provenance
-from nsys_analyzer.system.process import Job, JobResult, Progress, last_lines, run_job
+from nsys_analyzer.system.process import Job, JobResult, Progress, read_last_lines, run_job
 from nsys_analyzer.system.strict_json import decode_json
 from nsys_analyzer.trace.stacks import STACKS_SUFFIX as STACKS
 from nsys_analyzer.trace.stacks import find_stack_files
@@ -142,7 +142,7 @@ def _finished_run(place: Path) -> Run:
     Raises:
         ConfigurationError: a sweep did not write the folder.
     """
-    of_first_rank = place / manifest_name(capture_stems(Ranks(1))[0])
+    of_first_rank = place / manifest_file_name(capture_stems(Ranks(1))[0])
     try:
         run = read_manifest(of_first_rank if of_first_rank.is_file() else place / MANIFEST)
     except ManifestError as error:
@@ -260,7 +260,7 @@ def _run_target(
                 described = replace(described, rank_pids=pids or None) if profiler else described
                 extra["rank_timings"] = [times for _, times in processes]
         manifest = {**manifest_values(described), **extra}
-        write_text(part / manifest_name(stem), json.dumps(manifest, indent=1) + "\n")
+        write_text(part / manifest_file_name(stem), json.dumps(manifest, indent=1) + "\n")
     return result
 
 
@@ -281,7 +281,7 @@ def _time(target: Target, part: Path, timeout_s: float | None) -> tuple[JobResul
         runs = [run if results else silent for run, results in zip(runs, values, strict=True)]
     times = [results.get("times_ms") or {} for results in values]
     if result.status == "ok" and target.timed and not all(times):
-        result = JobResult("failed", f"it ended without an error, but wrote no times: {last_lines(part / LOG)}")
+        result = JobResult("failed", f"it ended without an error, but wrote no times: {read_last_lines(part / LOG)}")
     elif out_of_memory := next((run for run in runs if run.status == "oom"), None):
         result = JobResult("oom", out_of_memory.message)
     # A program of the user may have no steps.

@@ -16,7 +16,7 @@ from nsys_analyzer.capture.targets import RANK_SUFFIX
 from nsys_analyzer.errors import CaptureError
 from nsys_analyzer.system.atomic_write import atomic_write, is_disk_full
 from nsys_analyzer.system.machine import Nsys, run_query
-from nsys_analyzer.system.process import last_lines, run_captured
+from nsys_analyzer.system.process import read_last_lines, run_captured
 from nsys_analyzer.trace.nsys_report import last_output_lines
 
 INSTALL_NSYS = "apt-get install nsight-systems (Debian non-free), or https://developer.nvidia.com/nsight-systems"
@@ -144,7 +144,7 @@ def _no_report(report: Path, log: Path) -> CaptureError:
         if is_disk_full(folder):  # nsys then ends with an unrelated message or none
             problem = f"The disk of {folder} is full"
             return CaptureError(problem, f"Free some space, or choose another folder: df -h {folder}")
-    output = last_lines(log) if log.is_file() else ""
+    output = read_last_lines(log) if log.is_file() else ""
     if "No reports were generated" in output or output.endswith("Generated:"):  # nsys before 2024 prints "Generated:"
         return CaptureError(
             f"nsys recorded nothing, because no capture range was opened: {_IMPORTER_MESSAGE.sub('', output)}",

@@ -15,7 +15,7 @@ from nsys_analyzer.capture.profilers import NsysProfiler, Profiler, TorchProfile
 from nsys_analyzer.capture.targets import Annotation, Choices, Ranks, Target, program_target, transformer_targets
 from nsys_analyzer.configuration import OPTIONS, Run, Value
 from nsys_analyzer.errors import CaptureError, ConfigurationError, ExportError
-from nsys_analyzer.system.machine import Nsys, find_nsys, gpu_count, nsys_version, torch_version
+from nsys_analyzer.system.machine import Nsys, count_gpus, find_nsys, nsys_version, torch_version
 
 #: The options that can describe a program of the user. All other options apply only to the package's transformer.
 _PROGRAM_OPTIONS = (
@@ -138,7 +138,7 @@ def choose_device(requested: str | None, *, with_torch: bool = True, dry_run: bo
     Raises:
         ConfigurationError: a GPU was requested, there is none here, and the program will not run ``dry_run``.
     """
-    gpus, is_cpu_build = gpu_count(), "+cpu" in (torch_version() or "")
+    gpus, is_cpu_build = count_gpus(), "+cpu" in (torch_version() or "")
     device = requested or ("cuda" if gpus and not (with_torch and is_cpu_build) else "cpu")
     if device == "cuda" and not gpus and not dry_run:
         raise ConfigurationError("--device cuda: CUDA sees no GPU here", "nsys-analyze doctor lists what is missing")
@@ -237,7 +237,7 @@ def choose_profiler(options: Recording, device: str, torch_hint: str = "") -> tu
     if on_gpu:
         return recorder, (f"{lack} (nsys-analyze doctor shows how to fix it). torch.profiler records instead.",)
     limits = " nsys would only see NVTX ranges;" if nsys else ""
-    lead = "On the CPU:" if gpu_count() else "No GPU:"
+    lead = "On the CPU:" if count_gpus() else "No GPU:"
     return recorder, (f"{lead}{limits} torch.profiler records, and PyTorch's operators on the CPU are the kernels.",)
 
 

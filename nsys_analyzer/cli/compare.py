@@ -97,7 +97,7 @@ def compare(
     from nsys_analyzer.cli.run_progress import show_reading
     from nsys_analyzer.errors import ConfigurationError, DifferentConditionsError
     from nsys_analyzer.experiments.evidence import load_runs
-    from nsys_analyzer.inputs.gather import saved_reports_at
+    from nsys_analyzer.inputs.gather import find_saved_reports
     from nsys_analyzer.report.sections.comparison import require_comparisons
     from nsys_analyzer.report.writing import check_target
     from nsys_analyzer.system.cluster import Workers
@@ -111,12 +111,12 @@ def compare(
         check_target(target, (before, after, *csv_before, *csv_after), force=force)
     workers = Workers(scheduler, show_reading)
     inputs = (before, csv_before), (after, csv_after)
-    if report := next((path for path, csv in inputs if csv and saved_reports_at(path)), None):
+    if report := next((path for path, csv in inputs if csv and find_saved_reports(path)), None):
         raise ConfigurationError(f"{report} is a report, which holds its times", "Leave out its --csv option")
     runs_before, runs_after = (
         load_runs(path, csv, tell=tell, names=names, overrides=configuration, workers=workers) for path, csv in inputs
     )
-    if before.is_dir() and saved_reports_at(before):  # a baseline may contain runs on several machines
+    if before.is_dir() and find_saved_reports(before):  # a baseline may contain runs on several machines
         runs_before = select_same_hardware(runs_before, runs_after)
     comparisons = require_comparisons(
         compare_runs(runs_before, runs_after, cpu_spread=cpu_spread, repeats=repeats, force=force, budgets=budgets)

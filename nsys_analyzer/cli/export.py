@@ -42,13 +42,13 @@ def export(
     TRACE is any capture that report reads. Captures of several ranks become one timeline; collectives align their
     clocks.
     """
-    from nsys_analyzer.export.writing import default_name
+    from nsys_analyzer.export.writing import default_target
     from nsys_analyzer.export.writing import export as write
     from nsys_analyzer.text import format_bytes, visible
 
     suffixes = {name: exporter.suffix for name, exporter in load_formats().items()}
     output_format = choose_format(output, output_format, suffixes, "perfetto")
-    target = output or default_name(traces[0], output_format)
+    target = output or default_target(traces[0], output_format)
     size = write(
         traces,
         target,

@@ -12,7 +12,7 @@ import click
 from nsys_analyzer.cli.help import SELECTION, command, format_option, option
 from nsys_analyzer.cli.options import folder_argument, names_options, print_json, tell
 from nsys_analyzer.errors import RECORD_COMMAND, RECORD_GRAPH_NODES_COMMAND, ConfigurationError, MissingTableError
-from nsys_analyzer.text import FORMULA
+from nsys_analyzer.text import FORMULA_START
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.summary.summary import CaptureSummary
@@ -61,7 +61,10 @@ def kernels(
         writer.writeheader()
         for row in rows:
             writer.writerow(
-                {key: re.sub(FORMULA, r"'\1", value) if isinstance(value, str) else value for key, value in row.items()}
+                {
+                    key: re.sub(FORMULA_START, r"'\1", value) if isinstance(value, str) else value
+                    for key, value in row.items()
+                }
             )
     else:
         print_table(_table(rows))

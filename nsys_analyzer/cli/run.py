@@ -144,9 +144,9 @@ def _execution_summary(target: Target, folder: Path, *, is_recorded: bool) -> st
     """Returns sentences on how often the user's program ran, whether it was stopped, and where its output is."""
     from nsys_analyzer.capture.jobs import LOG
     from nsys_analyzer.capture.targets import capture_stems
-    from nsys_analyzer.inputs.manifest import manifest_name, read_manifest
+    from nsys_analyzer.inputs.manifest import manifest_file_name, read_manifest
 
-    run = read_manifest(folder / manifest_name(capture_stems(target.ranks)[0]))
+    run = read_manifest(folder / manifest_file_name(capture_stems(target.ranks)[0]))
     if run.status != "ok":
         return f"The program's output is in {folder / LOG}"
     purposes = ", to be timed and then recorded" if target.is_timed and is_recorded else ""

@@ -48,7 +48,7 @@ def share(
     The copy also keeps process and thread IDs, short numbers at the ends of names, and the CUDA calls with their times,
     which explain why the GPU was idle.
     """
-    from nsys_analyzer.share import missing_tables
+    from nsys_analyzer.share import find_missing_tables
     from nsys_analyzer.share import share as write_copy
     from nsys_analyzer.text import format_bytes, visible
 
@@ -67,5 +67,5 @@ def share(
     if renamings:
         click.echo("The copy does not hold this list. To keep names of it, use --keep REGEX or --keep-all-names")
     click.echo(f"Other names are kept. To see them: nsys-analyze info {output}")
-    if tables := missing_tables(trace, output):
+    if tables := find_missing_tables(trace, output):
         click.echo(f"Tables that the copy lacks: {visible(', '.join(tables))}")

@@ -14,7 +14,7 @@ from nsys_analyzer.experiments import attention, decode, flash, memory, precisio
 from nsys_analyzer.experiments import compile as compiled
 from nsys_analyzer.experiments.model import AnyRow, Bench, Results
 from nsys_analyzer.experiments.section import make_section
-from nsys_analyzer.inputs.rows import NAME, read_rows_file, with_types
+from nsys_analyzer.inputs.rows import ROWS_FILE, convert_row, read_rows_file
 from nsys_analyzer.report.model import Details, FinishedBench, Listing, Paragraph, Section
 from nsys_analyzer.text import phrase
 
@@ -36,14 +36,14 @@ def read_finished(folder: Path) -> FinishedBench:
     Raises:
         ConfigurationError: the file of rows is damaged or of another version, or its experiment is unknown.
     """
-    bench, header, rows = read_rows(folder / NAME)
+    bench, header, rows = read_rows(folder / ROWS_FILE)
     commands = tuple(header["runs"])
     no_rows = Paragraph(phrase("Nothing was measured yet. Continue with the same command and `--resume`."))
     section = Section(f"bench-{bench.name}", f"Bench: {bench.name}", (no_rows,))
     try:
         section = make_section(bench, Results(rows)) if rows else section
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise _unreadable(folder / NAME, bench, error) from error
+        raise _unreadable(folder / ROWS_FILE, bench, error) from error
     if commands:
         how = Details("How these rows were made", (Listing(commands, "commands"),))
         section = replace(section, blocks=(*section.blocks, how))
@@ -62,7 +62,7 @@ def read_rows(path: Path) -> tuple[Bench, dict[str, Any], tuple[AnyRow, ...]]:
         raise ConfigurationError(f"Unknown bench {header['bench']!r}", f"Known benches: {', '.join(by_name)}")
     bench = by_name[header["bench"]]
     try:
-        typed_rows = [with_types(row, bench.target) for row in rows if row.module == bench.target.module]
+        typed_rows = [convert_row(row, bench.target) for row in rows if row.module == bench.target.module]
     except (ConfigurationError, TypeError, ValueError) as error:
         raise _unreadable(path, bench, error) from error
     return bench, header, tuple({row.key: row for row in typed_rows}.values())

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nsys_analyzer.configuration import ATTENTIONS, PRECISIONS
+from nsys_analyzer.configuration import ATTENTION_IMPLEMENTATIONS, PRECISIONS
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.model import (
     AnyRow,
@@ -53,7 +53,7 @@ class DecodeCase(TransformerCase):
     tokens: int = option(100, "tokens to generate, including the first", least=3, cpu=10)
     warmup_tokens: int = option(100, "tokens to generate before the measured ones", cpu=10)
     precision: str = option("fp32", "precision of weights, activations and cache", PRECISIONS)
-    attention: str = option("unfused", "naive (unfused) attention, or PyTorch's SDPA", ATTENTIONS)
+    attention: str = option("unfused", "naive (unfused) attention, or PyTorch's SDPA", ATTENTION_IMPLEMENTATIONS)
     cache: bool = option(True, "use a KV cache; without it, each token needs a pass over the whole sequence")
     seed: int = option(0, "seed of weights and tokens", least=0)
 
@@ -165,7 +165,7 @@ BENCH = Bench(
     options=(
         list_option(DecodeCase, "model", ("small", "medium", "large"), ("small",), help="model sizes"),
         list_option(DecodeCase, "precision", ("fp32", "bf16"), ("fp32",)),
-        list_option(DecodeCase, "attention", ATTENTIONS),
+        list_option(DecodeCase, "attention", ATTENTION_IMPLEMENTATIONS),
         list_option(DecodeCase, "cache", (True, False)),
         *scalar_options(DecodeCase, "num_layers", "batch_size", "prompt_length", "cache_length", "tokens"),
         *scalar_options(DecodeCase, "warmup_tokens", "seed"),

@@ -14,7 +14,7 @@ from nsys_analyzer.capture.profilers import INSTALL_TORCH
 from nsys_analyzer.errors import CaptureError, ConfigurationError
 from nsys_analyzer.experiments.benches import read_finished, read_rows
 from nsys_analyzer.experiments.model import AnyRow, Bench
-from nsys_analyzer.inputs.rows import NAME, Task, append_command, start_rows_file, to_json_values
+from nsys_analyzer.inputs.rows import ROWS_FILE, Task, append_command, start_rows_file, to_json_values
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.writing import FOLDER_IN_USE_HINT, check_replaceable, write_report
 from nsys_analyzer.system.machine import read_provenance, torch_version
@@ -91,7 +91,7 @@ def run_bench(
             append_command(folder, command)
         with show_progress(len(plan.cases), len(plan.cases) - len(remaining)) as progress:
             run_cases(remaining, folder, timeout_s, progress)
-        *_, rows = read_rows(folder / NAME)
+        *_, rows = read_rows(folder / ROWS_FILE)
         report = Report(f"nsys-analyze bench {plan.bench.name}", (read_finished(folder).section,))
         write_report("markdown", report, folder / f"{plan.bench.name}.md")
     keys = {case.key for case in plan.cases}
@@ -100,7 +100,7 @@ def run_bench(
 
 def _prepare_rows(plan: BenchPlan, folder: Path, resume: bool | None, command: str) -> Sequence[AnyRow]:
     """Returns the rows of earlier runs, and starts a new file of rows if none are kept."""
-    path = folder / NAME
+    path = folder / ROWS_FILE
     if path.exists() and not (resume and b"\n" not in path.read_bytes()):  # an interrupt may have cut the first line
         _, header, rows = read_rows(path)
         if header["bench"] != plan.bench.name:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nsys_analyzer.analysis.transformer.models import ModelSize, find_model
-from nsys_analyzer.configuration import ATTENTIONS, DIMENSIONS, MODES, PRECISIONS
+from nsys_analyzer.configuration import ATTENTION_IMPLEMENTATIONS, DIMENSIONS, MODES, PRECISIONS
 from nsys_analyzer.experiments.model import option, scalar_options
 from nsys_analyzer.inputs.rows import CaseTarget, Times
 from nsys_analyzer.text import phrase
@@ -48,7 +48,7 @@ class StepCase(TransformerCase):
     batch_size: int = option(4, "batch size", cpu=1)
     mode: str = option("train", "phases of a step: forward, also loss and backward, or also the optimizer", MODES)
     precision: str = option("fp32", "precision; bf16 is autocast", PRECISIONS)
-    attention: str = option("unfused", "naive (unfused) attention, or PyTorch's SDPA", ATTENTIONS)
+    attention: str = option("unfused", "naive (unfused) attention, or PyTorch's SDPA", ATTENTION_IMPLEMENTATIONS)
     compile: bool = option(False, "compile the model with torch.compile")
     warmup_steps: int = option(5, "steps before the measured ones", least=0, cpu=1)
     steps: int = option(10, "measured steps", cpu=2)

@@ -12,7 +12,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from nsys_analyzer.system.plugins import EXPORT_FORMATS, load_plugins, skip_if_it_fails
+from nsys_analyzer.system.plugins import EXPORT_FORMATS, load_plugins, skip_failing_plugin
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def load_formats() -> dict[str, Format]:
     """Returns the formats of this package and of installed plugins."""
     formats = dict(FORMATS)
     for point, form in load_plugins(EXPORT_FORMATS):
-        with skip_if_it_fails(point):
+        with skip_failing_plugin(point):
             _ = form.write, form.is_ours, form.suffix  # raises an error if the module or a function is missing
             formats.setdefault(point.name, form)
     return formats

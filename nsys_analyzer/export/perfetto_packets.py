@@ -17,7 +17,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nsys_analyzer.trace.arrays import Bools, Integers, Ints, SmallInts, blocks, distinct_rows
+from nsys_analyzer.trace.arrays import Bools, Integers, Ints, SmallInts, distinct_rows, iterate_blocks
 
 # --- protocol buffers
 
@@ -297,11 +297,11 @@ def slice_packets(slices: Slices) -> Iterator[bytes]:
     order = np.lexsort((-slices.end, slices.start))
     has_duration = (slices.end > slices.start)[order]
     long, instant = order[has_duration], order[~has_duration]
-    for block in blocks(len(long)):
+    for block in iterate_blocks(len(long)):
         yield to_bytes(_end_event(slices, long[block]))
-    for block in blocks(len(long)):
+    for block in iterate_blocks(len(long)):
         yield to_bytes(_begin_event(slices, long[block]))
-    for block in blocks(len(instant)):
+    for block in iterate_blocks(len(instant)):
         yield to_bytes(_begin_event(slices, instant[block]), _end_event(slices, instant[block]))
 
 
@@ -328,7 +328,7 @@ def _end_event(slices: Slices, index: Ints) -> Parts:
 def counter_packets(track: int, time: Ints, value: Ints) -> Iterable[bytes]:
     """Yields the packets of a counter, whose value changes at each time."""
     header = encode_number(9, _COUNTER), encode_number(11, track)
-    for block in blocks(len(time)):
+    for block in iterate_blocks(len(time)):
         event = encode_message(11, *header, encode_number(30, value[block]))
         yield to_bytes(encode_message(1, encode_number(8, time[block]), _SLICE_SEQUENCE, event))
 

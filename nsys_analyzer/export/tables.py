@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsys_analyzer.export.frame import OPERATION_COLUMNS, operation_frame
 from nsys_analyzer.export.writing import Capture
-from nsys_analyzer.text import FORMULA
+from nsys_analyzer.text import FORMULA_START
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -150,7 +150,7 @@ def _plain_texts(table: pa.Table, *, formulas: bool = True) -> pa.Table:
     for place, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
             texts = table.column(place).cast(pa.string())
-            texts = texts if formulas else replace_substring_regex(texts, FORMULA, r"'\1")
+            texts = texts if formulas else replace_substring_regex(texts, FORMULA_START, r"'\1")
             table = table.set_column(place, field.with_type(pa.string()), texts)
     return table
 

@@ -27,7 +27,7 @@ from nsys_analyzer.trace.sources import trace_stem
 from nsys_analyzer.trace.trace import Trace
 
 
-def default_name(path: Path, form: str) -> Path:
+def default_target(path: Path, form: str) -> Path:
     """Returns the default target of an export: a file in the working folder, named after the capture or folder."""
     return Path(f"{trace_stem(Path(path.resolve().name))}{load_formats()[form].suffix}")
 

@@ -21,10 +21,20 @@ from nsys_analyzer.analysis.steps.tracks import MOST_OPERATIONS
 from nsys_analyzer.analysis.summary.complete import with_counted_flops
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
-from nsys_analyzer.analysis.transformer.models import Configuration, configuration_from_name, find_model
+from nsys_analyzer.analysis.transformer.models import (
+    Configuration,
+    ConfigurationSource,
+    configuration_from_name,
+    find_model,
+)
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import DEBUG_VARIABLE, NsysAnalyzerError, TraceError
-from nsys_analyzer.inputs.manifest import configuration_of, find_manifest, find_untraced_manifests, name_of_manifest
+from nsys_analyzer.inputs.manifest import (
+    capture_name_of_manifest,
+    configuration_of,
+    find_manifest,
+    find_untraced_manifests,
+)
 from nsys_analyzer.inputs.traces import find_titles, find_traces, is_folder, list_traces, name_of_trace
 from nsys_analyzer.system.cluster import SEQUENTIAL, Workers
 from nsys_analyzer.trace.phase_names import PhaseNames
@@ -70,7 +80,7 @@ def read_captures(
                 error = TraceError(f"{place} cannot be read ({files.strerror})", hint)
                 unreadable.append(_failed_capture(place.name, place, str(error)))
         for path, run in find_untraced_manifests(folder).items():
-            name = name_of_manifest(path)
+            name = capture_name_of_manifest(path)
             if isinstance(run, NsysAnalyzerError):
                 unreadable.append(_failed_capture(name, path, str(run)))
                 continue
@@ -98,10 +108,10 @@ def read_captures(
     rows = unreadable + [row for summaries in workers.map(_read, captures) for row in summaries]
     if rows and must_read and all(row.metadata is None and row.run is None for row in rows):
         raise TraceError(f"None of {len(rows)} captures could be read; the first: {rows[0].message}")
-    return in_report_order(_with_ranks(rows + untraced, [titles[trace] for trace in traces] if in_order else []))
+    return sort_for_report(_with_ranks(rows + untraced, [titles[trace] for trace in traces] if in_order else []))
 
 
-def in_report_order(captures: Iterable[CaptureSummary]) -> list[CaptureSummary]:
+def sort_for_report(captures: Iterable[CaptureSummary]) -> list[CaptureSummary]:
     """Returns captures sorted by model size, context length and name."""
 
     def sort_key(capture: CaptureSummary) -> tuple[object, ...]:
@@ -203,9 +213,9 @@ def _override(configuration: Configuration | None, overrides: Run) -> Configurat
     values = {key: value for key, value in values.items() if value is not None}
     if not values:
         return configuration
-    # The source of the model comes first, because a model from a file name is checked against the kernels.
-    keeps_model = configuration and configuration.model and not overrides.model
-    source = f"{configuration.source}, command line" if configuration and keeps_model else "command line"
+    source: ConfigurationSource = "command line"
+    if configuration and configuration.model and not overrides.model:
+        source = "file name, command line" if configuration.source == "file name" else "manifest, command line"
     return structs.replace(configuration or Configuration(), **values, source=source)
 
 

@@ -18,9 +18,9 @@ from nsys_analyzer.analysis.summary.complete import complete_captures
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Summary
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import NsysAnalyzerError, TimingsError
-from nsys_analyzer.inputs.captures import in_report_order, read_captures
+from nsys_analyzer.inputs.captures import read_captures, sort_for_report
 from nsys_analyzer.inputs.manifest import TIMINGS, find_manifests_beside
-from nsys_analyzer.inputs.rows import NAME as BENCH_FILE
+from nsys_analyzer.inputs.rows import ROWS_FILE
 from nsys_analyzer.inputs.saved_reports import is_saved_report, read_saved_report
 from nsys_analyzer.inputs.traces import find_titles, find_traces, holds_captures, is_folder
 from nsys_analyzer.system.cluster import SEQUENTIAL, Workers
@@ -132,7 +132,7 @@ def gather_runs(
     Raises:
         NsysAnalyzerError: nothing could be read.
     """
-    if reports := saved_reports_at(path):
+    if reports := find_saved_reports(path):
         return tuple(run for report in reports for run in read_saved_report(report))
     timings = _read_timings(csv_paths) if csv_paths else _find_timings((path,), tell, option)
     rows = read_captures((path,), names, overrides, has_times=timings is not None, workers=workers)
@@ -140,7 +140,7 @@ def gather_runs(
     return tuple(capture for capture in captures if path.is_dir() or capture.source == path.name)
 
 
-def saved_reports_at(path: Path) -> list[Path]:
+def find_saved_reports(path: Path) -> list[Path]:
     """Returns the JSON file of a report at a path, or all such files if the path is the folder of a baseline."""
     if path.is_dir():
         return [] if holds_captures(path) else [file for file in sorted(path.glob("*.json")) if is_saved_report(file)]
@@ -232,7 +232,7 @@ def _match_timings(
         raise TimingsError(problem, hint)
     if step_ms or timings is None:
         timings = Timings("--step-ms", (PhaseTiming("step", Stats(None, step_ms), "--step-ms"),))
-    return in_report_order(match_timings(rows, timings, one_run=one_run))
+    return sort_for_report(match_timings(rows, timings, one_run=one_run))
 
 
 def _find_bench_folders(place: Path) -> list[Path]:
@@ -240,4 +240,4 @@ def _find_bench_folders(place: Path) -> list[Path]:
     if not place.is_dir():
         return []
     # os.path is used because pathlib raises if a folder cannot be searched.
-    return [folder for folder in (place, *sorted(place.iterdir())) if os.path.isfile(folder / BENCH_FILE)]  # noqa: PTH113
+    return [folder for folder in (place, *sorted(place.iterdir())) if os.path.isfile(folder / ROWS_FILE)]  # noqa: PTH113

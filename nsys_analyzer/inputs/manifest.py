@@ -14,7 +14,7 @@ from nsys_analyzer.analysis.transformer.models import Configuration, mode_from_t
 from nsys_analyzer.configuration import SCHEMA_VERSION, Run
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
 from nsys_analyzer.system.strict_json import decode_json
-from nsys_analyzer.trace.sources import is_capture, is_export_folder, trace_stem
+from nsys_analyzer.trace.sources import is_capture, trace_stem
 
 MANIFEST = "manifest.json"
 #: The table of unprofiled times that a sweep writes.
@@ -97,12 +97,12 @@ def capture_name(stem: str, folder: Path) -> str:
     return Path(os.path.realpath(folder)).name + named_by_folder[1] if named_by_folder else stem
 
 
-def name_of_manifest(path: Path) -> str:
+def capture_name_of_manifest(path: Path) -> str:
     """Returns the name of the capture that a manifest belongs to, from the name of the manifest's file."""
     return capture_name("capture" if path.name == MANIFEST else path.name.removesuffix(_SUFFIX), path.parent)
 
 
-def manifest_name(stem: str) -> str:
+def manifest_file_name(stem: str) -> str:
     """Returns the file name that the manifest of a capture has in a target's folder."""
     return MANIFEST if stem == "capture" else f"{stem}{_SUFFIX}"
 
@@ -173,4 +173,4 @@ def find_untraced_manifests(folder: Path) -> dict[Path, Run | ManifestError]:
 
 
 def _trace_stems(folder: Path) -> set[str]:
-    return {trace_stem(path) for path in folder.iterdir() if is_capture(path) or is_export_folder(path)}
+    return {trace_stem(path) for path in folder.iterdir() if is_capture(path)}

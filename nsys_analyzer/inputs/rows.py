@@ -31,7 +31,7 @@ F = TypeVar("F")  # the type of figures
 T = TypeVar("T")
 
 #: The name of the file of rows in an experiment's folder.
-NAME = "bench.jsonl"
+ROWS_FILE = "bench.jsonl"
 SCHEMA_VERSION = 1
 
 
@@ -165,7 +165,7 @@ def _keys_of_parts(kind: type) -> dict[str, dict[str, str]]:
     return keys
 
 
-def with_types(row: Row[Any, Any], target: CaseTarget[C, F]) -> Row[C, F]:
+def convert_row(row: Row[Any, Any], target: CaseTarget[C, F]) -> Row[C, F]:
     """Returns a row from the file with its case and figures converted to the target's types.
 
     Raises:
@@ -180,7 +180,7 @@ def with_types(row: Row[Any, Any], target: CaseTarget[C, F]) -> Row[C, F]:
 def start_rows_file(folder: Path, header: Mapping[str, Any]) -> None:
     """Creates the file of rows with a header, in place of an older one."""
     line = json.dumps({"schema_version": SCHEMA_VERSION, **header})
-    write_text(folder / NAME, line + "\n")
+    write_text(folder / ROWS_FILE, line + "\n")
 
 
 def append_command(folder: Path, command: str) -> None:
@@ -188,7 +188,7 @@ def append_command(folder: Path, command: str) -> None:
 
     An incomplete last line, which an interruption left, is removed first. Otherwise the next line would be lost, too.
     """
-    path = folder / NAME
+    path = folder / ROWS_FILE
     complete_lines = path.read_bytes().rpartition(b"\n")[0] + b"\n"
     with path.open("r+b") as file:
         file.truncate(len(complete_lines))
@@ -201,7 +201,7 @@ def append_row(folder: Path, row: Row[Any, Any]) -> None:
 
 
 def _append(folder: Path, values: Mapping[str, Any]) -> None:
-    append_text(folder / NAME, json.dumps(values) + "\n")
+    append_text(folder / ROWS_FILE, json.dumps(values) + "\n")
 
 
 def read_rows_file(path: Path) -> tuple[dict[str, Any], tuple[Row[Any, Any], ...]]:

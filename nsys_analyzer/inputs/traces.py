@@ -59,9 +59,9 @@ def list_traces(folder: Path) -> dict[Path, list[Path] | OSError]:
             files[place] = [
                 path
                 for path in paths
-                if (is_export_folder(path) and not path.name.startswith("."))
                 # A broken link is kept, so that the report has a row with its error.
-                or (is_capture(path) and (path.is_file() or (path.is_symlink() and not path.exists())))
+                if is_capture(path)
+                and (path.is_file() or is_export_folder(path) or (path.is_symlink() and not path.exists()))
             ]
         except OSError as error:
             if place == folder:

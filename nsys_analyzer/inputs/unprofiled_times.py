@@ -25,7 +25,7 @@ from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.transformer.models import Configuration, mode_from_text
 from nsys_analyzer.configuration import DIMENSIONS, OPTIONS, PHASES_OF_MODE, Run
 from nsys_analyzer.errors import ConfigurationError, TimingsError
-from nsys_analyzer.inputs.manifest import MANIFEST, TIMINGS, configuration_of, make_run, name_of_manifest
+from nsys_analyzer.inputs.manifest import MANIFEST, TIMINGS, capture_name_of_manifest, configuration_of, make_run
 from nsys_analyzer.inputs.rows import Times
 from nsys_analyzer.system.atomic_write import write_text
 from nsys_analyzer.system.strict_json import decode_json
@@ -246,7 +246,9 @@ def read_manifest_timings(path: Path) -> Iterator[PhaseTiming]:
         manifest = make_run(values, path)
         description = {name: getattr(manifest, name) for name in (*_CONFIGURATION_COLUMNS, *_STEP_COLUMNS)}
         message = " ".join((timings.message or "").split()) or None
-        run = Run(**description, rank=rank, capture=name_of_manifest(path), status=timings.status, message=message)
+        run = Run(
+            **description, rank=rank, capture=capture_name_of_manifest(path), status=timings.status, message=message
+        )
         configuration = structs.replace(configuration_of(run), source="timings")
         for phase in timings.times_ms or PHASES_OF_MODE.get(mode_from_text(manifest.mode or ""), ()):
             times = None

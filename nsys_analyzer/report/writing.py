@@ -15,7 +15,13 @@ from nsys_analyzer.inputs.saved_reports import GENERATOR
 from nsys_analyzer.report.figures import SOFTWARE
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.renderers import RENDERERS
-from nsys_analyzer.system.atomic_write import atomic_write, check_folder, check_regular, link_target, write_text
+from nsys_analyzer.system.atomic_write import (
+    atomic_write,
+    check_parent_folder,
+    check_regular,
+    resolve_links,
+    write_text,
+)
 from nsys_analyzer.trace.sources import capture_suffixes, check_output_is_no_input
 
 #: The marks of files that this package wrote: reports, their JSON, and figures.
@@ -80,7 +86,7 @@ def check_target(path: Path, sources: Sequence[Path], *, force: bool, output: Ou
     if path.is_dir():
         raise NsysAnalyzerError(f"{path} is a folder", f"Name a file in it: -o {path / output.example}")
     check_regular(path, f"Name a file with -o{', or print with -o -' if output.printed else ''}")
-    place = link_target(path)
+    place = resolve_links(path)
     reserved = tuple({*capture_suffixes(with_shared=False), *_DATA_SUFFIXES} - {output.suffix})
     if any(name.lower().endswith(reserved) for name in (path.name, place.name)):
         remedy = f"Name another file with -o{'' if output.printed else f', such as {output.example}'}"
@@ -88,7 +94,7 @@ def check_target(path: Path, sources: Sequence[Path], *, force: bool, output: Ou
     check_output_is_no_input(path, sources)
     remedy = "Name another file with -o, or replace it with --force"
     check_replaceable(path, remedy, force=force, written_here=output.is_ours)
-    check_folder(place if path.is_symlink() else path, force=force)
+    check_parent_folder(place if path.is_symlink() else path, force=force)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=place.parent):
@@ -159,7 +165,7 @@ def _draw_files(
     """
     from nsys_analyzer.report.figures import draw_png
 
-    report = link_target(path) if path.is_symlink() else path  # viewers resolve image paths from the linked file
+    report = resolve_links(path) if path.is_symlink() else path  # viewers resolve image paths from the linked file
     folder = report.parent / f"{report.stem}_figures"
     names = file_names(figure.key for figure in built.figures) if figures else {}
     paths = {key: folder / name for key, name in names.items()}

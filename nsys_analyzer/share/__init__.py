@@ -25,7 +25,7 @@ from nsys_analyzer.share.names import (
     Scrubber,
     is_public,
 )
-from nsys_analyzer.system.atomic_write import atomic_write, check_folder, check_regular
+from nsys_analyzer.system.atomic_write import atomic_write, check_parent_folder, check_regular
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Frame, Ints, arrow_integers, arrow_table, iterate_rows
 from nsys_analyzer.trace.ranks import read_nccl_calls, read_nccl_ranges, read_ranks
@@ -115,7 +115,7 @@ def share(
     return tuple(scrubber.renamed)
 
 
-def missing_tables(trace: Path, copy: Path) -> list[str]:
+def find_missing_tables(trace: Path, copy: Path) -> list[str]:
     """Returns the tables of an nsys trace that have rows and are missing from the trace's copy."""
     if find_source(trace).makes_tables:
         return []
@@ -128,7 +128,7 @@ def _check_output(trace: Path, output: Path, *, force: bool) -> None:
     if output.suffix.lower() != ".sqlite":
         raise NsysAnalyzerError(f"{output} has no suffix .sqlite", f"Name it {output.stem or 'small'}.sqlite")
     check_output_is_no_input(output, [trace])
-    check_folder(output, force=force)
+    check_parent_folder(output, force=force)
     _check_free(output, force=force)
 
 

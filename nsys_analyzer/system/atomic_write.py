@@ -48,7 +48,7 @@ def atomic_write(target: Path, needed_bytes: int | None = None, source: Path | N
     """
     check_regular(target)
     allowed_mode = ~0 if source is None else source.stat().st_mode
-    destination = link_target(target)
+    destination = resolve_links(target)
     with _explain_full_disk(target, needed_bytes), _unfinished_folder(destination) as folder:
         unfinished = folder / destination.name
         yield unfinished
@@ -93,7 +93,7 @@ def check_regular(path: Path, hint: str = "Name a file") -> None:
         raise NsysAnalyzerError(f"{path} is {kind}, not a file", hint)
 
 
-def check_folder(path: Path, *, force: bool) -> None:
+def check_parent_folder(path: Path, *, force: bool) -> None:
     """Checks that the folder of a file exists, or that ``force`` allows this module to create the folder.
 
     A folder cannot be created below a file. In that case no error is raised here, because writing the file raises an
@@ -107,7 +107,7 @@ def check_folder(path: Path, *, force: bool) -> None:
         raise NsysAnalyzerError(f"There is no folder {path.parent}", "Create it, or add --force to create it")
 
 
-def link_target(path: Path) -> Path:
+def resolve_links(path: Path) -> Path:
     """Returns the path that symbolic links lead to; the file need not exist."""
     return Path(os.path.realpath(path))
 
@@ -156,7 +156,7 @@ def _explain_full_disk(target: Path, needed_bytes: int | None = None) -> Iterato
         raise
     except (OSError, RuntimeError, sqlite3.Error, NsysAnalyzerError) as error:
         number = error.errno if isinstance(error, OSError) else None
-        folder = link_target(target).parent
+        folder = resolve_links(target).parent
         is_full = number in _DISK_FULL_ERRNOS or (isinstance(error, sqlite3.Error) and "disk is full" in str(error))
         if not is_full and not is_disk_full(folder):
             if isinstance(error, sqlite3.OperationalError):  # a quota, a limit of the file size, a failing disk

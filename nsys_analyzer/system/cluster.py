@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: Work is done in this process if it takes less time than this, because starting a process takes about one second of a
 #: core.
-WORTH_PROCESSES_S = 10
+MIN_PARALLEL_WORK_S = 10
 #: The scheduler address for running all work in this process, without a cluster or other processes.
 NO_SCHEDULER = "none"
 
@@ -66,7 +66,7 @@ class Workers:
 
     Attributes:
         scheduler: the address of a Dask scheduler; "none" for this process, sequentially. None for processes of this
-            machine if the tasks take ``WORTH_PROCESSES_S`` or more, else for this process. There are at most as many
+            machine if the tasks take ``MIN_PARALLEL_WORK_S`` or more, else for this process. There are at most as many
             processes as cores, and at most as many as can hold the largest file in the free memory at once.
         show_progress: a context manager that shows the progress of a number of tasks.
     """
@@ -126,7 +126,7 @@ def _map_on_executor(
 
 def _count_local_workers(tasks: Sequence[Task]) -> int:
     """Returns the number of processes to use for the tasks; 1 means this process. Each can hold the largest task."""
-    if len(tasks) < 2 or sum(task.seconds for task in tasks) < WORTH_PROCESSES_S:
+    if len(tasks) < 2 or sum(task.seconds for task in tasks) < MIN_PARALLEL_WORK_S:
         return 1
     import psutil
 

@@ -17,15 +17,15 @@ from nsys_analyzer.errors import ExportError
 _QUERY_TIMEOUT_S = 60
 
 
-def gpu_count() -> int:
+def count_gpus() -> int:
     """Returns the number of GPUs that CUDA sees, 0 without a driver. ``CUDA_VISIBLE_DEVICES`` is respected."""
-    driver, count = cuda_driver(), ctypes.c_int(0)
+    driver, count = load_cuda_driver(), ctypes.c_int(0)
     if driver is None or driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return 0
     return count.value
 
 
-def cuda_driver() -> ctypes.CDLL | None:
+def load_cuda_driver() -> ctypes.CDLL | None:
     """Returns the library of the CUDA driver; None if it is not installed."""
     try:
         return ctypes.CDLL("libcuda.so.1")
@@ -96,7 +96,7 @@ def _value_in(path: Path, key: str) -> str | None:
 
 # --- nsys
 
-SEARCH_PATTERNS = (
+NSYS_PATHS = (
     "opt/nvidia/nsight-systems*/*/bin/nsys",
     "opt/nvidia/nsight-systems*/*/target-linux-*/nsys",
     "opt/nvidia/nsight-systems*/bin/nsys",
@@ -126,7 +126,7 @@ def find_nsys(root: Path = Path("/")) -> Path | None:
     """Returns the ``nsys`` to run: ``$NSYS``, else the nsys on ``PATH``, else an installed nsys; None if there is none.
 
     Args:
-        root: the folder below which :data:`SEARCH_PATTERNS` are searched.
+        root: the folder below which :data:`NSYS_PATHS` are searched.
 
     Raises:
         ExportError: ``NSYS`` is set to something that is not executable. No other nsys is used instead.
@@ -139,7 +139,7 @@ def find_nsys(root: Path = Path("/")) -> Path | None:
         return path
     if on_path := shutil.which("nsys"):
         return Path(on_path)
-    places = (path for pattern in SEARCH_PATTERNS for path in sorted(root.glob(pattern), key=version_key, reverse=True))
+    places = (path for pattern in NSYS_PATHS for path in sorted(root.glob(pattern), key=version_key, reverse=True))
     return next((path for path in places if _is_command(path)), None)
 
 

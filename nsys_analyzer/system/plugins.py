@@ -21,13 +21,13 @@ def load_plugins(group: str) -> tuple[tuple[EntryPoint, Any], ...]:
     """Returns the entry points of a group, each with the object that it loads."""
     loaded: list[tuple[EntryPoint, Any]] = []
     for point in entry_points(group=group):
-        with skip_if_it_fails(point):
+        with skip_failing_plugin(point):
             loaded.append((point, point.load()))
     return tuple(loaded)
 
 
 @contextmanager
-def skip_if_it_fails(point: EntryPoint) -> Iterator[None]:
+def skip_failing_plugin(point: EntryPoint) -> Iterator[None]:
     """Ends the block without an error if the plugin fails in the block, and warns the user."""
     try:
         yield

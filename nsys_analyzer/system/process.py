@@ -59,8 +59,8 @@ class Job:
         command: the program and its arguments.
         environment: variables that are added to those of this process.
         timeout_s: time limit in seconds; None for no limit.
-        runs_on: whether the program runs until it is stopped, as a server does. The job then succeeds if a signal ends
-            the program: from its profiler, on an interrupt, or at the time limit.
+        is_server: whether the program runs until it is stopped, as a server does. Such a job succeeds if a signal
+            ends the program: the signal may be from the profiler, or follow an interrupt or the time limit.
         folder: working folder; None for the working folder of this process.
         ends_descendants: whether every process that the program started ends with the program.
     """
@@ -68,7 +68,7 @@ class Job:
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float | None = None
-    runs_on: bool = False
+    is_server: bool = False
     folder: Path | None = None
     ends_descendants: bool = False
 
@@ -106,8 +106,8 @@ def run_job(job: Job, log: Path, made_progress: Callable[[], bool] = lambda: Fal
         made_progress: called a few times a second; if the function returns True, the time limit starts again.
 
     Raises:
-        KeyboardInterrupt: on an interrupt, after all processes ended. A job with ``runs_on`` normally ends by an
-            interrupt, so the interrupt is not raised then.
+        KeyboardInterrupt: on an interrupt, after all processes ended. It is not raised for a job with
+            ``is_server``, which an interrupt normally ends.
         OSError: the log cannot be written.
     """
     limit_s = math.inf if job.timeout_s is None else job.timeout_s
@@ -121,7 +121,7 @@ def run_job(job: Job, log: Path, made_progress: Callable[[], bool] = lambda: Fal
                 while process.poll() is None:
                     if made_progress():
                         deadline = time.monotonic() + limit_s
-                    elif time.monotonic() >= deadline and job.runs_on:
+                    elif time.monotonic() >= deadline and job.is_server:
                         _end(process, _REPORT_TIMEOUT_S)
                     elif time.monotonic() >= deadline:
                         _end(process)
@@ -129,11 +129,11 @@ def run_job(job: Job, log: Path, made_progress: Callable[[], bool] = lambda: Fal
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(min(_POLL_INTERVAL_S, max(deadline - time.monotonic(), 0)))
             except KeyboardInterrupt:
-                if not job.runs_on:
+                if not job.is_server:
                     raise
                 _end(process, _REPORT_TIMEOUT_S)
     code = process.returncode
-    if code == 0 or (job.runs_on and code in _STOPPED_EXIT_CODES):
+    if code == 0 or (job.is_server and code in _STOPPED_EXIT_CODES):
         return JobResult("ok")
     reason = find_failure_line(log, start)
     if _OUT_OF_MEMORY.search(reason):
@@ -185,7 +185,7 @@ def _end(process: subprocess.Popen[bytes], grace_s: float = _GRACE_S) -> None:
             process.kill()
 
 
-def last_lines(log: Path) -> str:
+def read_last_lines(log: Path) -> str:
     """Returns the last three lines of a log that are not empty, joined into one line."""
     return " | ".join(_lines(log, 0)[-3:])
 

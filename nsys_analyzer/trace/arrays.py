@@ -24,6 +24,7 @@ Frame: TypeAlias = dict[str, Any]
 
 #: A lookup table of codes is used if it is at most this many times longer than the values.
 _MAX_LOOKUP_RATIO = 4
+#: The default number of positions in a block of :func:`iterate_blocks`.
 _BLOCK_LENGTH = 1 << 15
 
 
@@ -84,7 +85,7 @@ def append_in_place(array: Any, *further_arrays: Any) -> Any:
 def take_or_default(column: Any, index: Any, missing_value: int) -> Any:
     """Returns the column's entries at the positions in ``index``, and ``missing_value`` where the position is -1."""
     entries = np.full(len(index), missing_value, column.dtype)
-    for block in blocks(len(index) if len(column) else 0):
+    for block in iterate_blocks(len(index) if len(column) else 0):
         is_there = index[block] >= 0
         entries[block][is_there] = column[index[block][is_there]]
     return entries
@@ -95,17 +96,17 @@ def compress_constant(column: Any) -> Any:
 
     Most columns of processes and devices contain a single value.
     """
-    is_constant = len(column) and all((column[block] == column[0]).all() for block in blocks(len(column)))
+    is_constant = len(column) and all((column[block] == column[0]).all() for block in iterate_blocks(len(column)))
     return np.broadcast_to(column[0], len(column)) if is_constant else column
 
 
-def blocks(length: int, least: int = 0) -> Iterator[slice]:
-    """Returns slices that divide a long column into blocks of at least ``least`` positions.
+def iterate_blocks(length: int, min_length: int = 0) -> Iterator[slice]:
+    """Returns slices that divide a long column into blocks of at least ``min_length`` positions.
 
     The temporary arrays of one block fit into the processor's cache. Temporary arrays as long as the column would be
     allocated and zeroed by the system again and again, which takes half of the time of a long capture.
     """
-    size = max(_BLOCK_LENGTH, least)
+    size = max(_BLOCK_LENGTH, min_length)
     return (slice(first, first + size) for first in range(0, length, size))
 
 
@@ -161,11 +162,11 @@ def dense_codes(values: Ints) -> tuple[Ints, SmallInts]:
         ids, inverse = np.unique(values, return_inverse=True)
         return ids, inverse.astype(np.int32)
     present = np.zeros(high - low + 1, np.bool_)
-    for block in blocks(len(values)):
+    for block in iterate_blocks(len(values)):
         present[values[block] - low] = True
     code_of = (np.cumsum(present) - 1).astype(np.int32)
     codes = np.empty(len(values), np.int32)
-    for block in blocks(len(values)):
+    for block in iterate_blocks(len(values)):
         codes[block] = code_of[values[block] - low]
     ids_present: Ints = np.flatnonzero(present)[: len(values)] + low
     return ids_present, codes

@@ -245,7 +245,7 @@ def _ranks_in_communicators(nccl_ranges: Sequence[NcclRange]) -> dict[int, Rank]
     return {process: Rank(min(numbers), largest[process]) for process, numbers in ranks.items() if len(numbers) == 1}
 
 
-def distinct_ranks(ranks: Mapping[int, Rank], processes: Iterable[int]) -> dict[int, Rank]:
+def find_unambiguous_ranks(ranks: Mapping[int, Rank], processes: Iterable[int]) -> dict[int, Rank]:
     """Returns the ranks of the given processes of one capture. A rank that two processes claim is dropped.
 
     The rank of the launched process (key 0) is used if there is only one process.

@@ -29,33 +29,40 @@ class Source:
     """An input format.
 
     Attributes:
-        suffixes: the suffixes of its files, with the approximate ratio of the size in memory to the file's size. If two
-            suffixes match a name, the longer one must be first.
-        place: the function that opens a file, as ``module:function``. The module is imported when a file is opened,
-            because numpy and Arrow would slow down a command's help.
-        shared_suffix: a suffix that other files also have.
-        marks: a file with ``shared_suffix`` has this format if its first bytes contain one of these texts.
-        makes_tables: whether the file itself contains no tables, and opening it makes tables from its content.
+        suffixes: the suffixes of the names, with the approximate ratio of the size in memory to the size on disk. If
+            two suffixes match a name, the longer one must be first.
+        opener: the function that opens a capture, as ``module:function``. The module is imported when a capture is
+            opened, because numpy and Arrow would slow down a command's help.
+        shared_suffix: a suffix that files of other programs also have.
+        marks: texts of which a file with ``shared_suffix`` must contain one in its first bytes.
+        makes_tables: whether the file itself contains no tables, so that opening it makes tables from its content.
+        is_folder: whether a capture is a folder with one file per table. It is recognized by its content, not by its
+            suffix.
     """
 
     suffixes: Mapping[str, int]
-    place: str
+    opener: str
     shared_suffix: str = ""
     marks: tuple[bytes, ...] = ()
     makes_tables: bool = False
+    is_folder: bool = False
+
+    def matches(self, path: Path) -> bool:
+        """Returns whether a path has this format: a file according to its suffix, a folder according to its content."""
+        return is_export_folder(path) if self.is_folder else bool(self.suffix_of(path))
 
     def suffix_of(self, path: Path) -> str:
-        """Returns the suffix that marks a file as this format; an empty text if the file has another format."""
+        """Returns the suffix of this format that a name ends with; an empty text if there is none."""
         return next((suffix for suffix in self.suffixes if path.name.endswith(suffix)), "")
 
     def open(self, path: Path) -> Reader:
-        """Opens a file for reading. Raises NsysAnalyzerError if the file cannot be read."""
-        open_file: Callable[[Path], Reader] = resolve_name(self.place)
-        return open_file(path)
+        """Opens a capture for reading. Raises NsysAnalyzerError if the capture cannot be read."""
+        open_path: Callable[[Path], Reader] = resolve_name(self.opener)
+        return open_path(path)
 
 
 EXPORT = Source({".sqlite": 1}, "nsys_analyzer.trace.reader:SqliteReader")
-"""An SQLite export. A file with an unknown suffix is also opened as one, because its content may be SQLite."""
+"""A SQLite export of nsys."""
 
 NSYS_REPORT = Source({".nsys-rep": 8}, "nsys_analyzer.trace.nsys_report:open_report")
 
@@ -68,20 +75,16 @@ KINETO = Source(
 )
 """A trace of PyTorch's profiler, plain or compressed with gzip."""
 
-FOLDER = Source({"_pqtdir": 4, "_arwdir": 1}, "nsys_analyzer.trace.reader:open_folder")
-"""A folder of Parquet or Arrow files, one for each table. nsys adds the suffix to the report's name, but a folder is
-recognized by its content.
-"""
+FOLDER = Source({"_pqtdir": 4, "_arwdir": 1}, "nsys_analyzer.trace.reader:open_folder", is_folder=True)
+"""A folder of Parquet or Arrow files. nsys appends the suffix to the report's name."""
 
-SOURCES: tuple[Source, ...] = (EXPORT, NSYS_REPORT, KINETO)
-"""The formats of files."""
+SOURCES: tuple[Source, ...] = (FOLDER, EXPORT, NSYS_REPORT, KINETO)
+"""All formats. If two formats match a path, the first one is used."""
 
 
 def find_source(path: Path) -> Source:
-    """Returns the format of a file by its name, or of a folder by its content."""
-    if is_export_folder(path):
-        return FOLDER
-    return next((source for source in SOURCES if source.suffix_of(path)), EXPORT)
+    """Returns the format of a capture. A path that matches no format may be a SQLite export with an unknown suffix."""
+    return next((source for source in SOURCES if source.matches(path)), EXPORT)
 
 
 def open_capture(path: Path) -> Reader:
@@ -95,10 +98,15 @@ def open_capture(path: Path) -> Reader:
 
 
 def is_capture(path: Path) -> bool:
-    """Returns whether a file in a folder is a capture: by its suffix, and by its first bytes for a shared suffix."""
-    source = next((source for source in SOURCES if source.suffix_of(path)), None)
-    if source is None or source.suffix_of(path) != source.shared_suffix:
-        return source is not None
+    """Returns whether a path inside a folder is a capture. Hidden folders are no captures.
+
+    A file with a shared suffix is recognized by its first bytes.
+    """
+    source = next((source for source in SOURCES if source.matches(path)), None)
+    if source is None or source.is_folder:
+        return source is not None and not path.name.startswith(".")
+    if source.suffix_of(path) != source.shared_suffix:
+        return True
     try:
         if not path.is_file():  # opening a FIFO would wait for a writer
             return False
@@ -121,10 +129,13 @@ def is_export_folder(path: Path) -> bool:
 
 
 def capture_suffixes(*, with_shared: bool = True) -> tuple[str, ...]:
-    """Returns the suffixes of all formats of files, optionally without suffixes that other files also have."""
-    return tuple(
-        suffix for source in SOURCES for suffix in source.suffixes if with_shared or suffix != source.shared_suffix
-    )
+    """Returns the suffixes of the formats whose captures are files.
+
+    Args:
+        with_shared: whether to include suffixes that files of other programs also have.
+    """
+    formats = [source for source in SOURCES if not source.is_folder]
+    return tuple(suffix for form in formats for suffix in form.suffixes if with_shared or suffix != form.shared_suffix)
 
 
 def estimate_size(path: Path) -> int:
@@ -145,11 +156,11 @@ def trace_stem(capture: Path) -> str:
 
 
 def check_output_is_no_input(output: Path, inputs: Iterable[Path]) -> None:
-    """Checks that a file to write is not one of the files that are read, also through links and other spellings.
+    """Checks that the output file is not one of the input files, even if links or other spellings hide that.
 
     Args:
         output: the file to write.
-        inputs: traces, files of timings, and folders that contain them.
+        inputs: traces, tables of times, and folders that contain them.
 
     Raises:
         NsysAnalyzerError: the output is an input, the export of an input, or the manifest beside an input.

@@ -96,7 +96,7 @@ def find_stack_files(capture: Path) -> list[Path]:
     return sorted(path for path in capture.parent.iterdir() if names.fullmatch(path.name))
 
 
-def mark_clock_ranges(ranges: Ranges) -> Bools:
+def find_clock_ranges(ranges: Ranges) -> Bools:
     """Returns the mask of the ranges that only record the monotonic clock, shape (ranges,)."""
     return mask_by_name(ranges, CLOCK_RANGE.fullmatch)
 
@@ -106,7 +106,7 @@ def read_stacks(capture: Path, clocks: Ranges) -> dict[int, Stacks]:
 
     Args:
         capture: the capture.
-        clocks: the ranges that :func:`mark_clock_ranges` marks.
+        clocks: the ranges that :func:`find_clock_ranges` marks.
 
     Raises:
         NsysAnalyzerError: a file is damaged or not a regular file.

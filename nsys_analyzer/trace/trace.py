@@ -55,7 +55,7 @@ from nsys_analyzer.trace.phase_names import normalize_module_name
 from nsys_analyzer.trace.ranks import NcclCalls, Rank, read_nccl_calls, read_nccl_ranges, read_ranks
 from nsys_analyzer.trace.reader import Reader
 from nsys_analyzer.trace.sources import is_report, open_capture
-from nsys_analyzer.trace.stacks import Stacks, mark_clock_ranges, read_stacks
+from nsys_analyzer.trace.stacks import Stacks, find_clock_ranges, read_stacks
 from nsys_analyzer.trace.time_checks import ExcludedRows, TimeCheck
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class Trace:
         have_times, are_valid_calls = check.find_valid_operations(operations), check.find_valid_calls(launches)
         are_first_rows = check.find_first_rows(operations) if by_nsys else have_times
         are_valid, have_ends = check.find_valid_ranges(schema.NVTX, ranges), ranges.end != schema.NO_TIME
-        are_clocks = mark_clock_ranges(ranges)
+        are_clocks = find_clock_ranges(ranges)
         memory = None
         if reader.name_of(schema.MEMORY):
             start, process, size, operation, alive, _ = frames["memory"].values()

@@ -15,7 +15,7 @@ import pandas as pd
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.transformer.models import MODEL_SIZES
 from nsys_analyzer.experiments.model import AnyRow as Row
-from nsys_analyzer.inputs.rows import NAME, read_rows_file
+from nsys_analyzer.inputs.rows import ROWS_FILE, read_rows_file
 from tests.conftest import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -89,7 +89,7 @@ def manifests(folder: Path) -> list[dict[str, Any]]:
 @functools.cache
 def rows_of(bench: str) -> tuple[Row, ...]:
     """All rows of an experiment."""
-    return read_rows_file(BENCHES / bench / NAME)[1]
+    return read_rows_file(BENCHES / bench / ROWS_FILE)[1]
 
 
 def rows(bench: str, target: str, **case: Any) -> list[Row]:

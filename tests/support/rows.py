@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from nsys_analyzer.experiments.model import AnyRow, Bench, Results
 from nsys_analyzer.experiments.section import make_section
-from nsys_analyzer.inputs.rows import CaseTarget, Row, with_types
+from nsys_analyzer.inputs.rows import CaseTarget, Row, convert_row
 from nsys_analyzer.report.model import Bars, Lines, Report, Table, unfold
 from nsys_analyzer.report.renderers.markdown import render
 
@@ -59,7 +59,7 @@ def typed_row(
     """A row whose case and figures are given as the file of rows has them; counts may be floats."""
     counts = {k: int(v) for k, v in figures.items() if isinstance(v, float) and k.endswith(("bytes", "flops"))}
     row = Row(target.module, dict(case), status, message, {**figures, **counts}, machine)
-    return with_types(row, target)
+    return convert_row(row, target)
 
 
 def default_settings(bench: Bench, device: str = "cuda", **changes: Any) -> dict[str, Any]:

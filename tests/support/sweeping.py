@@ -122,7 +122,7 @@ class Desk:
             "from nsys_analyzer.cli.main import main\n"
             "from nsys_analyzer.capture import plan as run_plan\n"
             "run_plan.torch_version = lambda: '2.13.0'  # the fake target needs none\n"
-            "run_plan.gpu_count = lambda: 0\n"
+            "run_plan.count_gpus = lambda: 0\n"
             "from nsys_analyzer.system import process\n"
             "process._GRACE_S = float(os.environ.get('GRACE_S', process._GRACE_S))\n"
             "main()"

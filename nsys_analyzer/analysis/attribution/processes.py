@@ -9,7 +9,7 @@ import numpy as np
 
 from nsys_analyzer.trace.arrays import distinct
 from nsys_analyzer.trace.columns import pid_of, process_of
-from nsys_analyzer.trace.ranks import Rank, distinct_ranks
+from nsys_analyzer.trace.ranks import Rank, find_unambiguous_ranks
 from nsys_analyzer.trace.trace import Trace
 
 
@@ -45,7 +45,7 @@ def find_processes(trace: Trace) -> tuple[Process, ...]:
             np.searchsorted(process_ids, operations.process) * count + operations.device - lowest_device
         ).tolist():
             devices[process_ids[pair // count]].append(pair % count + lowest_device)
-    ranks = distinct_ranks(trace.ranks, process_ids)
+    ranks = find_unambiguous_ranks(trace.ranks, process_ids)
     process_ids.sort(
         key=lambda process: (process not in ranks, ranks.get(process, Rank(0)).number, devices[process], process)
     )

@@ -25,7 +25,7 @@ from nsys_analyzer.analysis.steps.process import Cause
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
-from nsys_analyzer.system.plugins import FINDINGS, load_plugins, skip_if_it_fails
+from nsys_analyzer.system.plugins import FINDINGS, load_plugins, skip_failing_plugin
 from nsys_analyzer.trace.columns import COPY, SYNCHRONIZE
 from nsys_analyzer.trace.schema import NS_PER_MS
 
@@ -123,7 +123,7 @@ def diagnose(
         steps = StepsToExplain(step, study, baselines, scale, middle, is_torch, is_timed, high, warned_lines or {})
         candidates = [candidate for rule in RULES for candidate in rule(steps)]
         for point, rule in load_plugins(FINDINGS):
-            with skip_if_it_fails(point):
+            with skip_failing_plugin(point):
                 plugin_candidates = [*rule(steps)]
                 for candidate in plugin_candidates:
                     _find_saving(steps, candidate, (), 0.0)  # raises if a change fails, so that the plugin is skipped

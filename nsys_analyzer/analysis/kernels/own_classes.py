@@ -11,7 +11,7 @@ from typing import TypeAlias
 import msgspec
 import pyarrow
 
-from nsys_analyzer.system.plugins import KERNEL_CLASSES, load_plugins, skip_if_it_fails
+from nsys_analyzer.system.plugins import KERNEL_CLASSES, load_plugins, skip_failing_plugin
 from nsys_analyzer.system.strict_json import read_toml
 
 #: The maximum number of characters of a pattern that an error message quotes.
@@ -72,6 +72,6 @@ def read_plugin_classes() -> OwnClasses:
     """Reads the kernel classes that installed packages define."""
     classes: dict[str, OwnClass] = {}
     for point, table in load_plugins(KERNEL_CLASSES):
-        with skip_if_it_fails(point):
+        with skip_failing_plugin(point):
             classes |= msgspec.convert(table, dict[str, OwnClass])
     return classes

@@ -17,7 +17,7 @@ from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, MATMUL, UN
 from nsys_analyzer.analysis.kernels.classes import Kernels, find_precision
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.tracks import measure_memory_levels
-from nsys_analyzer.trace.arrays import Ints, SmallInts, blocks
+from nsys_analyzer.trace.arrays import Ints, SmallInts, iterate_blocks
 from nsys_analyzer.trace.columns import OPERATION_KINDS, Operations
 from nsys_analyzer.trace.phase_names import STEP
 from nsys_analyzer.trace.schema import NS_PER_MS, NS_PER_US, US_PER_MS
@@ -109,7 +109,7 @@ def sum_by_group_and_code(operations: Operations, group: Any, code: Any, shape: 
     """
     rows, width = shape[0] + 1, shape[1]
     count, duration_ns = np.zeros(rows * width, np.int64), np.zeros(rows * width)
-    for block in blocks(len(group), least=rows * width):
+    for block in iterate_blocks(len(group), min_length=rows * width):
         key = (group[block].astype(np.int64) + 1) * width + code[block]
         count += np.bincount(key[operations.continues[block] == 0], minlength=rows * width)
         duration_ns += np.bincount(key, operations.end[block] - operations.start[block], rows * width)

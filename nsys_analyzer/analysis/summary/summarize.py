@@ -39,7 +39,7 @@ from nsys_analyzer.analysis.summary.modules import summarize_modules
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage, PhaseSummary
 from nsys_analyzer.analysis.summary.warnings import find_warnings
 from nsys_analyzer.analysis.transformer.attention import summarize_attention
-from nsys_analyzer.analysis.transformer.models import Configuration
+from nsys_analyzer.analysis.transformer.models import FILE_NAME_SOURCES, Configuration
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct, mask_by_name
 from nsys_analyzer.trace.columns import GRAPH, Operations, process_of
@@ -343,7 +343,7 @@ def _sum_ms(duration_ns: Ints) -> float:
 
 def _contradiction(configuration: Configuration | None, phases: Sequence[PhaseSummary]) -> Fact | None:
     """Returns the contradiction between the model in a file name and the capture's matmuls; None if there is none."""
-    model = configuration.model if configuration and configuration.source.startswith("file name") else None
+    model = configuration.model if configuration and configuration.source in FILE_NAME_SOURCES else None
     forwards = [phase for phase in phases if phase.phase == "forward" and phase.instances]
     matmuls = sum(phase.launches_of(MATMUL) for phase in forwards)
     if model is None or not 0 < matmuls < model.min_matmuls:

@@ -15,6 +15,7 @@ import re
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -248,6 +249,15 @@ def count_linear_elements(model: ModelSize, batch_size: int, context_length: int
     return (projections + feed_forward) * model.num_layers + head
 
 
+#: The sources of a configuration. If values of the command line replace some values, but not the model, the source of
+#: the model comes first.
+ConfigurationSource: TypeAlias = Literal[
+    "unknown", "manifest", "file name", "timings", "command line", "manifest, command line", "file name, command line"
+]
+#: The sources of a configuration whose model is from the capture's file name.
+FILE_NAME_SOURCES: tuple[ConfigurationSource, ...] = ("file name", "file name, command line")
+
+
 class Configuration(msgspec.Struct, frozen=True):
     """The configuration of a capture. A field is None if it is unknown.
 
@@ -258,7 +268,7 @@ class Configuration(msgspec.Struct, frozen=True):
         precision: "fp32", "tf32", "bf16", "fp16", or another text in lower case.
         mode: "forward", "forward+backward", "train", or another text in lower case.
         attention: the name of the implementation of attention.
-        source: the source of the configuration: "manifest", "command line", "file name", "timings" or "unknown".
+        source: the source of the values.
         model_name: the name of the model.
     """
 
@@ -268,7 +278,7 @@ class Configuration(msgspec.Struct, frozen=True):
     precision: str | None = None
     mode: str | None = None
     attention: str | None = None
-    source: str = "unknown"
+    source: ConfigurationSource = "unknown"
     model_name: str | None = msgspec.field(name="model", default=None)
 
     def __post_init__(self) -> None:
