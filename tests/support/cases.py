@@ -29,7 +29,8 @@ is given. ``launched`` is the correlation ID of the last call. These rows have a
 An expected value is an expression, in which a word is a text, and ``ns`` is 1e-6, since figures are ms. The test file
 says in a table of functions what the names of figures mean. Other names are attributes, as in ``coverage.kernels``, and
 the name of a phase stands for its figures. ``NAME has VALUE`` and ``NAME lacks VALUE`` look into a text, or into each
-text of several; ``NAME includes VALUE`` wants one of several that is the value.
+text of several. ``NAME includes VALUE`` wants a text of several to be the value. ``NAME matches VALUE`` takes a regular
+expression.
 """
 
 from __future__ import annotations
@@ -320,16 +321,24 @@ class Check:
 
     def compare(self, number: int, line: str) -> None:
         """Compares a figure with the expected value."""
-        match = re.fullmatch(r"= *(.+?)(:| has| lacks| includes) (.+)", line)
+        match = re.fullmatch(r"= *(.+?)(:| has| lacks| includes| matches) (.+)", line)
         assert match, f"{self.case.file}:{number}: {line}"
         name, relation, text = match.groups()
-        words = _Words(ns=1e-6, us=1e-3, inf=float("inf"), **{k: v for k, v in self.known.items() if v is not None})
+        words = _Words(
+            ns=1e-6,
+            us=1e-3,
+            inf=float("inf"),
+            approx=pytest.approx,
+            **{k: v for k, v in self.known.items() if v is not None},
+        )
         expected, actual = eval(text, {}, words), self.figure(name)
         where = f"{self.case.file}:{number}: {name} is {actual!r:.2000}, and {text} is expected"
         if relation == ":":
             assert _matches(actual, expected), where
         elif relation == " includes":
             assert expected in actual, where
+        elif relation == " matches":
+            assert re.search(expected, actual), where
         else:
             texts = [actual] if isinstance(actual, str) else list(actual)
             found = any(expected in one for one in texts)

@@ -3,11 +3,12 @@
 Beside the rows that build a trace (see ``tests.support.cases``) there are these, in an empty working folder:
 
 - ``write NAME``: writes the trace, and begins another one; ``file NAME``: writes the lines that are indented below it.
-- ``folder NAME``: makes a folder, and those around it; ``real NAME``: unpacks a real capture into the working folder.
-- ``remove NAME``: removes a file.
+- ``folder NAME``: makes a folder, and those around it; ``remove NAME``: removes a file.
+- ``real FILE``: unpacks a real capture of ``tests/data`` into the working folder.
 - ``$ COMMAND``: runs ``nsys-analyze COMMAND``, which must succeed.
 - ``fails COMMAND``: it must end with exit code 1 and an error of one line, and change no file.
 - ``misuses COMMAND``: the same with exit code 2, where an error may have several lines.
+- ``exits CODE COMMAND``: it must end with this exit code.
 
 Figures are of the last command: ``out`` and ``err`` with a single space for any white space, ``lines`` of ``out``,
 ``json``, and ``csv``, the rows of a table. ``text NAME`` is a file, ``files`` are the names in the working folder, and
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import csv
 import json
-import lzma
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,6 +30,7 @@ import pytest
 from tests.conftest import DATA, Main, Outcome
 from tests.support.cases import CASES, Case, Check, Line, figure_of, fill, read_cases
 from tests.support.export import Export
+from tests.support.packed import unpack
 
 _FIGURES: dict[str, Callable[[Outcome], Any]] = {
     "out": lambda ended: _on_one_line(ended.out),
@@ -67,7 +68,10 @@ class CommandCheck(Check):
         verb, _, words = fill(line.text, arguments).partition(" ")
         place = self.folder / words
         if verb in _EXIT_CODES:
-            self.carry_out(verb, words, f"{self.case.file}:{line.number}")
+            self.carry_out(verb, _EXIT_CODES[verb], words, f"{self.case.file}:{line.number}")
+        elif verb == "exits":
+            code, _, words = words.partition(" ")
+            self.carry_out(verb, int(code), words, f"{self.case.file}:{line.number}")
         elif verb == "write":
             place.parent.mkdir(parents=True, exist_ok=True)
             self.trace.write(place)
@@ -80,17 +84,17 @@ class CommandCheck(Check):
         elif verb == "remove":
             place.unlink()
         elif verb == "real":
-            (self.folder / f"{words}.sqlite").write_bytes(lzma.decompress((DATA / f"{words}.sqlite.xz").read_bytes()))
+            unpack(DATA / words, self.folder)
         else:
             super().build(line, later, arguments, options)
 
-    def carry_out(self, verb: str, words: str, where: str) -> None:
+    def carry_out(self, verb: str, code: int, words: str, where: str) -> None:
         """Runs a command and checks its exit code, and that one that fails prints one error and changes nothing."""
         before = self.contents()
         self.ended = self.main(*shlex.split(words, comments=True))
-        assert self.ended.code == _EXIT_CODES[verb], f"{where} ends with {self.ended}"
+        assert self.ended.code == code, f"{where} ends with {self.ended}"
         assert "Traceback" not in self.ended.err, where
-        if verb != "$":
+        if verb in ("fails", "misuses"):
             assert (self.ended.out, self.contents()) == ("", before), where
         if verb == "fails":
             assert (self.ended.err.count("\n"), self.ended.err[:7]) == (1, "Error: "), f"{where} says {self.ended.err}"
