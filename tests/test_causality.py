@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.attribution.launches import leave_out_contradictions
+from nsys_analyzer.analysis.attribution.launches import exclude_impossible_times
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.facts import say, say_all
@@ -61,7 +61,7 @@ def changed_phases(capture: Capture) -> list[str]:
 
 def first_end(capture: Capture) -> tuple[int, bool]:
     """Returns the end of the first operation, and whether it was brought forward."""
-    sound, *_ = leave_out_contradictions(capture.trace)
+    sound, *_ = exclude_impossible_times(capture.trace)
     return int(sound.operations.end[0]), [row.is_shortened for row in sound.left_out] == [True]
 
 

@@ -46,7 +46,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.attribution.launches import find_captures
+from nsys_analyzer.analysis.attribution.launches import find_graph_captures
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import RECORD_COMMAND, NsysAnalyzerError
@@ -341,7 +341,7 @@ def test_a_gpu_capture_in_the_tables_of_an_older_version(
     assert [summary.phases for summary in after] == [summary.phases for summary in before]
     assert [summary.coverage for summary in after] == [summary.coverage for summary in before]
     assert {summary.gpu for summary in after} == {"NVIDIA H200"}
-    expected, found = find_captures(newer), find_captures(older)
+    expected, found = find_graph_captures(newer), find_graph_captures(older)
     assert len(expected.operation) > 0 or name != "graphnode_small256"
     assert found.operation.tolist() == expected.operation.tolist()
     assert found.time.tolist() == expected.time.tolist()

@@ -10,11 +10,11 @@ from nsys_analyzer.analysis.intervals import (
     LONG_AGO,
     NONE,
     Timeline,
+    contains_any_time,
     count_open_ranges,
-    find_last_before,
-    has_moments,
-    is_contained,
+    find_last_time_before,
     is_in_any_range,
+    is_inside_another_range,
     merge_ranges,
 )
 from nsys_analyzer.trace.arrays import Ints
@@ -49,8 +49,8 @@ def opened(rows: list[Range], group: int, time: int) -> list[int]:
 
 @given(some_ranges)
 def test_the_first_and_the_last_opened(rows: list[Range]) -> None:
-    last = Timeline(*columns(rows), latest=True).open_at(*moments())
-    first = Timeline(*columns(rows), latest=False).open_at(*moments())
+    last = Timeline(*columns(rows), innermost=True).open_at(*moments())
+    first = Timeline(*columns(rows), innermost=False).open_at(*moments())
     for position, (group, time) in enumerate(MOMENTS):
         stack = opened(rows, group, time)
         assert last[position] == (stack[-1] if stack else NONE)
@@ -75,7 +75,7 @@ def test_contained_ranges(rows: list[Range]) -> None:
         )
         for i, row in enumerate(rows)
     ]
-    assert is_contained(*columns(rows)).tolist() == expected
+    assert is_inside_another_range(*columns(rows)).tolist() == expected
 
 
 @given(some_ranges)
@@ -98,7 +98,7 @@ def test_ranges_that_touch_are_one() -> None:
 def test_many_crossing_ranges_stay_cheap() -> None:
     # 20,000 ranges, each open while 2,000 others are: 40,000 boundaries, not 40 million pieces.
     start = np.arange(20_000)
-    timeline = Timeline(np.zeros(20_000, np.int64), start, start + 2_000, latest=False)
+    timeline = Timeline(np.zeros(20_000, np.int64), start, start + 2_000, innermost=False)
     assert timeline.open_at(np.zeros(3, np.int64), np.array([0, 1_999, 2_000])).tolist() == [0, 0, 1]
 
 
@@ -106,8 +106,8 @@ def test_many_crossing_ranges_stay_cheap() -> None:
 def test_moments_within_intervals_and_before_their_end(rows: list[Range], moments_: list[tuple[int, int]]) -> None:
     points = np.array(moments_, np.int64).reshape(-1, 2)
     group, start, end = columns(rows)
-    held = has_moments(points[:, 0], points[:, 1], group, start, end)
-    last = find_last_before(points[:, 0], points[:, 1], group, end)
+    held = contains_any_time(points[:, 0], points[:, 1], group, start, end)
+    last = find_last_time_before(points[:, 0], points[:, 1], group, end)
     for position, (wanted, first, stop) in enumerate(rows):
         times = [time for g, time in moments_ if g == wanted]
         assert held[position] == any(first <= time < stop for time in times)
@@ -127,14 +127,14 @@ def test_answers_depend_on_the_order_of_times_alone(rows: list[Range], far: list
     at_group, at_time = moments()
     near, distant = (group, start, end), (group, moved(start), moved(end))
     points, far_points = (at_group, at_time), (at_group, moved(at_time))
-    for latest in (False, True):
-        expected = Timeline(*near, latest=latest).open_at(*points)
-        assert Timeline(*distant, latest=latest).open_at(*far_points).tolist() == expected.tolist()
+    for innermost in (False, True):
+        expected = Timeline(*near, innermost=innermost).open_at(*points)
+        assert Timeline(*distant, innermost=innermost).open_at(*far_points).tolist() == expected.tolist()
     assert count_open_ranges(*distant, *far_points).tolist() == count_open_ranges(*near, *points).tolist()
-    assert is_contained(*distant).tolist() == is_contained(*near).tolist()
+    assert is_inside_another_range(*distant).tolist() == is_inside_another_range(*near).tolist()
     assert merge_ranges(*distant)[1].tolist() == moved(merge_ranges(*near)[1]).tolist()
     assert merge_ranges(*distant)[2].tolist() == moved(merge_ranges(*near)[2]).tolist()
-    assert has_moments(*far_points, *distant).tolist() == has_moments(*points, *near).tolist()
-    last = find_last_before(*points, group, end)
+    assert contains_any_time(*far_points, *distant).tolist() == contains_any_time(*points, *near).tolist()
+    last = find_last_time_before(*points, group, end)
     expected = [int(moved(np.array([one]))[0]) if one != LONG_AGO else LONG_AGO for one in last.tolist()]
-    assert find_last_before(*far_points, group, moved(end)).tolist() == expected
+    assert find_last_time_before(*far_points, group, moved(end)).tolist() == expected

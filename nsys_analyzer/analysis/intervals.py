@@ -19,7 +19,7 @@ NONE = -1
 LONG_AGO = -(2**62)
 #: The position of a value whose group is not on the axis. It lies before all other positions.
 OFF_AXIS = -1
-#: The largest length of an axis. Its positions fit into 64 bits with room to spare.
+#: The largest length of an ``Axis``. Positions on a longer axis might not fit into 64 bits.
 _MAX_AXIS_LENGTH = 1 << 62
 
 
@@ -29,20 +29,20 @@ class Timeline:
     Args:
         group: shape (ranges,), the thread or process of each range.
         start, end: shape (ranges,), ns.
-        latest: if several ranges are open, True selects the range that opened last, and False the range that opened
+        innermost: if several ranges are open, True selects the range that opened last, and False the range that opened
             first. If two ranges open at the same time, the longer range counts as opened first.
     """
 
-    def __init__(self, group: Ints, start: Ints, end: Ints, *, latest: bool) -> None:
+    def __init__(self, group: Ints, start: Ints, end: Ints, *, innermost: bool) -> None:
         ranges = np.flatnonzero(end > start)
         group, start, end = group[ranges], start[ranges], end[ranges]
         self._axis = Axis(group, start, end)
         by_start = np.lexsort((-end, start))
-        # `_paint` lets a later interval of `order` cover an earlier one.
-        order = by_start if latest else by_start[::-1]
+        # An interval covers the intervals before it in this order.
+        order = by_start if innermost else by_start[::-1]
         low, high = self._axis.place(group[order], start[order]), self._axis.place(group[order], end[order])
         self._boundaries = distinct(np.concatenate([low, high]))
-        top = _paint(np.searchsorted(self._boundaries, low), np.searchsorted(self._boundaries, high))
+        top = _find_topmost_intervals(np.searchsorted(self._boundaries, low), np.searchsorted(self._boundaries, high))
         self._open = np.append(ranges[order], NONE)[top]
 
     def open_at(self, group: Ints, time: Ints) -> Ints:
@@ -51,11 +51,11 @@ class Timeline:
         return self._open[segment]  # segment -1, before the first boundary, selects the last entry, which is -1
 
 
-def _paint(low: Ints, high: Ints) -> Ints:
+def _find_topmost_intervals(low: Ints, high: Ints) -> Ints:
     """Returns the index of the last interval [low, high) that covers each position, or -1.
 
     The result has the shape (high.max() + 1,). Each interval is the union of two blocks whose length is the largest
-    power of two that fits into the interval. Blocks are painted from the longest to the shortest, and each block passes
+    power of two that fits into the interval. Blocks are handled from the longest to the shortest, and each block passes
     the index of its interval on to its two halves. This takes n log n steps and no loop over the intervals.
     """
     length = int(high.max(initial=0)) + 1
@@ -86,7 +86,7 @@ def count_open_ranges(group: Ints, start: Ints, end: Ints, at_group: Ints, at_ti
     return np.searchsorted(starts, position, side="right") - np.searchsorted(ends, position, side="right")
 
 
-def is_contained(group: Ints, start: Ints, end: Ints) -> Bools:
+def is_inside_another_range(group: Ints, start: Ints, end: Ints) -> Bools:
     """Returns True for each range that lies inside another range of its group.
 
     If two ranges of a group are equal, the second range counts as inside the first.
@@ -113,21 +113,21 @@ def merge_ranges(group: Integers, start: Ints, end: Ints) -> tuple[Integers, Int
     return group[first], start[first], np.maximum.reduceat(end, first)
 
 
-def has_moments(group: Ints, time: Ints, at_group: Ints, start: Ints, end: Ints) -> Bools:
-    """Returns True for each interval that contains a moment of its group: ``start <= time < end``."""
-    has_moment: Bools = count_moments(group, time, at_group, start, end) > 0
-    return has_moment
+def contains_any_time(group: Ints, time: Ints, at_group: Ints, start: Ints, end: Ints) -> Bools:
+    """Returns True for each interval of ``at_group`` that contains a time of this group: ``start <= time < end``."""
+    contains_time: Bools = count_times_inside(group, time, at_group, start, end) > 0
+    return contains_time
 
 
-def count_moments(group: Ints, time: Ints, at_group: Ints, start: Ints, end: Ints) -> Ints:
-    """Counts the moments (``group``, ``time``) in each interval [start, end) of the group ``at_group``."""
+def count_times_inside(group: Ints, time: Ints, at_group: Ints, start: Ints, end: Ints) -> Ints:
+    """Counts the times of the group ``at_group`` that lie in each interval [start, end)."""
     axis = Axis(group, time)
-    moments = np.sort(axis.place(group, time))
-    first, stop = (np.searchsorted(moments, axis.place(at_group, bound)) for bound in (start, end))
+    positions = np.sort(axis.place(group, time))
+    first, stop = (np.searchsorted(positions, axis.place(at_group, bound)) for bound in (start, end))
     return stop - first
 
 
-def find_last_before(group: Ints, time: Ints, at_group: Ints, end: Ints) -> Ints:
+def find_last_time_before(group: Ints, time: Ints, at_group: Ints, end: Ints) -> Ints:
     """Returns the last time of the group ``at_group`` before each ``end``, or ``LONG_AGO``; shape as ``end``."""
     axis = Axis(group, time)
     order = np.lexsort((time, group))
@@ -240,11 +240,11 @@ class Axis:
         self._last = len(self._groups) - 1
         self._low = min(int(column.min()) for column in values)
         self._high = max(int(column.max()) for column in values)
-        self._stretch = self._high - self._low + 3  # with one more position before the values, and one after them
+        self._stretch = self._high - self._low + 3  # includes one position before all values, and one after them
         self._ranked: Ints | None = None
         if self._stretch * len(self._groups) > _MAX_AXIS_LENGTH:
             self._ranked = distinct(np.concatenate(values))
-            self._stretch = 2 * len(self._ranked) + 1  # with one more position between any two values
+            self._stretch = 2 * len(self._ranked) + 1  # includes one position between any two values
 
     def place(self, group: Integers, value: Ints) -> Ints:
         """Returns the position of each (group, value) on the axis; ``OFF_AXIS`` if the axis lacks the group.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nsys_analyzer.analysis.attribution.processes import Process, is_on_cpu
+from nsys_analyzer.analysis.attribution.processes import Process, runs_on_cpu
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.kernels.labels import make_short_labels
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
@@ -311,7 +311,7 @@ class _Layout:
         """Yields the idle time of each device in the steps, by cause."""
         words: Sequence[str] = [CAUSE_WORDS[cause] for cause in CAUSES]
         for process in self.processes:
-            if is_on_cpu(self.trace, process):  # a CPU trace has operators in place of kernels, and no idle time
+            if runs_on_cpu(self.trace, process):  # a CPU trace has operators in place of kernels, and no idle time
                 continue
             steps = find_steps(self.attributed, process)
             if steps is None:

@@ -12,13 +12,13 @@ from functools import cached_property
 
 import numpy as np
 
-from nsys_analyzer.analysis.attribution.launches import GraphCaptures, find_captures
+from nsys_analyzer.analysis.attribution.launches import GraphCaptures, find_graph_captures
 from nsys_analyzer.analysis.intervals import (
     NONE,
     Axis,
     Timeline,
+    contains_any_time,
     count_open_ranges,
-    has_moments,
     is_in_any_range,
     merge_ranges,
 )
@@ -60,6 +60,7 @@ class Attribution:
     Arrays have the shape (operations,) unless stated otherwise.
 
     Attributes:
+        ranges: the ranges of the trace.
         launch: the index of the launch of each operation, -1 if it has no launch.
         thread: the thread of the launch, -1 without a launch.
         time: the start of the launch, ns; 0 without a launch.
@@ -69,7 +70,8 @@ class Attribution:
             backward pass.
         captures: where the nodes of CUDA graphs were captured.
         method: the index in ``ATTRIBUTION_METHODS``.
-        is_ambiguous: True if the operation inherits, and several threads of its process had a phase open.
+        is_ambiguous: True if the operation inherits a range stack although several threads of its process had a phase
+            open, so that the choice of the thread is uncertain.
     """
 
     ranges: Ranges
@@ -91,7 +93,7 @@ class Attribution:
         Args:
             is_candidate: shape (ranges,), True for the ranges to look for.
         """
-        timeline, index = make_timeline(self.ranges, is_candidate, latest=False)
+        timeline, index = make_timeline(self.ranges, is_candidate, innermost=False)
         outermost = timeline.open_at(self.thread, self.time)
         inheriting = np.flatnonzero(self.inherited_thread != NONE)
         inherited = timeline.open_at(self.inherited_thread[inheriting], self.time[inheriting])
@@ -105,7 +107,7 @@ class Attribution:
 
         For a node of a CUDA graph, ranges around the capture count as inside the ranges around the replay.
         """
-        timeline, index = make_timeline(self.ranges, is_candidate, latest=True)
+        timeline, index = make_timeline(self.ranges, is_candidate, innermost=True)
         innermost = np.full(len(self.launch), NONE, np.int64)
         innermost[self.captures.operation] = timeline.open_at(self.captures.thread, self.captures.time)
         innermost = innermost[operations]
@@ -144,7 +146,7 @@ def attribute(trace: Trace, roles: RangeRoles, launch: SmallInts) -> Attribution
         inherited_thread,
         prefers_own_phase,
         engine_threads,
-        find_captures(trace),
+        find_graph_captures(trace),
         method,
         is_ambiguous,
     )
@@ -160,17 +162,17 @@ def _find_inherited_threads(
     if len(inheriting) and len(trace.ranges):
         process, launch_time = process_of(thread[inheriting]), time[inheriting]
         without_ranges = ~in_range[inheriting] | is_on_engine[inheriting]
-        waiting = find_waiting_ranges(trace, roles, engine_threads, process, launch_time, without_ranges)
+        waiting = find_inherited_ranges(trace, roles, engine_threads, process, launch_time, without_ranges)
         inherited_thread[inheriting] = np.append(trace.ranges.thread, NONE)[waiting]
         phases = trace.ranges.select(roles.is_phase_or_step & ~np.isin(trace.ranges.thread, engine_threads))
         group, start, end = merge_ranges(phases.thread, phases.start, phases.end)
         open_phases = count_open_ranges(process_of(group), start, end, process, launch_time)
         is_ambiguous[inheriting] = (waiting != NONE) & (open_phases > 1)
     # If a thread with phases has no steps, its phases are part of the step that is open on another thread.
-    steps = trace.ranges.select(roles.mask(STEP))
+    steps = trace.ranges.select(roles.has_role(STEP))
     stepless = np.flatnonzero(in_phase & (inherited_thread == NONE) & ~np.isin(thread, steps.thread))
     if len(stepless) and len(steps):
-        open_step = make_timeline(steps, np.ones(len(steps), np.bool_), latest=True, by_process=True)[0]
+        open_step = make_timeline(steps, np.ones(len(steps), np.bool_), innermost=True, by_process=True)[0]
         open_step_index = open_step.open_at(process_of(thread[stepless]), time[stepless])
         inherited_thread[stepless] = np.append(steps.thread, NONE)[open_step_index]
     return inherited_thread, is_ambiguous
@@ -179,15 +181,15 @@ def _find_inherited_threads(
 def _find_engine_threads(trace: Trace, roles: RangeRoles) -> Ints:
     """Returns the global IDs of the threads of autograd's engine.
 
-    A thread belongs to the engine if it has the engine's name. It also does if all of its phases are forward passes
-    inside the backward pass of another thread, and that thread also runs forward passes.
+    A thread belongs to the engine if it has the engine's name, or if all of its phases are forward passes inside the
+    backward pass of another thread that also runs forward passes of its own.
     """
     ranges = trace.ranges
-    backward = roles.mask("backward") & np.isin(ranges.thread, ranges.thread[roles.mask("forward")])
+    backward = roles.has_role("backward") & np.isin(ranges.thread, ranges.thread[roles.has_role("forward")])
     phases = ranges.select(roles.is_phase_or_step)
-    timeline = make_timeline(ranges, backward, latest=True, by_process=True)[0]
+    timeline = make_timeline(ranges, backward, innermost=True, by_process=True)[0]
     in_backward = timeline.open_at(process_of(phases.thread), phases.start) != NONE
-    recomputes = roles.mask("forward", ranges=phases) & in_backward
+    recomputes = roles.has_role("forward", ranges=phases) & in_backward
     return np.append(find_autograd_threads(trace), np.setdiff1d(phases.thread[recomputes], phases.thread[~recomputes]))
 
 
@@ -197,43 +199,52 @@ def find_autograd_threads(trace: Trace) -> Ints:
     return np.array([thread for thread, name in thread_names if name.startswith(_AUTOGRAD_THREAD)], np.int64)
 
 
-def find_waiting_ranges(
-    trace: Trace, roles: RangeRoles, engine: Ints, process: Ints, time: Ints, without_ranges: Bools
+def find_inherited_ranges(
+    trace: Trace, roles: RangeRoles, engine_threads: Ints, process: Ints, time: Ints, without_ranges: Bools
 ) -> Ints:
-    """Returns the range whose thread's stack each launch inherits, or -1.
+    """Returns, for each launch, the index of the range from whose thread the launch inherits its stack, or -1.
 
     Only ranges that are open in the process count. A backward pass is preferred, then the phase that opened last, then
     the step that opened last. If none of these is open, a launch from a thread without ranges inherits the stack of the
     range that opened last, whatever its name is.
+
+    Args:
+        trace: the trace with the ranges.
+        roles: the roles of these ranges.
+        engine_threads: the threads of autograd's engine, whose stacks are not inherited.
+        process, time: shape (launches,), the process and the start of each launch.
+        without_ranges: shape (launches,), True if no range is open on the launching thread.
     """
     waiting = np.full(len(time), NONE, np.int64)
-    is_outside_engine = ~np.isin(trace.ranges.thread, engine)
+    is_outside_engine = ~np.isin(trace.ranges.thread, engine_threads)
     is_any_range = np.ones(len(trace.ranges), np.bool_)
-    preferences = (roles.mask("backward"), roles.is_leaf_phase, roles.is_phase_or_step, is_any_range)
+    preferences = (roles.has_role("backward"), roles.is_leaf_phase, roles.is_phase_or_step, is_any_range)
     for preference, is_candidate in enumerate(preferences):
         undecided = np.flatnonzero((waiting == NONE) & (without_ranges | (preference < len(preferences) - 1)))
         if len(undecided):
             timeline, index = make_timeline(
-                trace.ranges, is_candidate & is_outside_engine, latest=True, by_process=True
+                trace.ranges, is_candidate & is_outside_engine, innermost=True, by_process=True
             )
             waiting[undecided] = np.append(index, NONE)[timeline.open_at(process[undecided], time[undecided])]
     return waiting
 
 
-def make_timeline(ranges: Ranges, selected: Bools, *, latest: bool, by_process: bool = False) -> tuple[Timeline, Ints]:
+def make_timeline(
+    ranges: Ranges, selected: Bools, *, innermost: bool, by_process: bool = False
+) -> tuple[Timeline, Ints]:
     """Returns a timeline of the selected ranges, grouped by thread or by process, and the index of each such range."""
     index = np.flatnonzero(selected)
     thread = ranges.thread[index]
     group = process_of(thread) if by_process else thread
-    return Timeline(group, ranges.start[index], ranges.end[index], latest=latest), index
+    return Timeline(group, ranges.start[index], ranges.end[index], innermost=innermost), index
 
 
 class RangeRoles:
     """The role of each range of a trace: a phase, ``step``, ``warmup``, a part of attention, a module, or None.
 
     Args:
-        inferred: the phase that each name of an inferred range stands for. It is empty if a framework's range looks
-            like a phase by its name, but is no phase.
+        inferred: the phase of each inferred range, by the range's name. The phase is empty if the range of a framework
+            has the name of a phase, but is not a phase.
         decodes: True if ranges such as "decode", which do not name a batch, contain most of the GPU's work.
     """
 
@@ -254,7 +265,7 @@ class RangeRoles:
         position = {role: i for i, role in enumerate(self._roles)}
         self._role_of_name = np.array([*(position[roles[name]] for name in ranges.names), position[None]])
 
-    def codes(self, roles: tuple[str, ...], ranges: Ranges | None = None) -> Ints:
+    def find_role_codes(self, roles: tuple[str, ...], ranges: Ranges | None = None) -> Ints:
         """Returns the index in ``roles`` of the role of each range, -1 if ``roles`` lacks it; shape (ranges,).
 
         Args:
@@ -264,20 +275,20 @@ class RangeRoles:
         codes: Ints = code[self._role_of_name[(self._ranges if ranges is None else ranges).name]]
         return codes
 
-    def mask(self, *roles: str, ranges: Ranges | None = None) -> Bools:
+    def has_role(self, *roles: str, ranges: Ranges | None = None) -> Bools:
         """Returns True for each range whose role is one of ``roles``; shape (ranges,)."""
-        mask: Bools = self.codes(roles, ranges) != NONE
+        mask: Bools = self.find_role_codes(roles, ranges) != NONE
         return mask
 
     @cached_property
     def is_leaf_phase(self) -> Bools:
         """Returns True for each range of a phase other than the step; shape (ranges,)."""
-        return self.mask(*self.names.leaf_phases)
+        return self.has_role(*self.names.leaf_phases)
 
     @cached_property
     def is_phase_or_step(self) -> Bools:
         """Returns True for each range of a phase, including the step; shape (ranges,)."""
-        return self.is_leaf_phase | self.mask(STEP)
+        return self.is_leaf_phase | self.has_role(STEP)
 
 
 def _find_rejected_steps(roles: Mapping[str, str | None], *, decodes: bool) -> set[str]:
@@ -305,8 +316,8 @@ def _find_rejected_steps(roles: Mapping[str, str | None], *, decodes: bool) -> s
 #: Separates the names of the ranges in a range path.
 PATH_SEPARATOR = " / "
 
-#: The indices of the ranges that are open at the same time, the outermost range first.
-Stack = tuple[int, ...]
+#: The indices of the ranges that are open at the same time on a thread, the outermost range first.
+RangeStack = tuple[int, ...]
 
 
 def make_range_paths(trace: Trace, attribution: Attribution) -> tuple[Ints, list[str]]:
@@ -332,12 +343,13 @@ def make_range_paths(trace: Trace, attribution: Attribution) -> tuple[Ints, list
         # Only the names after the last repeated name are added.
         last_repeated = max((i for i, name in enumerate(capture) if name in replay), default=-1)
         texts.append(PATH_SEPARATOR.join([*replay, *capture[last_repeated + 1 :]]))
-    # Different combinations of stacks may have the same text, but the categories of a categorical must be distinct.
+    # Different combinations of stacks may have the same text. The paths must be distinct, because they become the
+    # categories of a pandas Categorical.
     paths, recode = np.unique(np.array(texts, np.object_), return_inverse=True)
     return recode[1:][codes], paths.tolist()
 
 
-def find_open_stacks(ranges: Ranges, thread: Ints, time: Ints) -> tuple[Ints, list[Stack]]:
+def find_open_stacks(ranges: Ranges, thread: Ints, time: Ints) -> tuple[Ints, list[RangeStack]]:
     """Finds the stack of ranges that are open at each (thread, time), in the order in which the ranges open.
 
     If two ranges open at the same time, the longer range comes first.
@@ -346,8 +358,8 @@ def find_open_stacks(ranges: Ranges, thread: Ints, time: Ints) -> tuple[Ints, li
         The code of the stack at each (thread, time), shape (moments,), and the list of stacks, whose indices are the
         codes. The first stack is empty.
     """
-    # Ranges that contain none of the times are left out. Most operators launch nothing.
-    index = np.flatnonzero(has_moments(thread, time, ranges.thread, ranges.start, ranges.end))
+    # Leave out ranges that contain none of the times. Most of these are operators that launch nothing.
+    index = np.flatnonzero(contains_any_time(thread, time, ranges.thread, ranges.start, ranges.end))
     entered = ranges.select(index)
     axis = Axis(entered.thread, entered.start, entered.end)
     opened, closed = axis.place(entered.thread, entered.start), axis.place(entered.thread, entered.end)
@@ -357,14 +369,16 @@ def find_open_stacks(ranges: Ranges, thread: Ints, time: Ints) -> tuple[Ints, li
     used_segments, codes = dense_codes(segment)
     used_boundaries = boundaries[used_segments[used_segments != NONE]].tolist()
     order = np.lexsort((index, -closed, opened))
-    code_of_stack: dict[Stack, int] = {(): 0}
-    sweep = _sweep(index[order].tolist(), opened[order].tolist(), closed[order].tolist(), used_boundaries)
+    code_of_stack: dict[RangeStack, int] = {(): 0}
+    sweep = _sweep_stacks(index[order].tolist(), opened[order].tolist(), closed[order].tolist(), used_boundaries)
     swept = [code_of_stack.setdefault(stack, len(code_of_stack)) for stack in sweep]
     code_of_segment = [0] * (len(used_segments) - len(used_boundaries)) + swept
     return np.array(code_of_segment, np.int64)[codes], list(code_of_stack)
 
 
-def _sweep(index: list[int], opened: list[int], closed: list[int], boundaries: list[int]) -> Iterator[Stack]:
+def _sweep_stacks(
+    index: list[int], opened: list[int], closed: list[int], boundaries: list[int]
+) -> Iterator[RangeStack]:
     """Yields the stack of open ranges at each boundary.
 
     Args:

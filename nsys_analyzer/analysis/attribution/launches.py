@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nsys_analyzer.analysis.intervals import NONE, OFF_AXIS, Axis, count_moments, is_in_any_range
+from nsys_analyzer.analysis.intervals import NONE, OFF_AXIS, Axis, count_times_inside, is_in_any_range
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct, distinct_rows, take_or_default
 from nsys_analyzer.trace.columns import BEGIN_CAPTURE, END_CAPTURE, LAUNCH, Launches, Operations, process_of
@@ -30,7 +30,8 @@ _SYNCHRONIZED_ERROR_NS = 1_000_000
 #: If more than this share of the operations exceeds ``_SYNCHRONIZED_ERROR_NS``, ``_CLOCK_ERROR_NS`` is used instead.
 _MAX_EARLY_SHARE = 0.01
 _PLATFORMS_WITH_SYNCHRONIZED_CLOCKS = (CUDA, HIP)
-#: The clock of a device is behind the CPU's clock if this share of the device's operations starts before their launch.
+#: The clock of a device is behind the CPU's clock if at least this share of the device's operations starts before their
+#: launch.
 _LATE_CLOCK_QUANTILE = 0.75
 #: The offset of a clock that is behind is estimated as this quantile of the times from launch to start. The minimum is
 #: not used, since a few times may be broken.
@@ -38,7 +39,8 @@ _OFFSET_QUANTILE = 0.1
 #: The end of a call that lasts longer than ``_LONG_CALL_NS`` is wrong if ``_MIN_CALLS_INSIDE_WRONG_CALL`` or more other
 #: calls of the same thread start before this end.
 _LONG_CALL_NS, _MIN_CALLS_INSIDE_WRONG_CALL = 10_000_000, 100
-#: Matches API calls whose work may start while earlier work on the same stream still runs.
+#: Matches API calls whose work may start while earlier work on the same stream still runs: launches of graphs, and
+#: launches that allow programmatic dependent launch.
 _MAY_OVERLAP = re.compile("LaunchKernelEx|GraphLaunch")
 #: Profilers round times, so an operation may end up to this much after the start of the next operation on its stream.
 _ROUNDING_NS = 2_000
@@ -60,7 +62,7 @@ def match_launches(operations: Operations, launches: Launches) -> SmallInts:
         return np.full(len(operations), NONE, np.int32)
     axis, keys = _place_correlation_ids(launches)
     order = np.lexsort((launches.start, keys))
-    position, is_known = _search(keys[order], axis.place(operations.process, operations.correlation))
+    position, is_known = _search_keys(keys[order], axis.place(operations.process, operations.correlation))
     return np.where(is_known, order[position], NONE).astype(np.int32)
 
 
@@ -90,7 +92,7 @@ def find_dropped_launches(launches: Launches, *launch: Any) -> Bools:
 
 
 def _is_in_graph_capture(launches: Launches) -> Bools:
-    """Returns True for each call while its process captures a CUDA graph, on any of its threads; shape (launches,)."""
+    """Returns True for each call that starts while its process captures a CUDA graph; shape (launches,)."""
     processes = process_of(launches.thread)
     group, start, end = [], [], []
     for process in distinct(processes):
@@ -113,7 +115,7 @@ def _place_correlation_ids(launches: Launches) -> tuple[Axis, Ints]:
     return axis, axis.place(process_of(launches.thread), launches.correlation)
 
 
-def _search(keys: Ints, searched: Ints) -> tuple[Ints, Bools]:
+def _search_keys(keys: Ints, searched: Ints) -> tuple[Ints, Bools]:
     """Returns the first position of each searched key in the sorted ``keys``, and whether ``keys`` contains the key."""
     position = np.searchsorted(keys, searched).clip(max=len(keys) - 1)
     return position, keys[position] == searched
@@ -134,7 +136,7 @@ class GraphCaptures:
     time: Ints
 
 
-def find_captures(trace: Trace) -> GraphCaptures:
+def find_graph_captures(trace: Trace) -> GraphCaptures:
     """Finds where the graph node of each replayed operation was captured."""
     operations, nodes = trace.operations, trace.graph_nodes
     replayed = np.flatnonzero(operations.graph_node != 0)
@@ -150,14 +152,14 @@ def find_captures(trace: Trace) -> GraphCaptures:
     key, original = key[order], original[order]
     first_captured_as: Ints = np.arange(len(key))
     for _ in range(_MAX_INSTANTIATIONS):
-        position, has_original = _search(key, original[first_captured_as])
+        position, has_original = _search_keys(key, original[first_captured_as])
         first_captured_as = np.where(has_original, position, first_captured_as)
-    position, is_known = _search(key, axis.place(operations.process[replayed], operations.graph_node[replayed]))
+    position, is_known = _search_keys(key, axis.place(operations.process[replayed], operations.graph_node[replayed]))
     created = order[first_captured_as[position[is_known]]]
     return GraphCaptures(replayed[is_known], nodes.thread[created], nodes.start[created])
 
 
-def leave_out_contradictions(trace: Trace) -> tuple[Trace, SmallInts, Ints, Ints]:
+def exclude_impossible_times(trace: Trace) -> tuple[Trace, SmallInts, Ints, Ints]:
     """Leaves out operations that start before their launch, and corrects ends of calls and operations that are wrong.
 
     Returns:
@@ -177,14 +179,14 @@ def leave_out_contradictions(trace: Trace) -> tuple[Trace, SmallInts, Ints, Ints
     if not are_few or trace.metadata.platform not in _PLATFORMS_WITH_SYNCHRONIZED_CLOCKS:
         early = wait < -_CLOCK_ERROR_NS
     if trace.metadata.profiler == "nsys":
-        trace = _leave_out_wrong_ends_of_calls(trace)
+        trace = _exclude_wrong_call_ends(trace)
     if early.any():
-        left_out = (*trace.left_out, *_count_left_out(operations, "a start before the launch", early))
+        left_out = (*trace.left_out, *_describe_left_out(operations, "a start before the launch", early))
         unmeasured = np.concatenate([unmeasured, launch[early]])
         trace = replace(trace, operations=operations.select(~early), left_out=left_out)
         launch, clock_offset = launch[~early], clock_offset[~early]
     if trace.metadata.platform == CUDA:
-        trace = _end_at_next_start(trace, launch)
+        trace = _shorten_to_next_start(trace, launch)
     return trace, launch, clock_offset, np.unique(unmeasured[unmeasured != NONE])
 
 
@@ -218,11 +220,12 @@ def _estimate_clock_offsets(operations: Operations, launch: SmallInts, wait: Int
     return offset
 
 
-def _end_at_next_start(trace: Trace, launch: SmallInts) -> Trace:
+def _shorten_to_next_start(trace: Trace, launch: SmallInts) -> Trace:
     """Ends each operation no later than the next operation on its stream starts.
 
-    A stream usually runs one operation at a time. The next operation may overlap it, however, if a graph or a
-    programmatic launch starts the next operation, or if the launch of the next operation was not recorded.
+    A stream usually runs one operation at a time. However, two operations may overlap if a CUDA graph or a programmatic
+    dependent launch starts the second operation. If the launch of the second operation was not recorded, they may
+    overlap as well.
     """
     operations, count = trace.operations, len(trace.operations)
     may_overlap = np.array([*(bool(_MAY_OVERLAP.search(name)) for name in trace.launches.names), True])
@@ -239,18 +242,23 @@ def _end_at_next_start(trace: Trace, launch: SmallInts) -> Trace:
         return trace
     ends, wrong = operations.end.copy(), np.zeros(count, np.bool_)
     ends[order[late]], wrong[order[late]] = next_start[late], True
-    rows = _count_left_out(operations, "an end after the next start on their stream", wrong)
+    rows = _describe_left_out(operations, "an end after the next start on their stream", wrong)
     left_out = (*trace.left_out, *(replace(row, is_shortened=True) for row in rows))
     return replace(trace, operations=replace(operations, end=ends), left_out=left_out)
 
 
-def _leave_out_wrong_ends_of_calls(trace: Trace) -> Trace:
-    """Sets the end of an API call to its start if the thread makes too many other calls before the recorded end."""
+def _exclude_wrong_call_ends(trace: Trace) -> Trace:
+    """Sets the end of a long API call to its start if its thread makes many other calls before the recorded end.
+
+    Such an end was recorded wrongly, because a thread makes one call at a time.
+    """
     calls = trace.launches
     long = np.flatnonzero(calls.end - calls.start > _LONG_CALL_NS)
     if not len(long):
         return trace
-    calls_inside = count_moments(calls.thread, calls.start, calls.thread[long], calls.start[long] + 1, calls.end[long])
+    calls_inside = count_times_inside(
+        calls.thread, calls.start, calls.thread[long], calls.start[long] + 1, calls.end[long]
+    )
     is_wrong = np.zeros(len(calls), np.bool_)
     is_wrong[long] = calls_inside >= _MIN_CALLS_INSIDE_WRONG_CALL
     if not is_wrong.any():
@@ -262,7 +270,7 @@ def _leave_out_wrong_ends_of_calls(trace: Trace) -> Trace:
     return replace(trace, launches=replace(calls, end=ends), left_out=(*trace.left_out, *rows))
 
 
-def _count_left_out(operations: Operations, reason: str, wrong: Bools) -> list[ExcludedRows]:
+def _describe_left_out(operations: Operations, reason: str, wrong: Bools) -> list[ExcludedRows]:
     """Describes the operations that are left out, grouped by table and process."""
     left_out: list[ExcludedRows] = []
     for kind, table in enumerate(schema.OPERATIONS_BY_KIND):

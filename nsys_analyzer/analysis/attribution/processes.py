@@ -1,4 +1,4 @@
-"""Finds the processes of a trace that a report describes, and labels them."""
+"""Finds and labels the processes of a trace that a report describes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def find_processes(trace: Trace) -> tuple[Process, ...]:
     if len(operations):
         lowest_device = int(operations.device.min())
         count = int(operations.device.max()) - lowest_device + 1
-        # A pair of a process and a device is encoded as one integer, so that one pass serves all processes.
+        # Encode each pair of a process and a device as one integer, so that one pass over the operations is enough.
         for pair in distinct(
             np.searchsorted(process_ids, operations.process) * count + operations.device - lowest_device
         ).tolist():
@@ -49,12 +49,12 @@ def find_processes(trace: Trace) -> tuple[Process, ...]:
     process_ids.sort(
         key=lambda process: (process not in ranks, ranks.get(process, Rank(0)).number, devices[process], process)
     )
-    users = Counter(device for numbers in devices.values() for device in numbers)
+    process_counts = Counter(device for numbers in devices.values() for device in numbers)
     processes = []
     for process in process_ids:
         rank, pid, numbers = ranks.get(process), pid_of(process), devices[process]
         label = f"rank {rank.number}" if rank else make_pid_label(pid)
-        if not rank and numbers and all(users[device] == 1 for device in numbers):
+        if not rank and numbers and all(process_counts[device] == 1 for device in numbers):
             label = f"device{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
         processes.append(Process(process, pid, label, rank.number if rank else None))
     if len(process_ids) == 1 and ranks.get(process_ids[0], Rank(0, 1)).world_size == 1:
@@ -62,7 +62,7 @@ def find_processes(trace: Trace) -> tuple[Process, ...]:
     return tuple(processes)
 
 
-def is_on_cpu(trace: Trace, process: int) -> bool:
+def runs_on_cpu(trace: Trace, process: int) -> bool:
     """Returns True if the operations of a process are operators that ran on the CPU, not on a GPU."""
     devices = distinct(trace.operations.device[trace.operations.process == process]).tolist()
     gpus = [trace.metadata.gpu(pid_of(process), device) for device in devices]

@@ -192,7 +192,7 @@ def find_launching_operators(trace: Trace, attribution: Attribution, operations:
 def _find_innermost_operators(trace: Trace, attribution: Attribution, operations: Ints) -> Ints:
     """Returns the index of the innermost operator around the launch of each operation, or -1."""
     operators = trace.operators
-    timeline = Timeline(operators.thread, operators.start, operators.end, latest=True)
+    timeline = Timeline(operators.thread, operators.start, operators.end, innermost=True)
     thread, time = attribution.thread.copy(), attribution.time.copy()
     captures = attribution.captures
     thread[captures.operation], time[captures.operation] = captures.thread, captures.time

@@ -100,8 +100,8 @@ def find_module_calls(attributed: AttributedTrace) -> ModuleCalls | None:
     # The program's own ranges inside its phases are calls, except for ranges inside a backward pass.
     roles, operator_names = attributed.roles, {operators.names[code] for code in distinct(operators.name)}
     is_call = mask_by_name(ranges, lambda name: not (is_framework_name(name) or name in operator_names))
-    is_call &= ~roles.is_phase_or_step & ~roles.mask("warmup")
-    phases = ranges.select(roles.is_leaf_phase & ~roles.mask("backward"))
+    is_call &= ~roles.is_phase_or_step & ~roles.has_role("warmup")
+    phases = ranges.select(roles.is_leaf_phase & ~roles.has_role("backward"))
     is_call &= is_in_any_range(phases.thread, phases.start, phases.end, ranges.thread, ranges.start)
     index = np.flatnonzero(is_call)
     if not len(index):
@@ -190,7 +190,7 @@ class CallFinder:
 
     @cached_property
     def _timeline(self) -> tuple[Timeline, Ints]:
-        return make_timeline(self._attributed.trace.ranges, self._is_call, latest=True)
+        return make_timeline(self._attributed.trace.ranges, self._is_call, innermost=True)
 
     def _find_calls_by_sequence(self, thread: Ints, time: Ints) -> Ints:
         """Returns the call around the forward operator whose backward node runs at each (thread, time), or -1."""
@@ -198,11 +198,11 @@ class CallFinder:
         nodes, forward = self._nodes, self._forward_operators
         if not len(thread) or not len(nodes) or not len(forward):
             return call
-        running = Timeline(nodes.thread, nodes.start, nodes.end, latest=True).open_at(thread, time)
+        running = Timeline(nodes.thread, nodes.start, nodes.end, innermost=True).open_at(thread, time)
         # The node of a checkpoint runs a nested backward pass. The sequence numbers of the nodes in this backward pass
         # come from this thread, so the number of the checkpoint's node is used instead.
         index = np.flatnonzero(mask_by_name(nodes, _CHECKPOINT_NODE.fullmatch))
-        checkpoints = Timeline(nodes.thread[index], nodes.start[index], nodes.end[index], latest=False)
+        checkpoints = Timeline(nodes.thread[index], nodes.start[index], nodes.end[index], innermost=False)
         open_checkpoint = checkpoints.open_at(thread, time)
         running = np.where(open_checkpoint == NONE, running, np.append(index, NONE)[open_checkpoint])
         for process in distinct(process_of(forward.thread)):

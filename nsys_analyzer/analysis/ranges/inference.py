@@ -25,9 +25,9 @@ from nsys_analyzer.analysis.intervals import (
     LONG_AGO,
     NONE,
     Timeline,
-    has_moments,
-    is_contained,
+    contains_any_time,
     is_in_any_range,
+    is_inside_another_range,
     merge_ranges,
 )
 from nsys_analyzer.analysis.kernels.class_rules import MODEL_CLASSES
@@ -165,9 +165,9 @@ class _Inference:
         launched_here = process_of(launches.thread) == process
         self.launches = launches.select(launched_here)
         self.work_ns, self.classes = work_ns[launched_here], classes[launched_here]
-        bounding = self.ranges.select(roles.mask(STEP, WARMUP) & self.in_process)
+        bounding = self.ranges.select(roles.has_role(STEP, WARMUP) & self.in_process)
         open_ranges = trace.open_ranges
-        endless = roles.mask(WARMUP, ranges=open_ranges) & (process_of(open_ranges.thread) == process)
+        endless = roles.has_role(WARMUP, ranges=open_ranges) & (process_of(open_ranges.thread) == process)
         #: The starts and ends of steps and of warm-up ranges, ns. No inferred phase extends beyond such a time.
         self.bounds = np.concatenate([bounding.start, bounding.end, open_ranges.start[endless]]).tolist()
 
@@ -208,7 +208,7 @@ class _Inference:
         optimizer = [_cut_to_after_backward(span, backward) for span in _keep_outermost(optimizer)]
         # A call is part of a forward pass if it neither lies inside a backward pass or an optimizer, nor contains one.
         passes = _columns([*backward, *optimizer])
-        calls = _keep_outermost(list(compress(calls, ~has_moments(*passes[:2], *_columns(calls)))))
+        calls = _keep_outermost(list(compress(calls, ~contains_any_time(*passes[:2], *_columns(calls)))))
         calls = list(compress(calls, ~is_in_any_range(*passes, *_columns(calls)[:2])))
         return {
             "forward": self._join_calls(calls, backward, optimizer),
@@ -247,7 +247,7 @@ class _Inference:
         if not threads or len(self._select_by_prefix(_OPTIMIZER)):
             return None
         calls = calls.select(calls.thread == threads[0])
-        calls = calls.select(~is_contained(calls.thread, calls.start, calls.end))
+        calls = calls.select(~is_inside_another_range(calls.thread, calls.start, calls.end))
         calls = calls.select(np.argsort(calls.start, kind="stable"))
         on_thread = np.flatnonzero(self.launches.thread == threads[0])
         on_thread = on_thread[np.argsort(self.launches.start[on_thread], kind="stable")]
@@ -391,7 +391,7 @@ class _Inference:
         ]
         bounds = np.sort(np.array([*(end for _, end in (*backward, *optimizer)), *self.bounds], np.int64))
         operators = self.operators.select(self.operators.thread == thread)
-        outermost = Timeline(operators.thread, operators.start, operators.end, latest=False)
+        outermost = Timeline(operators.thread, operators.start, operators.end, innermost=False)
         for start, _ in backward:
             bound_count = np.searchsorted(bounds, start, side="right")
             bound = int(bounds[bound_count - 1]) if bound_count else LONG_AGO
@@ -421,7 +421,7 @@ def _columns(spans: _Spans) -> tuple[Ints, Ints, Ints]:
 
 
 def _keep_outermost(spans: _Spans) -> _Spans:
-    return list(compress(spans, ~is_contained(*_columns(spans))))
+    return list(compress(spans, ~is_inside_another_range(*_columns(spans))))
 
 
 def _cut_to_after_backward(span: tuple[int, int], backward: _Spans) -> tuple[int, int]:

@@ -16,20 +16,20 @@ from nsys_analyzer.analysis.attribution.attribution import (
     Attribution,
     RangeRoles,
     attribute,
-    find_waiting_ranges,
+    find_inherited_ranges,
     make_timeline,
 )
 from nsys_analyzer.analysis.attribution.launches import (
+    exclude_impossible_times,
     find_dropped_launches,
-    leave_out_contradictions,
     measure_launch_waits,
 )
 from nsys_analyzer.analysis.intervals import (
     NONE,
-    find_last_before,
-    has_moments,
-    is_contained,
+    contains_any_time,
+    find_last_time_before,
     is_in_any_range,
+    is_inside_another_range,
 )
 from nsys_analyzer.analysis.kernels.classes import Kernels, find_kernels
 from nsys_analyzer.analysis.ranges.inference import with_inferred_phases
@@ -84,7 +84,7 @@ class AttributedTrace:
                 raise ConfigurationError(f"No range has the name {name!r}, which the options give to the step", hint)
         self.as_recorded = trace
         self.start_ups: Mapping[int, tuple[int, int]] = {}
-        consistent_trace, launch, self._clock_offset, self.unmeasured = leave_out_contradictions(trace)
+        consistent_trace, launch, self._clock_offset, self.unmeasured = exclude_impossible_times(trace)
         self.trace, inferred = with_inferred_phases(_without_overlong_steps(consistent_trace, names), names, launch)
         self.roles = RangeRoles(self.trace.ranges, names, inferred, decodes=_has_decode_steps(consistent_trace, launch))
         self.attribution: Attribution = attribute(self.trace, self.roles, launch)
@@ -115,8 +115,8 @@ class AttributedTrace:
         """Returns all instances of all phases."""
         ranges, roles = self.trace.ranges, self.roles
         phases = (*roles.names.leaf_phases, OTHER_STEP, STEP)
-        is_leaf_instance, is_step = self._is_instance(roles.is_leaf_phase), self._is_instance(roles.mask(STEP))
-        masks = [roles.mask(phase) & (is_step if phase == STEP else is_leaf_instance) for phase in phases]
+        is_leaf_instance, is_step = self._is_instance(roles.is_leaf_phase), self._is_instance(roles.has_role(STEP))
+        masks = [roles.has_role(phase) & (is_step if phase == STEP else is_leaf_instance) for phase in phases]
         phase = np.concatenate([np.full(mask.sum(), code) for code, mask in enumerate(masks)])
         index = np.concatenate([np.flatnonzero(mask) for mask in masks])
         order = np.lexsort((phase, ranges.start[index]))
@@ -125,7 +125,7 @@ class AttributedTrace:
         process, start, end = process_of(selected.thread), selected.start, selected.end
         # If some steps of a process have a backward pass, a step without a backward pass usually is an evaluation.
         is_step, is_backward = phase == phases.index(STEP), phase == phases.index("backward")
-        trains = is_step & has_moments(process[is_backward], start[is_backward], process, start, end)
+        trains = is_step & contains_any_time(process[is_backward], start[is_backward], process, start, end)
         phase[is_step & ~trains & np.isin(process, process[trains])] = phases.index(OTHER_STEP)
         warmup = self.is_in_warmup(process, start)
         incomplete = self._lacks_gpu_activity(selected, process) | self._ends_out_of_memory(selected, process)
@@ -137,10 +137,12 @@ class AttributedTrace:
         If API calls were left out, it also returns True for each range in which an operation without a launch starts.
         """
         incomplete = self.trace.launches.select(np.concatenate([self.lost_launches, self.unmeasured]))
-        lacks_activity = has_moments(process_of(incomplete.thread), incomplete.start, process, ranges.start, ranges.end)
+        lacks_activity = contains_any_time(
+            process_of(incomplete.thread), incomplete.start, process, ranges.start, ranges.end
+        )
         if any(rows.table in schema.RUNTIME.aliases and not rows.only_end_excluded for rows in self.trace.left_out):
             unlaunched = self.trace.operations.select(self.attribution.launch == NONE)
-            lacks_activity |= has_moments(unlaunched.process, unlaunched.start, process, ranges.start, ranges.end)
+            lacks_activity |= contains_any_time(unlaunched.process, unlaunched.start, process, ranges.start, ranges.end)
         return lacks_activity
 
     def _ends_out_of_memory(self, ranges: Ranges, process: Ints) -> Bools:
@@ -149,8 +151,8 @@ class AttributedTrace:
         if not len(failed.start):
             return np.zeros(len(ranges), np.bool_)
         launched = self.trace.launches.select(self.trace.launches.call == LAUNCH)
-        last_failure = find_last_before(process_of(failed.thread), failed.start, process, ranges.end)
-        continues = has_moments(process_of(launched.thread), launched.start, process, last_failure, ranges.end)
+        last_failure = find_last_time_before(process_of(failed.thread), failed.start, process, ranges.end)
+        continues = contains_any_time(process_of(launched.thread), launched.start, process, last_failure, ranges.end)
         ends: Bools = (last_failure >= ranges.start) & ~continues
         return ends
 
@@ -159,8 +161,8 @@ class AttributedTrace:
 
         A warm-up range without an end lasts to the end of the capture.
         """
-        ended = self.trace.ranges.select(self.roles.mask(WARMUP))
-        endless = self.trace.open_ranges.select(self.roles.mask(WARMUP, ranges=self.trace.open_ranges))
+        ended = self.trace.ranges.select(self.roles.has_role(WARMUP))
+        endless = self.trace.open_ranges.select(self.roles.has_role(WARMUP, ranges=self.trace.open_ranges))
         if not len(ended) and not len(endless) and not self.start_ups:
             return np.zeros(len(time), np.bool_)
         in_warmup = is_in_any_range(process_of(ended.thread), ended.start, ended.end, process, time)
@@ -179,13 +181,15 @@ class AttributedTrace:
         ranges = self.trace.ranges
         index = np.flatnonzero(family)
         is_instance = family.copy()
-        is_instance[index] = ~is_contained(ranges.thread[index], ranges.start[index], ranges.end[index])
+        is_instance[index] = ~is_inside_another_range(ranges.thread[index], ranges.start[index], ranges.end[index])
         # If autograd's thread opens a phase while another thread is in a phase, the new phase is part of the other
         # thread's phase. An example is a forward pass that is recomputed in a backward pass.
         engine = self.attribution.engine_threads
         autograd = np.flatnonzero(np.isin(ranges.thread, engine) & family)
         process, start = process_of(ranges.thread[autograd]), ranges.start[autograd]
-        waiting = find_waiting_ranges(self.trace, self.roles, engine, process, start, np.zeros(len(autograd), np.bool_))
+        waiting = find_inherited_ranges(
+            self.trace, self.roles, engine, process, start, np.zeros(len(autograd), np.bool_)
+        )
         is_instance[autograd] &= ~np.append(family, False)[waiting]
         return is_instance
 
@@ -205,7 +209,7 @@ class AttributedTrace:
 
         Both are arrays of shape (operations,) with indices into ``instances``, or -1.
         """
-        return self._find_instances(self.roles.is_leaf_phase), self._find_instances(self.roles.mask(STEP))
+        return self._find_instances(self.roles.is_leaf_phase), self._find_instances(self.roles.has_role(STEP))
 
     def _find_instances(self, family: Bools) -> SmallInts:
         instance_of_range = np.full(len(self.trace.ranges) + 1, NONE, np.int32)  # index -1 selects the last entry
@@ -231,10 +235,10 @@ class AttributedTrace:
         If the trace has ranges around whole attention layers, a range outside them, such as a sampler's softmax, does
         not count.
         """
-        part_of_range = self.roles.codes(ATTENTION_PARTS)
+        part_of_range = self.roles.find_role_codes(ATTENTION_PARTS)
         is_attention = part_of_range == ATTENTION_PARTS.index("attention")
         # A projection is a module inside the module of attention, but it is not a part of attention.
-        is_candidate = (part_of_range != NONE) | self.roles.mask(MODULE)
+        is_candidate = (part_of_range != NONE) | self.roles.has_role(MODULE)
         innermost = self.attribution.find_innermost(is_candidate, operations)
         has_attention = is_attention.any()
         attention_range = self.attribution.find_innermost(is_attention, operations) if has_attention else innermost
@@ -255,7 +259,7 @@ class AttributedTrace:
 
     def _select_open_ranges(self, process: int, *roles: str) -> Ranges:
         ranges = self.trace.open_ranges
-        return ranges.select((process_of(ranges.thread) == process) & self.roles.mask(*roles, ranges=ranges))
+        return ranges.select((process_of(ranges.thread) == process) & self.roles.has_role(*roles, ranges=ranges))
 
     def count_nested_phases(self, process: int) -> dict[tuple[str, str], int]:
         """Counts the ranges of one phase that lie inside a range of another phase on the same thread.
@@ -266,10 +270,10 @@ class AttributedTrace:
         ranges = self.trace.ranges
         is_leaf = self.roles.is_leaf_phase & (process_of(ranges.thread) == process)
         inner = np.flatnonzero(is_leaf)
-        timeline, index = make_timeline(ranges, is_leaf, latest=False)
+        timeline, index = make_timeline(ranges, is_leaf, innermost=False)
         outer_range = timeline.open_at(ranges.thread[inner], ranges.start[inner])
         inner, outer = inner[outer_range != NONE], index[outer_range[outer_range != NONE]]
-        phase = self.roles.codes(self.roles.names.leaf_phases)
+        phase = self.roles.find_role_codes(self.roles.names.leaf_phases)
         is_nested = (ranges.end[outer] >= ranges.end[inner]) & (phase[outer] != phase[inner])
         pairs = zip(ranges.name[inner[is_nested]].tolist(), ranges.name[outer[is_nested]].tolist(), strict=True)
         counts = Counter[tuple[str, str]]()
@@ -292,7 +296,7 @@ class AttributedTrace:
         """
         ranges, not_pushed = self.trace.ranges, {*self.trace.start_end_names, *self.roles.inferred}
         is_pushed = self.roles.is_phase_or_step & mask_by_name(ranges, lambda name: name not in not_pushed)
-        timeline, first = make_timeline(ranges, is_pushed & (process_of(ranges.thread) == process), latest=True)
+        timeline, first = make_timeline(ranges, is_pushed & (process_of(ranges.thread) == process), innermost=True)
         second = np.append(first, NONE)[timeline.open_at(ranges.thread[first], ranges.end[first] - 1)]
         crosses = (ranges.end[second] > ranges.end[first]) & (ranges.end[first] - ranges.start[second] > _ROUNDING_NS)
         pairs = zip(ranges.name[first[crosses]].tolist(), ranges.name[second[crosses]].tolist(), strict=True)

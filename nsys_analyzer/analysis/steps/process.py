@@ -178,10 +178,10 @@ class ProcessWork:
         is_engine = np.isin(ranges.thread, attributed.attribution.engine_threads)
         self.ranges = np.flatnonzero((process_of(ranges.thread) == process) & ~is_engine)
         thread, start, end = (column[self.ranges] for column in (ranges.thread, ranges.start, ranges.end))
-        self._open_ranges = Timeline(process_of(thread), start, end, latest=True)
+        self._open_ranges = Timeline(process_of(thread), start, end, innermost=True)
         # The ranges of steps and requests do not show what the program does inside them.
         is_request = np.array([*map(bool, map_by_shape(ranges.names, REQUEST_RANGE.fullmatch)), False])[ranges.name]
-        is_step_or_request = (attributed.roles.mask(STEP, OTHER_STEP) | is_request)[self.ranges]
+        is_step_or_request = (attributed.roles.has_role(STEP, OTHER_STEP) | is_request)[self.ranges]
         self._names = np.append(np.where(is_step_or_request, NONE, ranges.name[self.ranges]), NONE)
         self.busy = self._find_busy(int(windows.start[0]), int(windows.end[-1]))
 

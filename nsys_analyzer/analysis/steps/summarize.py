@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from nsys_analyzer.analysis.attribution.processes import is_on_cpu
+from nsys_analyzer.analysis.attribution.processes import runs_on_cpu
 from nsys_analyzer.analysis.intervals import NONE, Cover, find_overlaps
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.statistics import Stats, StepTimes, sample_ms
@@ -68,7 +68,7 @@ def summarize_steps(work: ProcessWork, steps: Steps) -> tuple[StepSummary, Study
         sampled = {device: SampledProgram(work, windows, device) for device in work.devices}
     dissected = [dissect_device(work, windows, device, steps.length_ms, sampled.get(device)) for device in work.devices]
     main = max(dissected, key=lambda device: device.compute_ms)
-    on_cpu, program = is_on_cpu(trace, process), sampled.get(main.device)
+    on_cpu, program = runs_on_cpu(trace, process), sampled.get(main.device)
     if on_cpu:
         main = _by_ranges(work, windows, main, program)
         dissected = [main]

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from nsys_analyzer.analysis.attribution.attribution import PATH_SEPARATOR, make_range_paths
-from nsys_analyzer.analysis.attribution.processes import is_on_cpu
+from nsys_analyzer.analysis.attribution.processes import runs_on_cpu
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.ranges.calls import CallFinder, ModuleCalls, find_module_calls
 from nsys_analyzer.analysis.steps.groups import Steps
@@ -182,7 +182,7 @@ class _TrackMaker:
 
     def make_tracks(self, left_out: str) -> Tracks:
         """Returns all tracks: those of the CPU threads that launch work, of the devices, and of the other threads."""
-        on_cpu = is_on_cpu(self.attributed.trace, self.process)
+        on_cpu = runs_on_cpu(self.attributed.trace, self.process)
         threads, launching, not_launching = self._make_range_tracks()
         tracks = [*launching, *([] if on_cpu else self._make_call_tracks()), *self._make_line_tracks()]
         tracks += self._make_streams(threads, on_cpu=on_cpu)

@@ -119,7 +119,7 @@ class LaunchedWork:
     @property
     def warmups(self) -> Ranges:
         """Returns the warm-up ranges of the process."""
-        warmups = self.attributed.trace.ranges.select(self.attributed.roles.mask(WARMUP))
+        warmups = self.attributed.trace.ranges.select(self.attributed.roles.has_role(WARMUP))
         return warmups.select(process_of(warmups.thread) == self.process)
 
     @property

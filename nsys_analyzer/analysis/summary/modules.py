@@ -189,7 +189,7 @@ def _find_units(attributed: AttributedTrace, process: int, *, by_ranges: bool) -
     for name in ("optimizer", STEP, OTHER_STEP):
         is_counted &= instances.phase != instances.phases.index(name)
     steps = np.flatnonzero(is_measured & is_unit[STEP])
-    timeline = Timeline(instances.process[steps], instances.start[steps], instances.end[steps], latest=True)
+    timeline = Timeline(instances.process[steps], instances.start[steps], instances.end[steps], innermost=True)
     step = timeline.open_at(instances.process, instances.start)
     in_step = is_counted & (step != NONE)
     if len(steps) and by_ranges:

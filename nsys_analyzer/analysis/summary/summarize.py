@@ -13,7 +13,7 @@ from msgspec import structs
 from nsys_analyzer.analysis.attribution.attribution import ATTRIBUTION_METHODS, UNATTRIBUTED
 from nsys_analyzer.analysis.attribution.processes import Process, find_processes
 from nsys_analyzer.analysis.facts import Fact
-from nsys_analyzer.analysis.intervals import NONE, has_moments, measure_unions
+from nsys_analyzer.analysis.intervals import NONE, contains_any_time, measure_unions
 from nsys_analyzer.analysis.kernels.class_rules import FUSED, MATMUL
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.statistics import Stats, sample_ms
@@ -235,7 +235,7 @@ class _ProcessSummarizer:
         latest_end = instances.end[measured_instances] + np.maximum(_CLOCK_SKEW_NS, wall_ns // 1000)
         has_work = clocks.span[measured_instances] > 0
         is_late = has_work & (clocks.last_end[measured_instances] > latest_end)
-        starts_backward = has_moments(instances.process[is_backward], instances.start[is_backward], *first)
+        starts_backward = contains_any_time(instances.process[is_backward], instances.start[is_backward], *first)
         return structs.replace(
             self._gpu_figures(instances.phases[code], code, measured_instances, clocks, sums),
             range=", ".join(names[:_MAX_LISTED_RANGES]) + (f" and {unlisted} more" if unlisted > 0 else ""),

@@ -194,7 +194,7 @@ def _find_scopes(attributed: AttributedTrace, process: int) -> Iterator[_Parts]:
     forward, forwards = select_kernels(FORWARD, phase_instance)
     if len(forward):
         yield _Parts(attributed, FORWARD, forward, attributed.find_attention_parts(forward), forwards, None)
-    if not attributed.roles.mask(*ATTENTION_PARTS).any():
+    if not attributed.roles.has_role(*ATTENTION_PARTS).any():
         return
     kernels = np.flatnonzero((operations.kind == KERNEL) & (operations.process == process))
     part = attributed.find_attention_parts(kernels)
@@ -270,7 +270,7 @@ def _count_occurrences(attributed: AttributedTrace, kernels: Ints) -> int | None
 
     A range that a CUDA graph captured counts once for each replay of the graph.
     """
-    part = attributed.roles.codes(ATTENTION_PARTS)
+    part = attributed.roles.find_role_codes(ATTENTION_PARTS)
     around = part == ATTENTION_PARTS.index("attention")
     attention = attributed.attribution.find_innermost(around if around.any() else part != NONE, kernels)
     replayed = attributed.trace.operations.graph_node[kernels] != 0
