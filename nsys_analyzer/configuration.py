@@ -106,17 +106,17 @@ class Options(Generic[Unknown]):
         256, "Context length.", default_on_cpu=128, unit="TOKENS", several=True, in_name="", column=""
     )
     mode: str | Unknown = option(
-        "train", "Phases of a step: forward, also loss and backward, or also the optimizer.", MODES, several=True,
+        "train", "Phases of a step: forward only, also loss and backward, or also the optimizer.", MODES, several=True,
         in_name="", column="",
     )  # fmt: skip
-    precision: str | Unknown = option("fp32", "Precision; bf16 is autocast.", PRECISIONS, several=True, in_name="")
+    precision: str | Unknown = option("fp32", "Precision; bf16 uses autocast.", PRECISIONS, several=True, in_name="")
     batch_size: Count | Unknown = option(4, "Batch size.", in_name="b{}", column="")
     attention: str | Unknown = option(
         "unfused", "Naive attention, kernel by kernel, or PyTorch's scaled_dot_product_attention.",
         ATTENTION_IMPLEMENTATIONS, in_name="{}",
     )  # fmt: skip
     compile: bool | Unknown = option(
-        False, "Compile the model with torch.compile. Forward then has no inner ranges.", column="compiled"
+        False, "Compile the model with torch.compile. The forward pass then contains no ranges.", column="compiled"
     )
     cuda_graph: bool | Unknown = option(False, "Capture each phase as a CUDA graph and replay it.", column="CUDA graph")
     seed: Seed | Unknown = option(0, "Seed for weights and data.", in_run=False, least=-LARGEST_EXACT_INTEGER)

@@ -158,7 +158,7 @@ def test_a_report_holds_its_times(before: Path, after: Path, tmp_path: Path, run
     run_main("report", after, "--format", "json", "-o", report)
     (tmp_path / "times.csv").write_text("model,phase,mean_ms\nsmall,step,6.5\n", encoding="utf-8")
     error = fails(run_main, before, report, "--csv-after", tmp_path / "times.csv")
-    assert f"{report} is a report, which holds its times. Leave out its --csv option" in error
+    assert f"{report} is a report, which contains its own times. Leave out --csv for it" in error
     assert run_main("compare", before, report, "--csv-before", tmp_path / "times.csv").code == 0
 
 

@@ -21,7 +21,7 @@ from tests.support.export import ADD, AUTOGRAD, GEMM, Export
 
 RealSummary = Callable[[str], CaptureSummary]
 MS = 1_000_000
-NO_MODULES = "holds no range that names a module. Record it with: nsys-analyze run --modules -- python train.py\n"
+NO_MODULES = "contains no range that names a module. Record one with: nsys-analyze run --modules -- python train.py\n"
 
 
 def gpt(layers: tuple[int, ...] = (4, 4, 4, 7), *, backward: bool = True) -> Export:

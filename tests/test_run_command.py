@@ -438,7 +438,7 @@ def test_the_screen_shows_the_run_that_was_just_made_and_names_the_others(desk: 
     assert "holds other runs" not in alone.out
     second = run("--model", "medium", *FORWARD, "--profiler", "none")
     assert second.code == 0, second.err
-    said = f"runs also holds other runs, which the report compares: {SMALL}"
+    said = f"runs also contains other runs, which the report compares: {SMALL}"
     assert [line for line in second.out.splitlines() if SMALL in line] == [said]
     assert MEDIUM in second.out
     both = (desk.runs / "report.md").read_text()

@@ -29,18 +29,18 @@ def _list_figures(ctx: click.Context, _: click.Parameter, is_requested: bool) ->
 @evidence_argument
 @click.argument("questions", nargs=-1, required=True, metavar="QUESTION...")
 @option(SELECTION, "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list_figures,
-        help="List the figures.")  # fmt: skip
-@format_option("text", "json", help="json contains each answer with its unit and the rows it is based on.")
+        help="List all figures with their arguments, units and meanings.")  # fmt: skip
+@format_option("text", "json", help="json contains each answer with its unit and the rows that the answer is based on.")
 @evidence_options
 @click.pass_context
 def ask(
     ctx: click.Context, evidence: Callable[[], Evidence], questions: tuple[str, ...], output_format: str
 ) -> None:  # fmt: skip
-    """Prints figures of TRACE by their names, with their units and the rows they are based on.
+    """Prints figures of TRACE by their names, with their units and the rows that they are based on.
 
     A question is the name of a figure, followed by its arguments: 'class_ms class=matmul phase=forward'. If TRACE has
-    several processes, process=, rank= or capture= selects one. If TRACE does not hold the answer, ask prints the
-    reason and the command that would record it, and exits with 4.
+    several processes, process=, rank= or capture= selects one of them. If TRACE does not contain the answer, ask prints
+    the reason and the command that would record the answer, and the exit status is 4.
     """
     from nsys_analyzer.questions.ask import Answers, format_answer
     from nsys_analyzer.questions.ask import ask as answer_question

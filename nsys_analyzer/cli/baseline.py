@@ -15,7 +15,8 @@ def baseline() -> None:
     """Keeps runs for later comparisons.
 
     A baseline is a folder with a JSON report for each GPU, or for each processor if there is no GPU. The command
-    nsys-analyze compare .nsys-analyze/baselines/main after.sqlite uses the report of the GPU that AFTER ran on.
+    nsys-analyze compare .nsys-analyze/baselines/main after.sqlite uses the report of the GPU that after.sqlite was
+    recorded on.
     """
 
 
@@ -29,8 +30,8 @@ def baseline() -> None:
 def save(name: str, trace: Path, folder: Path) -> None:
     """Keeps TRACE as the baseline NAME: a capture, a folder of captures, or a JSON report of them.
 
-    The times without the profiler are read from the timings.csv beside TRACE. A report of the same GPU in the baseline
-    is replaced.
+    The times without the profiler are read from the timings.csv beside TRACE. An earlier report of the same GPU
+    in the baseline is replaced.
     """
     from nsys_analyzer.experiments.evidence import load_runs
     from nsys_analyzer.verify.baselines import is_baseline_name, save_baseline

@@ -21,16 +21,16 @@ FALSE = 3
 @command(epilog="Example: nsys-analyze check capture.sqlite claims.txt")
 @evidence_argument
 @click.argument("text", type=click.File(encoding="utf-8"))
-@format_option("text", "json", help="json contains each answer with its unit and the rows it is based on.")
+@format_option("text", "json", help="json contains each answer with its unit and the rows that the answer is based on.")
 @evidence_options
 @click.pass_context
 def check(ctx: click.Context, evidence: Callable[[], Evidence], text: TextIO, output_format: str) -> None:
     """Checks each line of TEXT against TRACE.
 
-    Two kinds of lines are judged: lines that `ask` prints, NAME phase=... = VALUE UNIT, and sentences and table rows
-    in the words of the report of TRACE. Each is true, or it is false and the right figure is printed. Any other line is
-    not judged. The exit status is 3 if a line is false, else 4 if a line is not judged. TEXT is a file, or - for
-    standard input.
+    check judges two kinds of lines. The first kind is a line that ask prints, such as "gpu_busy_ms phase=forward = 9.04
+    ms". The second kind is a sentence or a table row in the words of the report of TRACE. For a false line, check also
+    prints the right figure. Any other line is not judged. The exit status is 3 if a line is false, else 4 if a line is
+    not judged. TEXT is a file, or - for standard input.
     """
     from nsys_analyzer.questions.ask import format_answer
     from nsys_analyzer.questions.claims import check as check_claims

@@ -33,35 +33,35 @@ def _timings_option(side: str) -> Callable[[Function], Function]:
     """Adds the option that names the timings of one side, "before" or "after"."""
     return option(
         INPUT, f"--csv-{side}", f"csv_{side}", type=PATH, metavar="FILE", multiple=True,
-        help=f"A CSV file with times of {side.upper()} without the profiler. Repeatable. Default: timings.csv in its "
-        "folder, or in the folder above.",
+        help=f"A CSV file with times of {side.upper()} without the profiler. Repeatable. Default: timings.csv in the "
+        f"folder of {side.upper()}, or in the folder above.",
     )  # fmt: skip
 
 
 @command(epilog="Example: nsys-analyze compare before.sqlite after.sqlite --fail-above 5%")
 @click.argument("before", type=PATH)
 @click.argument("after", type=PATH)
-@option(OUTPUT, "-o", "--output", metavar="FILE", help="The file to write. The format text is written as markdown.")
+@option(OUTPUT, "-o", "--output", metavar="FILE", help="The file to write. With --format text, the file is markdown.")
 @format_option("text", "markdown", "json", help="markdown is for a pull request; json contains every figure.")
 @option(
     CRITERIA, "--fail-above", callback=_fraction, metavar="PERCENT",
-    help="Exit with 3 if a step is slower by more than this percentage and by more than chance, and with 1 if it "
+    help="Exit with 3 if a step is slower by more than this percentage and by more than chance. Exit with 1 if a step "
     "cannot be compared.",
 )  # fmt: skip
 @option(
     CRITERIA, "--budgets", "budgets_path", type=PATH, metavar="FILE",
-    help="A TOML file with the largest allowed values of AFTER: step_ms = 40, launches, peak_memory_gib, and the "
-    "tables phases_ms and classes_ms. Exit with 3 if a value is larger by more than chance, and with 1 if it is not "
-    "known.",
+    help="A TOML file with the largest values that are allowed for AFTER: the keys step_ms, launches and "
+    "peak_memory_gib, and the tables phases_ms and classes_ms. Exit with 3 if AFTER exceeds a value by more than "
+    "chance. Exit with 1 if a value of AFTER is not known.",
 )  # fmt: skip
 @option(OUTPUT, "--force", is_flag=True,
-        help="Compare the runs even if their configurations differ, replace a file that nsys-analyze did not write, "
-        "and make a missing folder.")  # fmt: skip
+        help="Compare the runs even if their configurations differ, replace a file even if nsys-analyze did not write "
+        "it, and make a missing folder.")  # fmt: skip
 @option(INPUT, "--repeats", is_flag=True, help="Treat all captures of a folder as runs of one program.")
 @option(
     CRITERIA, "--cpu-spread", callback=_fraction, metavar="PERCENT", default="25%", show_default=True,
-    help="The standard deviation, between runs of one program, of the time that the GPU waits for the CPU. 25% was "
-    "measured on shared hosts; a quiet machine has less.",
+    help="How much the time in which the GPU waits for the CPU varies between runs of one program, as a standard "
+    "deviation. 25% was measured on shared hosts. On a machine without other load, the variation is smaller.",
 )  # fmt: skip
 @_timings_option("after")
 @_timings_option("before")
@@ -89,7 +89,8 @@ def compare(
     """Prints what changed from BEFORE to AFTER, whether it is more than chance, and what explains it.
 
     BEFORE and AFTER are captures, JSON reports, or folders of captures. The runs of two folders are matched by their
-    configuration, and several runs of one configuration are combined. BEFORE can also be the folder of a baseline.
+    configuration, and several runs of one configuration are combined. BEFORE can also be the folder of a baseline, as
+    nsys-analyze baseline writes it.
     """
     from nsys_analyzer.analysis.comparison.comparison import DEFAULT_THRESHOLD
     from nsys_analyzer.analysis.comparison.estimates import read_budgets

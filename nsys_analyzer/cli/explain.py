@@ -23,11 +23,11 @@ if TYPE_CHECKING:
         help="Also print the rest of the report, with its folded parts.")  # fmt: skip
 @option(
     OUTPUT, "--budget", type=click.IntRange(min=200), metavar="BYTES",
-    help="The largest size of the JSON. The JSON then contains the most valuable answers that fit, each with the rows "
-    "it is based on, and the figures that have no answer.",
+    help="The largest size of the JSON, in bytes. The JSON then contains the most valuable answers that fit into this "
+    "size, each with the rows that the answer is based on, and then the figures that are unknown.",
 )  # fmt: skip
 @option(CRITERIA, "--calibrate", is_flag=True,
-        help="Widen the predicted intervals to fit the savings that verify measured.")  # fmt: skip
+        help="Widen the intervals of the predicted savings to fit the savings that verify measured.")  # fmt: skip
 @ledger_option
 @evidence_options
 def explain(
@@ -36,9 +36,9 @@ def explain(
 ) -> None:  # fmt: skip
     """Explains why a training step of TRACE is as long as it is, and what would make it shorter.
 
-    explain prints the first block of the report and the findings, with the largest saving first. A finding has its
-    evidence, the lines of code to try, and how to check it. TRACE is a capture or a folder of captures. Several
-    captures may be the ranks of a run.
+    explain prints the beginning of the report, and then the findings, with the largest saving first. Each finding has
+    its evidence, lines of code to try, and a way to check the finding. TRACE is a capture or a folder of captures.
+    Several captures may be the ranks of a run.
     """
     from nsys_analyzer.questions.ask import write_ranked_answers
     from nsys_analyzer.report.renderers.json_report import STEP_KEYS, captures_data

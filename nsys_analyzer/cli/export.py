@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 @option(
     OUTPUT, "--format", "output_format", type=click.Choice(list(load_formats())),
     help="perfetto is a timeline for https://ui.perfetto.dev. The other formats are a table with a row for each GPU "
-    "operation. Default: the format of the suffix of -o, else perfetto.",
+    "operation. Default: the format that the suffix of -o names, else perfetto.",
 )  # fmt: skip
 @option(
     OUTPUT, "-o", "--output", type=PATH, metavar="FILE",
-    help="The file to write. Default: the name of the first TRACE with .pftrace, .parquet, .csv or .db, in the working "
-    "folder.",
+    help="The file to write. Default: a file in the working folder, with the name of the first TRACE and the suffix "
+    ".pftrace, .parquet, .csv or .db.",
 )  # fmt: skip
 @force_option
 @names_options
@@ -34,13 +34,14 @@ def export(
 ) -> None:
     """Writes captures for other tools: as a timeline, or as a table of GPU operations.
 
-    The timeline has tracks for the streams of each GPU, for its idle time by cause, for the threads of the program, and
-    for GPU memory if it was recorded. The track of a thread shows its ranges, and the API calls that launch, block or
-    allocate. Arrows connect launches with kernels. The details of a kernel are its class, phase, ranges, launch latency
-    and precision. Open the timeline at https://ui.perfetto.dev, which reads it in your browser and uploads nothing.
+    The timeline has tracks for the streams of each GPU, for the GPU's idle time by cause, for the threads of the
+    program, and for GPU memory if it was recorded. The track of a thread shows its ranges, and the API calls that
+    launch, block or allocate. Arrows connect launches with kernels. The details of a kernel are its class, phase,
+    ranges, launch latency and precision. Open the timeline at https://ui.perfetto.dev, which reads it in your browser
+    and uploads nothing.
 
-    TRACE is any capture that report reads. Captures of several ranks become one timeline; collectives align their
-    clocks.
+    TRACE is any capture that nsys-analyze report reads. Captures of several ranks become one timeline. The ranks'
+    clocks are aligned by means of the collectives.
     """
     from nsys_analyzer.export.writing import default_target
     from nsys_analyzer.export.writing import export as write

@@ -13,10 +13,10 @@ from nsys_analyzer.cli.options import PATH, choose_format, ledger_option, tell
 @command(epilog="Example: nsys-analyze history -o history.html")
 @ledger_option
 @option(SELECTION, "--calibrate", is_flag=True, help="Print the factor by which predicted intervals must be wider to "
-        "hold 80% of the measured savings. explain --calibrate widens its intervals by this factor.")  # fmt: skip
+        "contain 80% of the measured savings. explain --calibrate widens its intervals by this factor.")  # fmt: skip
 @option(OUTPUT, "-o", "--output", type=PATH, metavar="FILE",
-        help="Also write a page with a curve (.html), or markdown (.md).")  # fmt: skip
-@option(OUTPUT, "--force", is_flag=True, help="Replace a file that nsys-analyze did not write.")
+        help="Also write the table to a file: as a page with a curve (.html), or as markdown (.md).")  # fmt: skip
+@option(OUTPUT, "--force", is_flag=True, help="Replace a file even if nsys-analyze did not write it.")
 def history(ledger: Path, calibrate: bool, output: Path | None, force: bool) -> None:
     """Prints what each verified change saved, and whether its prediction held."""
     from nsys_analyzer.report.renderers.terminal import print_section

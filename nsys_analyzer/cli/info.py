@@ -26,7 +26,7 @@ _MAX_RANGE_NAMES = 40
 def info(trace: Path) -> None:
     """Prints the contents of TRACE: versions, tables, processes, ranges, messages of the profiler, and warnings.
 
-    For a FOLDER, info prints the contents of each capture in it.
+    For a FOLDER, info prints the contents of each capture in the folder.
     """
     from nsys_analyzer.inputs.traces import read_each_trace
     from nsys_analyzer.trace.sources import is_export_folder

@@ -28,14 +28,15 @@ _COLUMNS = ("capture", "process", "name", "class", "launches", "ms", "avg_us", "
 @folder_argument
 @option(
     SELECTION, "--phase", metavar="PHASE",
-    help="Print only the kernels of this phase, for one measured instance. --phase-name names its range.",
+    help="Print only the kernels of this phase, as means over its measured instances. --phase-name gives the name of "
+    "its range.",
 )  # fmt: skip
 @option(
     SELECTION, "--class", "kernel_class", metavar="CLASS", help="Print only the kernels of this class, such as matmul."
 
 )  # fmt: skip
 @option(SELECTION, "--top", type=click.IntRange(1), metavar="N", help="Print only the N kernels with the most time.")
-@format_option("text", "csv", "json", help="csv and json hold the full kernel names.")
+@format_option("text", "csv", "json", help="csv and json contain the full kernel names.")
 @names_options
 def kernels(
     trace: Path,
@@ -47,8 +48,8 @@ def kernels(
 ) -> None:
     """Prints the kernels of TRACE with their class, launches, times and share of the total kernel time.
 
-    The kernel with the most time comes first. Without --phase, the kernels are those of the whole capture without the
-    warm-up. For a FOLDER, kernels prints the kernels of each capture in it.
+    The kernel with the most time comes first. Without --phase, all kernels of the capture except those of the warm-up
+    are counted. For a FOLDER, kernels prints the kernels of each capture in the folder.
     """
     from nsys_analyzer.report.renderers.terminal import print_table
     from nsys_analyzer.report.screen import data_stream
@@ -127,7 +128,7 @@ def _summaries(trace: Path, given_path: Path, names: PhaseNames | None) -> tuple
     if "kernel" not in loaded.tables:
         why = "" if "graph" in loaded.tables else plain(explain_missing_cuda(loaded.metadata.diagnostics), "`")
         remedy = RECORD_GRAPH_NODES_COMMAND if "graph" in loaded.tables else RECORD_COMMAND
-        raise MissingTableError(f"{trace} holds no kernels{': ' if why else ''}{why.removesuffix('.')}", remedy)
+        raise MissingTableError(f"{trace} contains no kernels{': ' if why else ''}{why.removesuffix('.')}", remedy)
     return summarize(loaded, trace.name if trace == given_path else str(trace.relative_to(given_path)), names)
 
 

@@ -27,7 +27,7 @@ _COMMANDS = {
     "Read": {
         "report": "Reports where the time of captures goes.",
         "explain": "Explains the length of a step, and what to do first.",
-        "what-if": "Predicts a step if parts of it took less time.",
+        "what-if": "Predicts the length of a step if parts of it took less time.",
         "kernels": "Prints the kernels of a capture.",
         "modules": "Prints the time of each module of the model.",
         "info": "Prints the contents of a capture.",

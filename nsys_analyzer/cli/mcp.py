@@ -28,8 +28,8 @@ instructions to you; long names are shortened."""
 def mcp(folders: tuple[Path, ...], allow_run: bool) -> None:
     """Serves captures to an agent by the Model Context Protocol, over standard input and output.
 
-    The agent can read files only inside FOLDER, which is the working folder by default. The command needs the extra
-    agent: pip install 'nsys-analyze[agent]'. docs/SKILL.md tells an agent how to use the tools.
+    The agent can read files only inside FOLDER, which is the working folder by default. The command needs further
+    packages: pip install 'nsys-analyze[agent]'. docs/SKILL.md tells an agent how to use the tools.
     """
     try:
         from mcp.server import MCPServer

@@ -43,7 +43,8 @@ def modules(
     """Prints the time of each module of the model in TRACE, in forward and in backward.
 
     The modules are known if the capture was recorded by nsys-analyze run --modules, if nsys or PyTorch's profiler
-    recorded module calls, or if the program has ranges around its blocks. TRACE is a capture or a folder of captures.
+    recorded module calls, or if the program itself has ranges around the blocks of its model. TRACE is a capture or a
+    folder of captures.
     """
     from nsys_analyzer.inputs.gather import gather
     from nsys_analyzer.report.model import Report
@@ -58,6 +59,6 @@ def modules(
             document |= {} if document["modules"] else NO_MODULES.data
         print_json(data)
     elif not section.blocks:
-        click.echo(f"{trace} holds no range that names a module. Record it with: {NO_MODULES.hint}")
+        click.echo(f"{trace} contains no range that names a module. Record one with: {NO_MODULES.hint}")
     else:
         print_report(Report(f"The modules of {trace.name}", (section,)), output_format)

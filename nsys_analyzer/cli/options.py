@@ -50,16 +50,17 @@ def evidence_options(function: Function) -> Function:
 
     @option(
         INPUT, "--csv", "csv_paths", type=PATH, metavar="FILE", multiple=True,
-        help="A CSV file with times that were measured without the profiler. It has a row for each phase (phase, "
-        "mean_ms), or a column for each phase (forward_ms, step_ms). Repeatable. Default: FOLDER/timings.csv.",
+        help="A CSV file with times that were measured without the profiler. The file has a row for each phase, with "
+        "the columns phase and mean_ms, or it has a column for each phase, such as forward_ms or step_ms. Repeatable. "
+        "Default: FOLDER/timings.csv.",
     )  # fmt: skip
     @option(
         INPUT, "--step-ms", type=_Milliseconds(0, 1e9, min_open=True), callback=_refuse_nan, metavar="MS",
-        help="The time of a step without the profiler. It applies to one capture, or to all ranks of one run.",
+        help="The length of a step without the profiler, for one capture or for all ranks of one run.",
     )  # fmt: skip
     @option(
         INPUT, "--ranks", "in_order", is_flag=True,
-        help="The captures are the ranks of one run, in this order: rank 0, rank 1, and so on.",
+        help="Take the captures for the ranks of one run, in this order: rank 0, rank 1, and so on.",
     )  # fmt: skip
     @names_options
     @configuration_options
@@ -97,17 +98,19 @@ def names_options(function: Function) -> Function:
 
     @option(
         PHASES, "--phase-name", "phase_names", metavar="PHASE=RANGE", multiple=True,
-        help="Count ranges of this name as this phase: forward, loss, backward, optimizer, step, warmup, a part of "
-        "attention (attention, scores, softmax, values), or a phase of your own. Repeatable.",
+        help="Count the ranges named RANGE as the phase PHASE. A phase is forward, loss, backward, optimizer, step, "
+        "warmup, a part of attention (attention, scores, softmax, values), or a phase of your own. Repeatable.",
     )  # fmt: skip
-    @option(PHASES, "--step", metavar="RANGE", help="The name of the range around each step. A number may follow it.")
+    @option(
+        PHASES, "--step", metavar="RANGE", help="The name of the range around each step. A number may follow the name."
+    )
     @option(
         PHASES, "--steps", type=SIZE, metavar="N",
-        help="The number of steps in the capture. It is needed if neither NVTX ranges nor repetition show the steps.",
+        help="The number of steps in the capture. Needed if neither NVTX ranges nor repeated launches show the steps.",
     )  # fmt: skip
     @option(
         INPUT, "--classes", "class_file", type=PATH, metavar="FILE", expose_value=False, callback=_use_classes,
-        help="A TOML file with kernel classes of your own. Each class is a table: [attention], "
+        help="A TOML file with kernel classes of your own. Each class is a table, such as [attention] with the line "
         "kernels = [\"my_attn\"].",
     )  # fmt: skip
     @functools.wraps(function)
@@ -147,9 +150,9 @@ def scheduler_option(function: Function) -> Function:
     """Adds the option ``--scheduler``, the address of a Dask scheduler."""
     return option(
         RUNNING, _SCHEDULER, metavar="ADDRESS",
-        help="The address of a Dask scheduler, such as tcp://host:8786. Its workers read the captures. They need "
-        "the same version of nsys-analyze and the same paths to the captures. The value none reads all captures in one "
-        "process on this machine. Default: the cores of this machine share the captures.",
+        help="The address of a Dask scheduler whose workers read the captures, such as tcp://host:8786. The workers "
+        "need the same version of nsys-analyze and the same paths to the captures. With none, one process on this "
+        "machine reads all captures. Default: processes on all cores of this machine share the captures.",
     )(function)  # fmt: skip
 
 
@@ -166,7 +169,7 @@ def _use_classes(_ctx: click.Context, _param: click.Parameter, path: Path | None
 #: The option of a command that writes a file.
 force_option = option(
     OUTPUT, "--force", is_flag=True,
-    help="Replace a file that nsys-analyze did not write, and make a missing folder.",
+    help="Replace a file even if nsys-analyze did not write it, and make a missing folder.",
 )  # fmt: skip
 
 
@@ -178,11 +181,11 @@ def running_options(folder: Path) -> Callable[[Function], Function]:
         options = (
             option(
                 RUNNING, "--timeout", type=click.FloatRange(min=0, min_open=True), default=1800, show_default=True,
-                callback=_refuse_nan, metavar="SECONDS", help="The time limit of each process or case.",
+                callback=_refuse_nan, metavar="SECONDS", help="The time limit of each process or experiment case.",
             ),
             option(
                 RUNNING, "--resume/--rerun", default=None,
-                help="Keep the finished results in the output folder, or replace them.",
+                help="Keep the finished results in the output folder and run only what is missing, or replace them.",
             ),
             output_option(folder),
             option(RUNNING, "--dry-run", is_flag=True, help="Print what would be run, and run nothing."),

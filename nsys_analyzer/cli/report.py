@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 @option(OUTPUT, "-o", "--output", metavar="FILE", help="The file to write; - prints the report. Default: report.md.")
 @option(
     OUTPUT, "--format", "output_format", type=click.Choice(list(RENDERERS)),
-    help="The format of the report. Default: the format of the suffix of -o (.md, .html, .json), else markdown. JSON "
-    "is printed unless -o names a file.",
+    help="The format of the report. Default: the format that the suffix of -o names (.md, .html, .json), else "
+    "markdown. JSON is printed unless -o names a file.",
 )  # fmt: skip
 @force_option
-@option(SELECTION, "--no-figures", is_flag=True, help="Leave out the figures.")
+@option(SELECTION, "--no-figures", is_flag=True, help="Write the report without charts.")
 @option(OUTPUT, "--open", "open_page", is_flag=True, help="Open the page in a browser. It needs --format html.")
 @evidence_options
 @click.pass_context
@@ -36,8 +36,8 @@ def report(
     """Writes a report on where the time goes, from one or more captures.
 
     TRACE is an nsys export (.sqlite, or a folder of Parquet or Arrow files), an nsys report (.nsys-rep), or a trace of
-    the PyTorch profiler (.json, .json.gz). FOLDER is a folder of such traces with their timings.csv, or the results of
-    nsys-analyze bench. Without TRACE, the traces in the folder of --csv are read. The command replaces an earlier
+    the PyTorch profiler (.json, .json.gz). FOLDER contains traces with their timings.csv, or the results of
+    nsys-analyze bench. Without TRACE, the traces beside the file of --csv are read. The command replaces an earlier
     report of nsys-analyze, but replaces any other file only with --force.
     """
     traces, csv_paths = ctx.params["traces"], ctx.params["csv_paths"]

@@ -30,45 +30,45 @@ _FREE_SPACE = "Free some space, or name another --output-dir; finished results s
 @target_options
 @option(
     CONFIGURATION, "--target-option", multiple=True, metavar="OPTION",
-    help="An option that is passed on to the target. Repeatable.",
+    help="A further option for the program that trains the transformer, such as '--seed 1'. Repeatable.",
 )  # fmt: skip
 @option(RECORDING, "--profiler", type=click.Choice(["nsys", "torch", "none"]),
               help="The profiler. Default: nsys if this machine has nsys and a GPU, else torch.")  # fmt: skip
-@option(RECORDING, "--memory", is_flag=True, help="Also record memory events.")
+@option(RECORDING, "--memory", is_flag=True, help="Also record when memory is allocated and freed.")
 @option(RECORDING, "--whole-program", is_flag=True,
         help="Record the whole program, not only from cudaProfilerStart to cudaProfilerStop.")  # fmt: skip
 @option(PROGRAM, "--annotate/--no-annotate", default=True,
-        help="Find the steps and phases of your program, and time it. Default: --annotate.")  # fmt: skip
+        help="Find the steps and phases of your program, and time them. Default: --annotate.")  # fmt: skip
 @option(PROGRAM, "--run-to-end", is_flag=True, help="Let your program continue after the recorded steps.")
 @option(PROGRAM, "--delay", type=click.FloatRange(0), metavar="S",
-        help="Your program is a server: start recording S seconds after its start, or earlier at SIGUSR1. Ctrl-C ends "
-        "the recording.")  # fmt: skip
+        help="For a server: start recording S seconds after the server has started, or earlier if nsys-analyze "
+        "receives SIGUSR1. Ctrl-C ends the recording.")  # fmt: skip
 @option(PROGRAM, "--duration", type=click.FloatRange(0, min_open=True), metavar="S",
-        help="Your program is a server: record for S seconds, then end it.")  # fmt: skip
+        help="For a server: record for S seconds, and then end the server.")  # fmt: skip
 @option(PROGRAM, "--modules", is_flag=True,
-        help="Put a range around each call of a module of your program, and around its backward pass. The report then "
-        "shows the time of each module.")  # fmt: skip
+        help="Put a range around each call of a module of your program, and around the module's backward pass. The "
+        "report then shows the time of each module.")  # fmt: skip
 @option(PROGRAM, "--no-stacks", is_flag=True,
-        help="Do not sample the stack of your program. The report then names no source lines.")  # fmt: skip
+        help="Do not sample the call stacks of your program. The report then names no source lines.")  # fmt: skip
 @option(PROGRAM, "--nproc", type=click.IntRange(1), metavar="N",
         help="Start your program as N ranks, as torchrun does, and record each rank.")  # fmt: skip
 @option(PROGRAM, "--one-report", is_flag=True, help="With --nproc, write one nsys report of all ranks.")
 @option(RECORDING, "--nsys-option", multiple=True, metavar="OPTION",
-        help="An option that is passed on to nsys profile. It replaces the default option of the same name. "
-        "Repeatable.")  # fmt: skip
+        help="An option for nsys profile, which replaces the default option of the same name. Repeatable.")  # fmt: skip
 @running_options(Path("runs"))
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[-- PROGRAM ARGUMENTS...]")
 def run(**options: Any) -> None:
     """Runs transformers, or your own program after --, times and profiles them, and writes the report.
 
     A sweep runs every combination of --model, --context-length, --mode and --precision. Each combination runs in
-    processes of its own: once without a profiler, for its times, and once with a profiler. If a configuration runs out
-    of memory, crashes or takes too long, the others still run. --output-dir receives a folder for each configuration,
-    timings.csv and report.md.
+    processes of its own: first without a profiler, which gives its times, and then with a profiler. If a combination
+    runs out of memory, crashes or takes too long, the others still run. The folder of --output-dir then contains
+    timings.csv, report.md, and a folder for each combination.
 
-    Your own PyTorch program needs no change. Its steps, forward and backward passes and optimizer steps are found while
-    it runs. After --warmup steps, the next --steps are recorded, and the program ends. If the program calls
-    cudaProfilerStart itself, its own capture window is used.
+    Your own PyTorch program needs no change. nsys-analyze finds the steps, forward passes, backward passes and
+    optimizer steps of the program while the program runs. The program first runs --warmup steps that are not measured.
+    Then --steps steps are recorded, and the program ends. If the program calls cudaProfilerStart itself, it is recorded
+    from there to cudaProfilerStop instead.
     """
     from nsys_analyzer.capture.plan import Recording, make_plan
     from nsys_analyzer.capture.profilers import check_script_exists
@@ -131,7 +131,7 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
     print_first_screen(report, select_first_screen(report))
     if other_titles:
         titles = shorten(", ".join(other_titles), _MAX_TITLES_WIDTH)
-        click.echo(f"\n{folder} also holds other runs, which the report compares: {titles}")
+        click.echo(f"\n{folder} also contains other runs, which the report compares: {titles}")
     for target in plan.targets:
         if not target.timed:
             click.echo(f"\n{_execution_summary(target, folder / target.name, is_recorded=plan.profiler is not None)}")

@@ -22,11 +22,11 @@ _MAX_NAME = 100
 )  # fmt: skip
 @option(
     SELECTION, "--keep", multiple=True, metavar="REGEX",
-    help="Keep names that this expression matches as a whole. Repeatable.",
+    help="Keep each name that matches this regular expression as a whole. Repeatable.",
 )  # fmt: skip
 @option(SELECTION, "--keep-all-names", is_flag=True, help="Keep all names.")
 @option(SELECTION, "--keep-source", is_flag=True,
-              help="Keep the stacks of the program, with their paths and source lines.")  # fmt: skip
+              help="Keep the sampled stacks of the program, with their paths and source lines.")  # fmt: skip
 @option(OUTPUT, "--force", is_flag=True, help="Replace an existing file, and make a missing folder.")
 def share(
     trace: Path, output: Path, keep: tuple[str, ...], keep_all_names: bool, keep_source: bool, force: bool
@@ -42,8 +42,9 @@ def share(
     is not a class of torch.nn. The alias has the phase, class and precision of the name, so that the figures stay the
     same. share prints the list of aliases for you. The copy does not contain this list.
 
-    The copy keeps known sentences of the profiler's messages, and the product names and versions of the machine. Look
-    for names of your own kernels in the copy, because a rule may match them ("falcon_softmax_kernel").
+    The copy keeps the sentences of the profiler's messages that nsys-analyze knows, and the product names and versions
+    of the machine. Look for names of your own kernels in the copy: a kernel keeps its name if a rule matches the name,
+    such as "falcon_softmax_kernel".
 
     The copy also keeps process and thread IDs, short numbers at the ends of names, and the CUDA calls with their times,
     which explain why the GPU was idle.
@@ -65,7 +66,7 @@ def share(
         text = renaming.text.encode("unicode_escape").decode().replace("\\u2026", "…")  # escapes line breaks
         click.echo(f"  {renaming.alias}: {text[:_MAX_NAME]}{'…' if len(text) > _MAX_NAME else ''}")
     if renamings:
-        click.echo("The copy does not hold this list. To keep names of it, use --keep REGEX or --keep-all-names")
+        click.echo("The copy does not contain this list. To keep names of it, use --keep REGEX or --keep-all-names")
     click.echo(f"Other names are kept. To see them: nsys-analyze info {output}")
     if tables := find_missing_tables(trace, output):
         click.echo(f"Tables that the copy lacks: {visible(', '.join(tables))}")

@@ -30,31 +30,32 @@ EXIT_STATUS = {"faster": 0, "slower": 3, "not comparable": 4, "no change that ca
 )  # fmt: skip
 @option(
     INPUT, "--before-commit", "commit", metavar="REVISION",
-    help="Run the old program from this commit, in a git worktree of its own. Default: the commit in BEFORE, if the "
+    help="Run the old program from this commit, in a separate git worktree. Default: the commit in BEFORE, if the "
     "command line in BEFORE equals PROGRAM.",
 )  # fmt: skip
 @option(
     CRITERIA, "--finding", metavar="ID",
-    help="The finding of BEFORE that the change acts on, such as host_sync. "
-    "Default: the largest finding that PROGRAM no longer has.",
+    help="The finding of BEFORE that the change should fix, such as host_sync. "
+    "Default: the finding with the largest saving that PROGRAM no longer has.",
 )  # fmt: skip
 @option(
     RUNNING, "--time-limit", type=click.FloatRange(min=0, min_open=True), default=600.0,
     show_default=True, metavar="SECONDS",
-    help="The time limit of all measurements together.",
+    help="The time limit for all pairs of processes together.",
 )  # fmt: skip
 @option(
     RUNNING, "--timeout", type=click.FloatRange(min=0, min_open=True), default=1800.0,
     show_default=True, metavar="SECONDS",
-    help="The time limit of each pair of processes, and of the profiled run.",
+    help="The time limit for each pair of processes, and for the recording of PROGRAM.",
 )  # fmt: skip
 @option(
     RUNNING, "--warmup", type=click.IntRange(0), metavar="N",
-    help="The number of steps at the start of each process that are not measured. Default: the default of run.",
+    help="The number of warm-up steps of each process, which are not measured. Default: as for nsys-analyze run.",
 )  # fmt: skip
 @option(
     RECORDING, "--profiler", type=click.Choice(["nsys", "torch", "none"]),
-    help="The profiler of the last run; none records nothing. Default: the default of run.",
+    help="The profiler that records PROGRAM after the measurement. With none, PROGRAM is not recorded. Default: as for "
+    "nsys-analyze run.",
 )  # fmt: skip
 @option(
     OUTPUT, "--output-dir", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
@@ -68,9 +69,10 @@ def verify(
 ) -> None:  # fmt: skip
     """Measures whether PROGRAM is faster than the program of BEFORE, and whether the prediction held.
 
-    BEFORE is a folder that run wrote. Pairs of processes, one of each program, take turns without a profiler until the
-    change is known or --time-limit is over. Then PROGRAM is recorded once. The interval of the change takes into
-    account that the result is checked after each pair. The result is added to .nsys-analyze/ledger.jsonl as a line.
+    BEFORE is a folder that nsys-analyze run wrote. Pairs of processes, one process of each program, take turns without
+    a profiler until the change is known or --time-limit is over. Then PROGRAM is recorded once. The interval of the
+    change is valid although the result is checked after each pair. The result is added to .nsys-analyze/ledger.jsonl as
+    a line.
 
     The exit status is 0 if PROGRAM is faster, 3 if it is slower, 4 if the programs are not comparable because their
     losses or batches differ, and 5 if no change was detected.

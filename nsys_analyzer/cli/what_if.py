@@ -59,30 +59,32 @@ _FACTOR = _Pair("NAME=FACTOR, such as matmul=0.5", click.STRING, click.FLOAT)
 @click.argument("traces", type=PATH, nargs=-1, required=True, metavar="TRACE|FOLDER...")
 @option(
     CHANGES, "--class", "classes", type=_FACTOR, multiple=True, metavar="CLASS=FACTOR",
-    help="Multiply the time of kernels of this class by FACTOR: 0.5 makes them twice as fast, and 0 removes them. "
-    "Repeatable.",
+    help="Multiply the time of kernels of this class by FACTOR: 0.5 makes the kernels twice as fast, and 0 removes "
+    "them. Repeatable.",
 )  # fmt: skip
 @option(
     CHANGES, "--range", "ranges", type=_FACTOR, multiple=True, metavar="RANGE=FACTOR",
-    help="Multiply the CPU time in ranges of this name, and the time of the GPU work launched there, by FACTOR. 0 "
-    "removes the ranges with their waits. Repeatable.",
+    help="Multiply the CPU time in ranges of this name, and the time of the GPU work launched there, by FACTOR. The "
+    "factor 0 removes these ranges and the waits inside them. Repeatable.",
 )  # fmt: skip
 @option(
     CHANGES, "--launches", type=float, metavar="FACTOR",
-    help="Multiply the time of launches by FACTOR. 0 is about as fast as a CUDA graph.",
+    help="Multiply the time of launches by FACTOR. With 0, launches are about as fast as in a CUDA graph.",
 )  # fmt: skip
 @option(
     CHANGES, "--copies", type=click.Choice(["pinned"]),
-    help="pinned: Large copies to the GPU read from pinned memory, and the program does not wait for them.",
+    help="With pinned, large copies to the GPU read from pinned memory, and the program does not wait for them.",
 )  # fmt: skip
 @option(
     CHANGES, "--rank", "on_time", type=_Pair("RANK=on-time", click.INT, click.Choice(["on-time"])), multiple=True,
     metavar="RANK=on-time",
-    help="The other ranks of the run do not wait for this rank. It needs the captures of all ranks. Repeatable.",
+    help="Assume that the other ranks of the run never wait for this rank. This needs the captures of all ranks. "
+    "Repeatable.",
 )  # fmt: skip
 @option(
     CHANGES, "--network", type=float, metavar="FACTOR",
-    help="Collectives transfer FACTOR times as fast after the last rank has started them.",
+    help="Make the transfer of collectives faster by this factor. A collective transfers data after its last rank has "
+    "started it.",
 )  # fmt: skip
 @format_option("text", "markdown", "json", help="json contains every figure.")
 @evidence_options
@@ -94,7 +96,8 @@ def what_if(
     """Predicts how long a step of TRACE would take if some of its parts took more or less time.
 
     The recorded steps are replayed with all the given changes. The command prints the length of the new step, the
-    saving, and what limits the new step. The ranks of a run are replayed together, and any other capture by itself.
+    saving, and what limits the new step. The ranks of a run are replayed together. Any other capture is replayed
+    separately.
     """
     from nsys_analyzer.analysis.what_if import Question, answer_all
     from nsys_analyzer.inputs.saved_reports import GENERATOR

@@ -77,7 +77,7 @@ def _make_tables_and_charts(results: Results) -> Iterator[Block]:
 BENCH = Bench(
     name="attention",
     title="attention over context length, eager and compiled",
-    summary="Measures attention by context length and d_head, eager and compiled: time, memory, and how both grow.",
+    summary="Measures how the time and memory of attention grow with context length and d_head, eager and compiled.",
     options=(
         list_option(PassesCase, "compile", (False, True)),
         list_option(PassesCase, "implementation", ("unfused",)),

@@ -46,12 +46,12 @@ class DecodeCase(TransformerCase):
 
     device: str
     model: str = option("small", "small, medium, large, xl, 2.7B, xl-2026 or 10B")
-    num_layers: int = option(0, "number of layers; 0 means the number of --model", least=0, cpu=2)
+    num_layers: int = option(0, "number of layers; 0 means the number that --model has", least=0, cpu=2)
     batch_size: int = option(16, "batch size", cpu=2)
     prompt_length: int = option(1024, "tokens in the prompt of each sequence", cpu=32)
     cache_length: int = option(2048, "positions in the cache", cpu=64)
     tokens: int = option(100, "tokens to generate, including the first", least=3, cpu=10)
-    warmup_tokens: int = option(100, "tokens to generate before the measured ones", cpu=10)
+    warmup_tokens: int = option(100, "tokens to generate as a warm-up, which are not measured", cpu=10)
     precision: str = option("fp32", "precision of weights, activations and cache", PRECISIONS)
     attention: str = option("unfused", "naive (unfused) attention, or PyTorch's SDPA", ATTENTION_IMPLEMENTATIONS)
     cache: bool = option(True, "use a KV cache; without it, each token needs a pass over the whole sequence")
@@ -161,7 +161,7 @@ def _variant(row: AnyRow) -> str:
 BENCH = Bench(
     name="decode",
     title="decoding with and without a cache",
-    summary="Measures decoding with and without a KV cache: time to first token, and inter-token latency.",
+    summary="Measures decoding with and without a KV cache: time to first token and inter-token latency.",
     options=(
         list_option(DecodeCase, "model", ("small", "medium", "large"), ("small",), help="model sizes"),
         list_option(DecodeCase, "precision", ("fp32", "bf16"), ("fp32",)),

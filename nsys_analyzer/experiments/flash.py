@@ -138,7 +138,7 @@ def _make_tables_and_charts(results: Results) -> Iterator[Block]:
 BENCH = Bench(
     name="flash",
     title="FlashAttention-2 against unfused attention and SDPA",
-    summary="Measures FlashAttention-2 in Triton against unfused attention and SDPA: latency, memory, and FLOP/s.",
+    summary="Compares FlashAttention-2 in Triton with unfused attention and SDPA: latency, memory and FLOP/s.",
     options=(
         list_option(PassesCase, "implementation", _IMPLEMENTATIONS, ("tiled", "unfused", "sdpa")),
         list_option(PassesCase, "precision", ("bf16", "fp32"), ("fp32",)),

@@ -42,12 +42,12 @@ class MemoryCase(TransformerCase):
 
     device: str
     model: str = option("small", "small, medium, large, xl, 2.7B, xl-2026 or 10B")
-    num_layers: int = option(0, "number of layers; 0 means the number of --model", least=0)
+    num_layers: int = option(0, "number of layers; 0 means the number that --model has", least=0)
     context_length: int = option(256, "tokens in a sequence")
     batch_size: int = option(4, "batch size")
     mode: str = option("train", "forward under no_grad, or all phases of a step", ("forward", "train"))
-    precision: str = option("fp32", "precision; bf16 is autocast", PRECISIONS)
-    warmup_steps: int = option(3, "steps before the recorded one; the first allocates the optimizer's state")
+    precision: str = option("fp32", "precision; bf16 uses autocast", PRECISIONS)
+    warmup_steps: int = option(3, "steps before the recorded step; the first of them allocates the optimizer's state")
 
     def __post_init__(self) -> None:
         if self.warmup_steps < 1:
@@ -196,7 +196,7 @@ _SAVED_LINES: tuple[Field[SavedLine], ...] = (
 BENCH = Bench(
     name="memory",
     title="memory over a step",
-    summary="Records the memory of a forward pass and of a full step on a GPU: peaks, and activations by source line.",
+    summary="Records the memory of a forward pass and of a training step on a GPU: peaks, and activations by line.",
     options=(
         list_option(MemoryCase, "model", ("small", "large"), ("small",), help="model sizes"),
         list_option(MemoryCase, "context_length", (128, 256, 512)),

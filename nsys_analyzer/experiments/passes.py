@@ -22,13 +22,15 @@ class PassesCase:
     batch_size: int = option(1, "batch size")
     heads: int = option(8, "number of heads", spelling="num-heads")
     context_length: int = option(1024, "tokens in a sequence")
-    d_head: int = option(64, "features of a head; flash supports 16, 32, 64 and 128")
+    d_head: int = option(64, "features of a head; the implementation flash supports 16, 32, 64 and 128")
     causal: bool = option(True, "use a causal mask")
     measured_ms: int = option(
-        0, "time in ms that do_bench measures on a GPU; with 0, --steps calls are measured", least=0
+        0, "time in ms for which Triton's do_bench measures on a GPU; 0 measures --steps calls instead", least=0
     )
-    warmup_steps: int = option(3, "calls before the measured ones, if do_bench is not used", cpu=1, least=0)
-    steps: int = option(10, "measured calls, if do_bench is not used", cpu=5)
+    warmup_steps: int = option(
+        3, "warm-up calls before the measured calls, if Triton's do_bench does not measure", cpu=1, least=0
+    )
+    steps: int = option(10, "measured calls, unless do_bench of Triton measures", cpu=5)
 
 
 @dataclass

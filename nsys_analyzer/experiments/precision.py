@@ -57,7 +57,7 @@ def _make_tables_and_charts(results: Results) -> Iterator[Block]:
 BENCH = Bench(
     name="precision",
     title="fp32, TF32 and bf16 autocast",
-    summary="Measures training steps in fp32, TF32 and bf16 autocast: speed and memory.",
+    summary="Measures the speed and memory of training steps in fp32, TF32 and bf16 autocast.",
     options=(
         list_option(StepCase, "model", ("small", "large"), ("small",), help="model sizes"),
         list_option(StepCase, "mode", MODES[:2]),

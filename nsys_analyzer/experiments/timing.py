@@ -83,7 +83,7 @@ def _make_tables_and_charts(results: Results) -> Iterator[Block]:
 BENCH = Bench(
     name="timing",
     title="timing of training steps",
-    summary="Measures training steps by model size, context length and mode: time, spread, tokens/s and memory.",
+    summary="Measures the time, tokens/s and memory of training steps for each model size, context length and mode.",
     options=(
         list_option(StepCase, "model", ("small", "medium", "large", "xl", "2.7B"), ("small",), help="model sizes"),
         list_option(StepCase, "context_length", (128, 256, 512, 1024), (32, 64)),

@@ -85,7 +85,7 @@ def _make_tables_and_charts(results: Results) -> Iterator[Block]:
 BENCH = Bench(
     name="variants",
     title="attention variants, their memory and their time",
-    summary="Measures six implementations of attention, causal and not: error, time and memory.",
+    summary="Measures the error, time and memory of six implementations of attention, causal and not causal.",
     options=(
         list_option(PassesCase, "batch_size", (1,)),
         list_option(PassesCase, "heads", (4,)),
