@@ -112,7 +112,7 @@ class Options(Generic[Unknown]):
     precision: str | Unknown = option("fp32", "Precision; bf16 uses autocast.", PRECISIONS, several=True, in_name="")
     batch_size: Count | Unknown = option(4, "Batch size.", in_name="b{}", column="")
     attention: str | Unknown = option(
-        "unfused", "Naive attention, kernel by kernel, or PyTorch's scaled_dot_product_attention.",
+        "unfused", "Naive attention (unfused), or PyTorch's scaled_dot_product_attention (sdpa).",
         ATTENTION_IMPLEMENTATIONS, in_name="{}",
     )  # fmt: skip
     compile: bool | Unknown = option(
@@ -125,7 +125,7 @@ class Options(Generic[Unknown]):
     )
     steps: CountFromZero | Unknown = option(10, "Measured steps.", default_on_cpu=2, in_name="", column="")
     warmup_steps: CountFromZero | Unknown = option(
-        5, "Steps before the measured ones.", default_on_cpu=1, least=0, spelling="warmup", in_name="", column=""
+        5, "Warm-up steps, which are not measured.", default_on_cpu=1, least=0, spelling="warmup", in_name="", column=""
     )
 
 

@@ -113,7 +113,7 @@ def compare(
     workers = Workers(scheduler, show_reading)
     inputs = (before, csv_before), (after, csv_after)
     if report := next((path for path, csv in inputs if csv and find_saved_reports(path)), None):
-        raise ConfigurationError(f"{report} is a report, which holds its times", "Leave out its --csv option")
+        raise ConfigurationError(f"{report} is a report, which contains its own times", "Leave out --csv for it")
     runs_before, runs_after = (
         load_runs(path, csv, tell=tell, names=names, overrides=configuration, workers=workers) for path, csv in inputs
     )

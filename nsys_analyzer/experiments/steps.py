@@ -47,7 +47,7 @@ class StepCase(TransformerCase):
     context_length: int = option(256, "tokens in a sequence", cpu=32)
     batch_size: int = option(4, "batch size", cpu=1)
     mode: str = option("train", "phases of a step: forward, also loss and backward, or also the optimizer", MODES)
-    precision: str = option("fp32", "precision; bf16 is autocast", PRECISIONS)
+    precision: str = option("fp32", "precision; bf16 uses autocast", PRECISIONS)
     attention: str = option("unfused", "naive (unfused) attention, or PyTorch's SDPA", ATTENTION_IMPLEMENTATIONS)
     compile: bool = option(False, "compile the model with torch.compile")
     warmup_steps: int = option(5, "warm-up steps, which are not measured", least=0, cpu=1)
