@@ -38,6 +38,7 @@ from nsys_analyzer.system.atomic_write import check_regular, remove_unfinished, 
 from nsys_analyzer.system.machine import read_provenance
 from nsys_analyzer.system.process import Job, JobResult, Progress, read_last_lines, run_job
 from nsys_analyzer.system.strict_json import decode_json
+from nsys_analyzer.trace.operator_calls import OPERATORS_SUFFIX
 from nsys_analyzer.trace.stacks import STACKS_SUFFIX as STACKS
 from nsys_analyzer.trace.stacks import find_stack_files
 
@@ -299,7 +300,8 @@ def _record(target: Target, part: Path, profiler: Profiler, timeout_s: float | N
     """
     command = profiler.record_command(target.program, part.absolute(), target.ranks)
     stacks = part / f"capture{RANK_SUFFIX if target.ranks else ''}{STACKS}"
-    environment = make_hook_variables(target.annotation, stacks=stacks)
+    operators = part / f"capture{RANK_SUFFIX if target.ranks else ''}{OPERATORS_SUFFIX}"
+    environment = make_hook_variables(target.annotation, stacks=stacks, operators=operators)
     if profiler.name == "torch" and not target.timed:  # only the recorder imports this package in the program's Python
         environment |= make_import_variables()
     if profiler.is_server:

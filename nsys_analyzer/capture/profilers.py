@@ -165,7 +165,10 @@ def make_timed_command(target: Target, logs: Path) -> list[str]:
 
 
 def make_hook_variables(
-    annotation: Annotation | None, results: Path | None = None, stacks: Path | None = None
+    annotation: Annotation | None,
+    results: Path | None = None,
+    stacks: Path | None = None,
+    operators: Path | None = None,
 ) -> dict[str, str]:
     """Returns the environment variables that make a program and its child processes load the hooks.
 
@@ -173,12 +176,14 @@ def make_hook_variables(
         annotation: the settings of the annotation. With None, there are no variables.
         results: the file for the times of steps and phases in a run without a profiler.
         stacks: the file for the sampled stacks of a recorded program.
+        operators: the file for the operators of a recorded program.
     """
     if annotation is None:
         return {}
     settings = {
         **asdict(annotation),
         "results": str(results.absolute()) if results else None,
+        "operators": str(operators.absolute()) if operators and annotation.operators else None,
         "samples": str(stacks.absolute()) if stacks and annotation.stacks else None,
         "spellings": {phase: list(DEFAULT_NAMES[phase]) for phase in _PHASES},
     }

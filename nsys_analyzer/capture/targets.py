@@ -35,6 +35,7 @@ class Annotation:
         steady: whether the warm-up continues until steps take equally long, but for at most twice ``warmup_steps``.
         modules: whether each call of a module gets a range.
         stacks: whether the program's stack is sampled during the recording.
+        operators: whether one more step is recorded, in which each operator has a range.
         block: the number of steps after which another program runs for as many steps; 0 if the program is measured
             alone. If it is not 0, losses and batch sizes of the warm-up are recorded instead of FLOPs.
     """
@@ -46,6 +47,7 @@ class Annotation:
     waits_for_steady_steps: bool = False
     modules: bool = False
     stacks: bool = True
+    operators: bool = False
     steps_per_turn: int = 0
 
 

@@ -160,7 +160,11 @@ def _patch_calls(session: Session, module: Any) -> None:
                 setattr(root, "__call__", patched)  # noqa: B010 - a class has no such attribute for a type checker
             setattr(module, "__call__", original)  # noqa: B010
 
-    session.on_settled = narrow
+    def widen() -> None:
+        """Hooks the calls of all modules again."""
+        setattr(module, "__call__", patched)  # noqa: B010
+
+    session.on_settled, session.on_operator_step = narrow, widen
 
 
 def _call(session: Session, original: Function) -> Function:

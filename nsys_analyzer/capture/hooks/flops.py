@@ -136,17 +136,16 @@ class CountedStep:
             self._batch = read_batch_dimensions(arguments, keywords)
             self.manifest = {**read_model_dimensions(module), **count_bytes_read_by_decode(module), **self.manifest}
 
-    def _place(self) -> tuple[str, str]:
-        """Returns the phase and the module that this thread is in."""
-        module = self._modules.current() or ""
+    def find_phase(self) -> str:
+        """Returns the phase that the program is in. ``recomputed`` is a forward pass that backward runs again."""
         if self._backward_passes:
             recomputes = self._torch.is_grad_enabled() and not self._passes_with_graph
-            return "recomputed" if recomputes else "backward", module
-        return next((name for name in _PHASES if self._is_active(name)), "other"), module
+            return "recomputed" if recomputes else "backward"
+        return next((name for name in _PHASES if self._is_active(name)), "other")
 
     def count(self, function: Any, arguments: Any, keywords: Any, result: Any) -> None:
         """Counts an operator that has run."""
-        phase, module = self._place()
+        phase, module = self.find_phase(), self._modules.current() or ""
         packet = getattr(function, "_overloadpacket", function)
         formula, name = self._formulas.get(packet), str(packet)
         if formula is not None:

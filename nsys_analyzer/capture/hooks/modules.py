@@ -74,6 +74,10 @@ class Modules:
         thread = self._this_thread()
         return thread.stack[-1][0] if thread.stack else thread.backward
 
+    def next_node(self) -> int:
+        """Returns the sequence number that the next node of autograd on this thread will get."""
+        return int(self._next_number())
+
     def enter(self, module: Any) -> None:
         """Notes the start of a module's call on this thread."""
         thread = self._this_thread()

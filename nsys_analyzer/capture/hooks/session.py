@@ -24,6 +24,7 @@ from typing import Any, TypeVar, cast
 
 from .flops import CountedStep
 from .modules import Backward, Modules
+from .operators import OperatorStep
 from .ranges import Clock, Ranges, Results, Work
 from .stacks import Lines, Sampler, Waits
 
@@ -99,6 +100,7 @@ class Session:
         passes: the number of forward passes of the active ``generate``, or None if there is none.
         root_classes: the classes of the modules that the program calls directly.
         on_settled: is called once, when no new root class appears before the capture range opens.
+        on_operator_step: is called when the step begins in which each operator has a range.
     """
 
     def __init__(self, settings: Any, torch: Any) -> None:
@@ -115,8 +117,12 @@ class Session:
         self.root_classes: set[type] = set()
         self.passes: int | None = None
         self.on_settled: Callable[[], None] | None = None
+        self.on_operator_step: Callable[[], None] | None = None
         self._root_classes_before = 0
         self._counted_step = CountedStep(torch, self.modules, self.is_active)
+        self._operator_step = OperatorStep(
+            torch, self.modules, self.ranges, settings.operators, self._counted_step.find_phase
+        )
         self._work = Work(torch) if settings.steps_per_turn else None
         self._ends: deque[float] = deque(maxlen=_STEADY_STEPS + 1)
         self._active: dict[str, Phase] = {}
@@ -131,6 +137,7 @@ class Session:
         """Ends the annotation. The program then runs as it would without it."""
         self.thread = _NO_THREAD
         self._counted_step.close(well=False)
+        self._operator_step.close(well=False)
         self._waits.close()
         self.modules.active = False
 
@@ -169,6 +176,7 @@ class Session:
             self.resume(phase)
         self._update_holds_calls()
         self._counted_step.begin_phase(name)
+        self._operator_step.begin_phase(name)
         return phase
 
     @harmless
@@ -336,6 +344,7 @@ class Session:
             self._step_ended()
         else:
             self._counted_step.close(well=False)
+            self._operator_step.close(well=False)
             self._end_step()
 
     def _step_ended(self) -> None:
@@ -345,21 +354,32 @@ class Session:
         self._ends.append(time.perf_counter())
         self._counted_step.close()
         self._waits.close()
-        if self._open:
+        if self._operator_step.is_open:
+            self._operator_step.close()
+            self._finish_recording()
+        elif self._open:
             self._end_step()
             self._recorded += 1
             if self.settings.steps_per_turn and not self._recorded % self.settings.steps_per_turn:
                 self._take_turns()
-            if not self._own_window and self._recorded >= self.settings.steps:
-                # Only the main thread can end the program.
-                stops = not self.settings.run_to_end and threading.current_thread() is threading.main_thread()
-                self._close_window(stops=stops)
-                if stops:
-                    raise SystemExit(0)  # like sys.exit(0)
+            if self._has_recorded_all() and self._operator_step.is_done:
+                self._finish_recording()
         elif self.training:
             self._between_steps()
         if self.training:
             self._begin_step()
+
+    def _has_recorded_all(self) -> bool:
+        """Returns whether the capture range contains all steps that it should contain."""
+        return not self._own_window and self._recorded >= self.settings.steps
+
+    def _finish_recording(self) -> None:
+        """Closes the capture range after its last step, and ends the program unless it should run to its end."""
+        # Only the main thread can end the program.
+        stops = not self.settings.run_to_end and threading.current_thread() is threading.main_thread()
+        self._close_window(stops=stops)
+        if stops:
+            raise SystemExit(0)  # like sys.exit(0)
 
     def _between_steps(self) -> None:
         """Prepares the next step: counts FLOPs, looks for waits, or opens the capture range after the warm-up."""
@@ -401,11 +421,25 @@ class Session:
             self.results.say(f"FLOPs are not counted: {error}")
 
     def _begin_step(self) -> None:
-        if self._open:
+        if self._open and self._has_recorded_all():
+            self._open_operator_step()
+        elif self._open:
             self.sampler.mark()
             self._step = self.ranges.start("step")
             if self._clock:
                 self._clock.step_begins()
+
+    def _open_operator_step(self) -> None:
+        """Opens the step in which each operator has a range, or closes the capture range if that is not possible."""
+        self.sampler.close()
+        if self.on_operator_step:
+            self.on_operator_step()
+        try:
+            self._operator_step.open()
+        except Exception as error:  # noqa: BLE001 - the measured steps are complete without this step
+            self._operator_step.close(well=False)
+            self.results.say(f"operators are not recorded: {type(error).__name__}: {error}")
+            self._finish_recording()
 
     def _end_step(self) -> None:
         self.ranges.end(self._step)
@@ -469,6 +503,7 @@ class Session:
 
     def _end_recording(self, *, stops: bool = False) -> None:
         self._open, self._closed = False, True
+        self._operator_step.close(well=False)
         self.sampler.close()
         self.results.is_measured = False
         self.modules.active = self.modules.written = False

@@ -120,7 +120,7 @@ class Sampler:
 
     def _contents(self) -> dict[str, Any]:
         """Returns the contents of the file: the samples, and the program's lines of each stack, innermost first."""
-        lines = {name: list(dis.findlinestarts(code)) for name, code in self._codes.items() if _is_of_program(code)}
+        lines = {name: list(dis.findlinestarts(code)) for name, code in self._codes.items() if is_of_program(code)}
         frames: dict[tuple[str, int, str], int] = {}
         stacks, source = list[list[int]](), dict[str, dict[int, str]]()
         for key in self._numbers:
@@ -133,7 +133,7 @@ class Sampler:
                 line = lines[name][at][1] or code.co_firstlineno
                 # Before Python 3.11, code has no qualified name.
                 function = getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
-                frame = (_relative(code.co_filename), line, function)
+                frame = (relative_path(code.co_filename), line, function)
                 if not stack:
                     text, first = linecache.getlines(code.co_filename), max(line - _CONTEXT_LINES, 1)
                     context = enumerate(text[first - 1 : line + _CONTEXT_LINES], first)
@@ -166,18 +166,18 @@ class Lines:
     def add_call(self, phase: str) -> None:
         """Notes the line at which the program starts a phase for the first time."""
         frame = sys._getframe() if phase not in self.places else None
-        while frame is not None and not _is_of_program(frame.f_code):
+        while frame is not None and not is_of_program(frame.f_code):
             frame = frame.f_back
         if frame is not None:
-            self.places[phase] = f"{_relative(frame.f_code.co_filename)}:{frame.f_lineno}"
+            self.places[phase] = f"{relative_path(frame.f_code.co_filename)}:{frame.f_lineno}"
 
     def add_classes(self, model: Any) -> None:
         """Notes the lines of the classes of a model's modules, for classes that belong to the program."""
         for kind in {type(module) for module in model.modules()}:
             forward: Any = getattr(kind, "forward", None)
             code = getattr(inspect.unwrap(forward), "__code__", None)
-            if code is not None and _is_of_program(code):
-                place = f"{_relative(code.co_filename)}:{code.co_firstlineno}"
+            if code is not None and is_of_program(code):
+                place = f"{relative_path(code.co_filename)}:{code.co_firstlineno}"
                 same = self.places.setdefault(kind.__name__, place) == place
                 self.places[kind.__name__] = place if same else None
 
@@ -218,21 +218,21 @@ class Waits:
     def _note(self, frame: Any) -> None:
         places = []
         while frame is not None:
-            if _is_of_program(frame.f_code):
-                places.append((f"{_relative(frame.f_code.co_filename)}:{frame.f_lineno}", frame.f_code.co_name))
+            if is_of_program(frame.f_code):
+                places.append((f"{relative_path(frame.f_code.co_filename)}:{frame.f_lineno}", frame.f_code.co_name))
             frame = frame.f_back
         if places:
             called = next((f", called from {place}" for place, name in places[1:] if name != places[0][1]), "")
             self.counts[f"{' in '.join(places[0])}{called}"] += 1
 
 
-def _is_of_program(code: Any) -> bool:
+def is_of_program(code: Any) -> bool:
     """Returns whether code belongs to the program, and not to Python, this package or an installed package."""
     file = code.co_filename
     return not (file.startswith(_FOREIGN_PATHS) or any(part in file for part in _INSTALLED_FOLDERS))
 
 
-def _relative(file: str) -> str:
+def relative_path(file: str) -> str:
     """Returns a path relative to the working folder if it lies inside it, else the absolute path."""
     path, folder = os.path.abspath(file), os.getcwd() + os.sep  # noqa: PTH100, PTH109
     return path[len(folder) :] if path.startswith(folder) else path
