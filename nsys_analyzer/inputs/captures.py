@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import structs
 
 from nsys_analyzer.analysis.facts import Fact
-from nsys_analyzer.analysis.kernels.classes import given_classes, use_classes
+from nsys_analyzer.analysis.kernels.classes import user_classes, use_classes
 from nsys_analyzer.analysis.kernels.own_classes import OwnClasses
 from nsys_analyzer.analysis.steps.member import BY_ORDER
 from nsys_analyzer.analysis.steps.tracks import MOST_OPERATIONS
@@ -98,7 +98,7 @@ def read_captures(
             trace,
             titles[trace],
             names or PhaseNames.parse(()),
-            dict(given_classes),
+            dict(user_classes),
             overrides or Run(),
             is_alone,
             tracked,

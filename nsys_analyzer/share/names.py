@@ -17,10 +17,10 @@ from itertools import pairwise
 from nsys_analyzer.analysis.kernels.class_rules import CLASSES
 from nsys_analyzer.analysis.kernels.classes import (
     LOADING_MARK,
-    LONGEST_NAME,
+    MAX_SEARCHED_CHARACTERS,
     Alias,
     demangle,
-    find_package_rule,
+    find_built_in_rule,
     find_precision,
     read_alias,
 )
@@ -211,9 +211,9 @@ def _is_of_a_library(kernel: str) -> bool:
         return kernel[len(UNNAMED_KERNEL) :].strip().isdigit()
     if not (_IDENTIFIER if not {"(", "<"} & set(kernel) else _CODE).fullmatch(kernel):
         return False
-    spaces = _NAMESPACE.findall(demangle(kernel[:LONGEST_NAME]))
+    spaces = _NAMESPACE.findall(demangle(kernel[:MAX_SEARCHED_CHARACTERS]))
     are_public = all(map(_LIBRARIES.fullmatch, spaces))
-    return are_public and (find_package_rule(kernel) is not None or spaces[:1] in (["at"], ["c10"]))
+    return are_public and (find_built_in_rule(kernel) is not None or spaces[:1] in (["at"], ["c10"]))
 
 
 @dataclass(frozen=True)
@@ -285,16 +285,16 @@ class Scrubber:
         if block := _BLOCK.fullmatch(name):
             loading = f"_{LOADING_MARK}" if is_loading(name) else ""
             return f"{self._word(block['before'].rstrip('_'))}{loading}_{block['block']}"
-        rule = find_package_rule(name)
+        rule = find_built_in_rule(name)
         if rule is None and name.isidentifier() and name.endswith("Backward"):
             return self._word(name)
         alias = Alias(rule.kernel_class, rule.part_of, find_precision(name)) if rule else Alias()
         if phase_prefix := _phase_prefix(name):
-            return phase_prefix + alias.text(self._code(name, "alias "))
+            return phase_prefix + alias.make_name(self._code(name, "alias "))
         match = None if _OTHER_NUMBER.search(name) else _NAME_WITH_COUNTER.fullmatch(name)
         stem, number = match.groups() if match else (name, "")
         loading = f" {LOADING_MARK}" if is_loading(name) else ""
-        return f"{alias.text(self._code(stem, 'alias ', name))}{loading} {number}".rstrip()
+        return f"{alias.make_name(self._code(stem, 'alias ', name))}{loading} {number}".rstrip()
 
     def _word(self, word: str) -> str:
         """Returns a word of a name, or its alias. An alias keeps the suffix, which shows the role in the model."""

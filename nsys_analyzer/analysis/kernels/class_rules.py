@@ -17,9 +17,9 @@ In a trace of a program without a GPU, PyTorch's operators take the place of ker
 kernels that it launches on a GPU. An operator that only calls other operators, as ``aten::linear`` calls ``aten::mm``,
 has the class of the operators that it calls, although its own time is short.
 
-Most patterns for handwritten kernels start with ``FUNCTION`` or ``IN_FUNCTION``. These match only in the qualified name
-of the kernel, which ends at the template arguments. An elementwise kernel therefore stays elementwise if a functor in
-its template arguments is called softmax. Rows are sorted from the most specific name to the least specific.
+Most patterns for handwritten kernels start with ``AT_NAME`` or ``IN_NAME``, so that they match only in the qualified
+name of the kernel, which ends at the template arguments. An elementwise kernel therefore stays elementwise if a functor
+in its template arguments is called softmax. Rules are sorted from the most specific name to the least specific.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ COMPILED = "compiled"
 COMMUNICATION = "communication"
 #: The class of copies and fills of buffers, by a kernel or without a kernel.
 FILLS = "memset/memcpy"
-#: The classes whose precision and attention work a report examines.
-MATMUL, FUSED = "matmul", "fused attention"
+#: The classes of kernels that multiply matrices. A report states the precision of these kernels.
+MATMUL, FUSED_ATTENTION = "matmul", "fused attention"
 
 #: Every class by its name, in the order of a report's legend.
 CLASSES: dict[str, KernelClass] = {
@@ -62,7 +62,7 @@ CLASSES: dict[str, KernelClass] = {
         "Matrix multiplications of any library: GEMM, batched GEMM, GEMV, dot, and their split-K reductions.",
         "#3377dd", "M",
     ),
-    FUSED: KernelClass(
+    FUSED_ATTENTION: KernelClass(
         "Attention in one kernel, which contains the matmuls and softmax, and its helper kernels.", "#2233cc", "A"
     ),
     "softmax": KernelClass("Kernels named softmax or log-softmax, forward or backward.", "#880077", "S"),
@@ -104,7 +104,7 @@ CLASSES: dict[str, KernelClass] = {
 }  # fmt: skip
 
 #: The classes of kernels in the forward and backward pass of a model. An optimizer usually runs no such kernels.
-MODEL_CLASSES = (MATMUL, FUSED, "convolution", "normalization", "embedding", "softmax")
+MODEL_CLASSES = (MATMUL, FUSED_ATTENTION, "convolution", "normalization", "embedding", "softmax")
 
 #: The value of ``Rule.part_of`` for kernels that count as a convolution if a convolution launches them.
 _OF_CONVOLUTION = ("convolution",)
@@ -128,43 +128,44 @@ class Rule:
     part_of: tuple[str, ...] = ()
 
 
-#: The start of a pattern: it matches the return type and any number of namespaces before the name of the function.
-FUNCTION = (
+#: The start of a pattern that must match at the start of the kernel's function name. It matches the return type and
+#: any number of namespaces before this name.
+AT_NAME = (
     r"^(?:void |static )*(?:std::enable_if<.*?, void>::type )?"
     r"(?:\w+::|<unnamed>::|\(anonymous namespace\)::|\{anonymous\}::)*?"
 )
-#: The start of a pattern whose remaining part may match anywhere in the qualified name of the kernel.
-IN_FUNCTION = FUNCTION + r"\w*?"
+#: The start of a pattern that may match anywhere in the qualified name of the kernel.
+IN_NAME = AT_NAME + r"\w*?"
 
 
-#: ATen operators that move or relabel elements and compute nothing. No operator in this list may be a sequence of other
-#: operators in the list, as ``index_select`` is: otherwise a name could match in several ways, which takes long.
-MOVES = (
+#: ATen operators that move elements or only change their shape, and compute nothing. No operator in this list may be a
+#: sequence of other operators in the list, as ``index_select`` is: otherwise the search would take exponential time.
+MOVING_OPERATORS = (
     r"(?:_to_copy|copy|clone|cat|stack|contiguous|concat|t|transpose|permute|view|_unsafe_view|reshape|expand|repeat"
     r"|slice|select|split|split_with_sizes|slice_backward|select_backward|unsqueeze"
     r"|squeeze|constant_pad_nd|as_strided|index|index_put|gather|scatter|flip|roll|unbind|detach|alias"
     r"|lift_fresh|unfold|unsafe_split|convert_element_type|_reshape_alias|repeat_interleave)"
 )
-_NORMS = r"_?(?:native_|fused_)?(?:layer|rms|group|batch)_norm(?:_legit)?(?:_no_training)?(?:_backward)?"
+_NORMALIZATIONS = r"_?(?:native_|fused_)?(?:layer|rms|group|batch)_norm(?:_legit)?(?:_no_training)?(?:_backward)?"
 #: Operators that run kernels other than pointwise ones. A pointwise kernel with such an operator in its name only moves
 #: the inputs or outputs of the operator.
 _OPERATORS_WITH_MOVED_INPUTS = r"(?:_scaled_dot_product_\w+?_attention|fmha_v\d_(?:fwd|bwd)|moe_forward)"
-_SOFTMAX = r"_?(?:log_)?softmax(?:_backward_data)?"
-_RANDOM = r"(?:native_dropout|randn?|bernoulli|inductor_random|inductor_seeds)"
-_REDUCTION = r"triton_(?:red|per|mix)_fused"
-#: Matches torch.compile's C++ kernels if the option for descriptive names is on. The names list the fused operators.
+_SOFTMAX_OPERATORS = r"_?(?:log_)?softmax(?:_backward_data)?"
+_RANDOM_OPERATORS = r"(?:native_dropout|randn?|bernoulli|inductor_random|inductor_seeds)"
+_REDUCTION_KERNEL = r"triton_(?:red|per|mix)_fused"
+#: Matches torch.compile's C++ kernels with descriptive names, which list the fused operators.
 _CPP_KERNEL = r"(?:graph_\d+_)?cpp_fused"
 
 #: XLA operations that move or convert elements.
-_XLA_MOVES = (
+_XLA_MOVING_OPERATIONS = (
     r"(?:concatenate|transpose|copy|dynamic_slice|dynamic_update_slice|slice|gather|scatter|pad|broadcast|reshape"
     r"|bitcast|convert|reverse)"
 )
 
 
 def _fuses_only(operators: str) -> str:
-    """Returns a pattern for pointwise kernels that fuse at least one of ``operators`` with nothing but ``MOVES``."""
-    return rf"^triton_poi_fused(?:_{MOVES})*_{operators}(?:_(?:{operators}|{MOVES}))*(?:_\d+)?$"
+    """Returns a pattern for pointwise kernels that fuse ``operators`` only with operators that move elements."""
+    return rf"^triton_poi_fused(?:_{MOVING_OPERATORS})*_{operators}(?:_(?:{operators}|{MOVING_OPERATORS}))*(?:_\d+)?$"
 
 
 _COMPILED_RULES: tuple[Rule, ...] = (
@@ -179,12 +180,12 @@ _COMPILED_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "copy/layout",
-        rf"^triton_poi_fused(?:_(?:{MOVES}|{_OPERATORS_WITH_MOVED_INPUTS}))+(?:_\d+)?$",
+        rf"^triton_poi_fused(?:_(?:{MOVING_OPERATORS}|{_OPERATORS_WITH_MOVED_INPUTS}))+(?:_\d+)?$",
         "triton_poi_fused_cat_70",
     ),
-    Rule("softmax", _fuses_only(_SOFTMAX), "triton_poi_fused__softmax_1"),
-    Rule("normalization", _fuses_only(_NORMS), "triton_poi_fused_native_layer_norm_3"),
-    Rule("random", _fuses_only(_RANDOM), "triton_poi_fused_native_dropout_0"),
+    Rule("softmax", _fuses_only(_SOFTMAX_OPERATORS), "triton_poi_fused__softmax_1"),
+    Rule("normalization", _fuses_only(_NORMALIZATIONS), "triton_poi_fused_native_layer_norm_3"),
+    Rule("random", _fuses_only(_RANDOM_OPERATORS), "triton_poi_fused_native_dropout_0"),
     Rule(
         "reduction", r"^triton_poi_\w*(?:max|avg)_pool\dd(?!\w*backward)", "triton_poi_fused_max_pool2d_with_indices_1"
     ),
@@ -193,28 +194,28 @@ _COMPILED_RULES: tuple[Rule, ...] = (
     Rule("softmax", rf"^(?:triton|{_CPP_KERNEL})_\w*softmax", "triton_red_fused__log_softmax_nll_loss_forward_1"),
     Rule(
         "normalization",
-        rf"^(?:{_REDUCTION}|{_CPP_KERNEL})_\w*(?:(?:layer|rms|group|batch)_norm|var_mean|mean\w*_rsqrt)|^nvfuser_\w*persistent",
+        rf"^(?:{_REDUCTION_KERNEL}|{_CPP_KERNEL})_\w*(?:(?:layer|rms|group|batch)_norm|var_mean|mean\w*_rsqrt)|^nvfuser_\w*persistent",
         "triton_red_fused__to_copy_add_embedding_mean_mul_pow_rsqrt_10",
     ),
     Rule(
         "embedding",
-        rf"^(?:{_REDUCTION}|{_CPP_KERNEL})_\w*embedding",
+        rf"^(?:{_REDUCTION_KERNEL}|{_CPP_KERNEL})_\w*embedding",
         "triton_per_fused_embedding_dense_backward_sum_view_21",
     ),
     Rule(
         "sort/scan",
-        rf"^triton_spl_fused|^{_REDUCTION}(?:_\w+)?_(?:sort|topk|cumsum|cumprod)_",
+        rf"^triton_spl_fused|^{_REDUCTION_KERNEL}(?:_\w+)?_(?:sort|topk|cumsum|cumprod)_",
         "triton_spl_fused_cumsum_0",
     ),
     Rule(
         "reduction",
-        rf"^(?:{_REDUCTION}|nvfuser_reduction)|^(?:loop|input|wrapped)_(?:\w+_)?reduce(?:_|$)",
+        rf"^(?:{_REDUCTION_KERNEL}|nvfuser_reduction)|^(?:loop|input|wrapped)_(?:\w+_)?reduce(?:_|$)",
         "triton_red_fused__to_copy_clone_mul_sum_7",
     ),
     Rule(
         "copy/layout",
         r"^nvfuser_(?:transpose|resize)"
-        rf"|^(?:(?:loop|input|wrapped)_)?{_XLA_MOVES}(?:_{_XLA_MOVES})*(?:_fusion)?(?:_\d+)*$",
+        rf"|^(?:(?:loop|input|wrapped)_)?{_XLA_MOVING_OPERATIONS}(?:_{_XLA_MOVING_OPERATIONS})*(?:_fusion)?(?:_\d+)*$",
         "loop_dynamic_update_slice_fusion",
     ),
     Rule(
@@ -222,7 +223,7 @@ _COMPILED_RULES: tuple[Rule, ...] = (
         rf"^(?:{_CPP_KERNEL}_|nvfuser_pointwise|(?:loop|input)_\w*fusion|wrapped_)",
         "loop_multiply_transpose_fusion_17",
     ),
-    # Kernel names of Inductor in PyTorch 2.0 and of early nvFuser do not show the operators of a kernel.
+    # The kernel names of PyTorch 2.0's Inductor and of early nvFuser do not contain the operators of a kernel.
     Rule(COMPILED, r"^triton__(?=\d)[\dcde]+$|^CudaCodeGen::kernel\d|^nvfuser_", "triton__0d1d2d3de4de"),
 )
 
@@ -283,7 +284,7 @@ OPERATOR_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "copy/layout",
-        rf"^aten::(?:{MOVES}(?:_{MOVES})?|to|take\w*|index_(?:add|copy)|_index_put_impl|scatter_(?:add|reduce)|masked_select"
+        rf"^aten::(?:{MOVING_OPERATORS}(?:_{MOVING_OPERATORS})?|to|take\w*|index_(?:add|copy)|_index_put_impl|scatter_(?:add|reduce)|masked_select"
         r"|masked_scatter|pad|narrow|flatten|chunk|unfold_backward|im2col|col2im"
         r"|resolve_(?:conj|neg)|result_type|type_as|unflatten|(?:expand|view|reshape|broadcast)_(?:as|to|tensors)|movedim|moveaxis"
         r"|swap(?:axes|dims)|diagonal\w*|numpy_T|[mM][TH]|adjoint|tile|[hvd]stack|meshgrid|unsafe_chunk|tensor_split|real"
@@ -307,12 +308,12 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
     # These kernels assign tokens to experts without other ranks, so they are not communication.
     Rule(
         "sort/scan",
-        IN_FUNCTION + r"(?:get_dispatch_layout|get_fused_mapping|count_expert|A2APrepareDispatch)",
+        IN_NAME + r"(?:get_dispatch_layout|get_fused_mapping|count_expert|A2APrepareDispatch)",
         "void deep_ep::layout::get_dispatch_layout<256, 32, 8>(long const*, int*, int*, int*, bool*, int)",
     ),
     Rule(
         "communication",  # Includes mixtures of experts: DeepEP and its forks, TensorRT-LLM, FlashInfer, MoRI, pplx.
-        FUNCTION
+        AT_NAME
         + r"(?:[nr]?ccl|msccl|deep_ep|hybrid_ep|mori|quickreduce|symmetric_memory|nvshmem|userbuffers|barrier_kernel"
         r"|(?:inter|intra)node(?:_ll)?::|\w*?(?:A2A(?:Dispatch|Combine)|Ep(?:Dispatch|Combine)|notify_dispatch"
         r"|a2a_(?:dispatch|combine)_(?:send|recv)|(?i:cross_device_reduce|all_?reduce|all_?gather|reduce_?scatter"
@@ -320,73 +321,73 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
         "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL",
     ),
     Rule(
-        "input pipeline", FUNCTION + r"dali::", "void dali::kernels::detail::gpu::FlipKernel<4ul, true, float>(float*)"
+        "input pipeline", AT_NAME + r"dali::", "void dali::kernels::detail::gpu::FlipKernel<4ul, true, float>(float*)"
     ),
     # Rules for ATen kernels, which are named by the kind of their loop.
     Rule(
         "random",
-        FUNCTION + r"(?:(?!fmha_)\w*?(?i:distribution_|dropout|philox|curand|bernoulli|gen_sequenced|generate_seed"
+        AT_NAME + r"(?:(?!fmha_)\w*?(?i:distribution_|dropout|philox|curand|bernoulli|gen_sequenced|generate_seed"
         r"|cupy_random)|\w*?PointwiseApply\d<.*(?:Distributions|bernoulli))",
         "void at::native::(anonymous namespace)::fused_dropout_kernel_vec<float, float, unsigned int, 1, 4>",
     ),
     Rule(
         "copy/layout",
-        IN_FUNCTION
+        IN_NAME
         + r"(?:(?:_scatter_gather_|index_)elementwise_kernel|elementwise_kernel\w*<.*(?:copy_(?:kernel(?:_cuda|\b)"
         r"|device_to_device)|(?:flip|take_put|masked_scatter|unfold_backward_internal|conj)_kernel))",
         "void at::native::vectorized_elementwise_kernel<(int)8, at::native::bfloat16_copy_kernel_cuda(",
     ),
     Rule(
         "normalization",
-        IN_FUNCTION + r"elementwise_kernel\w*<.*(?:GroupNorm\w*KernelImpl|batch_norm_)",
+        IN_NAME + r"elementwise_kernel\w*<.*(?:GroupNorm\w*KernelImpl|batch_norm_)",
         "void at::native::vectorized_elementwise_kernel<4, at::native::(anonymous namespace)::batch_norm_calc_invstd(",
     ),
     Rule(
         "elementwise",
-        IN_FUNCTION + r"(?:elementwise_kernel|PointwiseApply|triu_tril|fill_(?!Buffer)|upsample_|grid_sampler|_elemwise"
+        IN_NAME + r"(?:elementwise_kernel|PointwiseApply|triu_tril|fill_(?!Buffer)|upsample_|grid_sampler|_elemwise"
         r"|_vectorized\d_kernel|cross_kernel)",
         "void at::native::vectorized_elementwise_kernel<(int)4, at::native::FillFunctor<float>",
     ),
     # Rules for kernels with one unambiguous word in their name.
     Rule(
         "copy/layout",  # torch._foreach_copy_ runs this kernel, for example to cast parameters.
-        IN_FUNCTION + r"multi_tensor_apply_kernel<.*\bCopy(?:Functor)?\b",
+        IN_NAME + r"multi_tensor_apply_kernel<.*\bCopy(?:Functor)?\b",
         "void at::native::<unnamed>::multi_tensor_apply_kernel<at::native::<unnamed>::TensorListMetadata<(int)2>, "
         "at::native::<unnamed>::UnaryOpFunctor<float, (int)2, (int)1, (int)1>, at::native::Copy<float, float>>(",
     ),
     Rule(
         "optimizer",
-        IN_FUNCTION + r"(?:multi_tensor|[Aa]dam|lamb_stage|lpnorm_cleanup|sgd_|amp_update_scale)",
+        IN_NAME + r"(?:multi_tensor|[Aa]dam|lamb_stage|lpnorm_cleanup|sgd_|amp_update_scale)",
         "void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float>>",
     ),
     Rule(
         "elementwise",  # Includes rotary embeddings, which look up no rows, and recurrent cells without their matmuls.
-        FUNCTION
+        AT_NAME
         + r"(?:\w*?(?i:rope|rotary)|elemWiseRNNcell|(?:LSTM|GRU|RNN|GENERIC)_\w*(?:elementWise|combine|accum|init)"
         r"|persistRNN_(?:add|init)|kernel::(?:lstm|gru)_cell_)",
         "void rotary_embedding_kernel<c10::BFloat16, true>",
     ),
     Rule(
         "softmax",
-        IN_FUNCTION + r"(?i:soft_?max)",
+        IN_NAME + r"(?i:soft_?max)",
         "void at::native::(anonymous namespace)::cunn_SpatialSoftMaxForward<float>",
     ),
     Rule(
         "embedding",
-        IN_FUNCTION
+        IN_NAME
         + r"(?i:embedding|compute_grad_weight|krn_partial|num_of_partial_segments|sum_and_scatter|linearize_index)",
         "void at::native::(anonymous namespace)::sum_and_scatter<float, long>",
     ),
     Rule(
         "normalization",
-        FUNCTION + r"(?:\w*?(?:(?i:(?:layer|rms|group|batch|instance|weight|qk)_?norm|normalization|cuComputePart"
+        AT_NAME + r"(?:\w*?(?:(?i:(?:layer|rms|group|batch|instance|weight|qk)_?norm|normalization|cuComputePart"
         r"|cuComputeGrad)|GammaBeta|RowwiseMoments|InternalGradients|FusedParams|ln_(?:fwd|bwd)|bn_(?:fw|bw))"
         r"|ck_tile::kentry<.*?(?:Layer|Rms)norm2d)",
         "void cuApplyLayerNorm<float, float, float>",
     ),
     Rule(
         "fused attention",
-        FUNCTION
+        AT_NAME
         + r"(?:(?:pytorch_)?flash::|fusion::(?:compute_dot_do_o|convert_d[qkv]|lean_reduction)|\w*?(?:fmha|_sdpa_"
         r"|flash_?(?:fwd|bwd)|[Ff]lash_?[Aa]tt|gemm_mha|attention|mha_(?:fwd|bwd)|_mla_|merge_attn|merge_state"
         r"|(?:Kernel2?|device_kernel|kentry)<.*(?:[Ff]lash|fmha|Fmha|FMHA|AttentionKernel))"
@@ -395,20 +396,20 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "fused attention",  # Triton kernels of the tutorial, FlashAttention, vLLM, SGLang, SageAttention and AOTriton.
-        FUNCTION + r"(?:\w*attn_(?:fwd|bwd)|_(?:fwd|bwd)_(?:kernel|preprocess|grouped_kernel)|sage_(?:fwd|attn)"
+        AT_NAME + r"(?:\w*attn_(?:fwd|bwd)|_(?:fwd|bwd)_(?:kernel|preprocess|grouped_kernel)|sage_(?:fwd|attn)"
         r"|_?bwd_(?:kernel_(?:fuse|dk_dv|dq)|preprocess)\b|reduce_segments$)",
         "_attn_fwd",
     ),
     # Rules for convolutions.
     Rule(
         "convolution",  # F.unfold and F.fold run these kernels without a convolution.
-        IN_FUNCTION + r"(?i:im2col|col2im|vol2col|vol2im)",
+        IN_NAME + r"(?i:im2col|col2im|vol2col|vol2im)",
         "void at::native::im2col_kernel<c10::BFloat16>",
         ("copy/layout",),
     ),
     Rule(
         "convolution",  # Includes cuDNN's Fourier transforms, offset tables, and scaling and layout changes of tensors.
-        FUNCTION + r"(?:(?:cudnn::cnn|cutlass\w*_cudnn\w*)::|fft[12]d_(?:r2c|c2r)_\d+|flip_filter"
+        AT_NAME + r"(?:(?:cudnn::cnn|cutlass\w*_cudnn\w*)::|fft[12]d_(?:r2c|c2r)_\d+|flip_filter"
         r"|pointwise_mult_and_sum_complex|\w*?(?:(?i:implicit_|convol|fprop|dgrad|wgrad|winograd|conv\d?d"
         r"|conv_depthwise)|(?:Kernel2?|device_kernel)<.*(?:fprop|dgrad|wgrad|ImplicitGemm|Conv2d)|[shi]cudnn|gcgemm"
         r"|compute\w*OffsetsKernel|scalePackedTensor|[nN](?:chw|hwc)To[nN]|ToFoldedN|n(?:chw|hwc)AddPadding))",
@@ -416,20 +417,20 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "convolution",  # MIOpen's convolutions, and MIOpen's transforms before and after a convolution.
-        FUNCTION + r"(?:Im\dd2Col|Col2Im\dd|SubTensorOpWith|batched_transpose_\d+x|transpose_(?:CNHW2NCHW|NCHW2CNHW)"
+        AT_NAME + r"(?:Im\dd2Col|Col2Im\dd|SubTensorOpWith|batched_transpose_\d+x|transpose_(?:CNHW2NCHW|NCHW2CNHW)"
         r"|\w*?(?:igemm_(?:fwd|bwd|wrw)_gtc|grouped_conv|conv_(?:fwd|bwd)|gemm_xdlops_bwd_weight|[aA]smConv|naive_conv))",
         "igemm_wrw_gtcx3_nhwc_bf16_bx0_ex1_bt256x128x16_wt32x32x8_ws2x1_wr2x2_ta1x4x1x4_1x4x1x64_tb1x4x1x2_1x4x1x64_gkgs",
     ),
     # Rules for matmuls, and for kernels before or after a matmul.
-    Rule("reduction", FUNCTION + r"_finalize_matmul", "_finalize_matmul_scatter_bf16"),
+    Rule("reduction", AT_NAME + r"_finalize_matmul", "_finalize_matmul_scatter_bf16"),
     Rule(
         "copy/layout",
-        FUNCTION + r"\w*gemm\w*::(?:\w+::)*transpose",
+        AT_NAME + r"\w*gemm\w*::(?:\w+::)*transpose",
         "void grouped_gemm::utils::transpose<float>(float*)",
     ),
     Rule(
         "matmul",  # fbgemm is a library, not a GEMM. In TensorRT-LLM, the types of output and inputs follow bmm_.
-        FUNCTION + r"(?:nvjet_|epilogue::impl::globalKernel|cublas|(?:dot_kernel|reduce_1Block_kernel)<.*[cC]ublas"
+        AT_NAME + r"(?:nvjet_|epilogue::impl::globalKernel|cublas|(?:dot_kernel|reduce_1Block_kernel)<.*[cC]ublas"
         r"|bmm_(?:Mx)?(?:E\dm\d|Bfloat16|Fp16|Fp32)_|_grouped_mm|\w*?(?:(?i:split_?k_?reduce|execute_split_k"
         r"|(?<!fb)gemm|gemv|trmv|addmm|sddmm|csrm[mv]|matmul|mul_mat|marlin|machete|Cijk_)|ck_moe_stage\d"
         r"|fused_moe_kernel|_mm_kernel|(?:Kernel2?|device_kernel)<.*(?i:(?<!fb)gemm)))",
@@ -439,7 +440,7 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
     # Rules for kernels that move data, and for the remaining kernels.
     Rule(
         "sort/scan",  # Includes kernels that assign tokens to experts: top-k, counts and prefix sums.
-        FUNCTION + r"(?:rocprim::(?:\w+::)*partition|thrust::.*__(?:unique|merge_sort|scan|copy_if|partition)|\w*?(?:"
+        AT_NAME + r"(?:rocprim::(?:\w+::)*partition|thrust::.*__(?:unique|merge_sort|scan|copy_if|partition)|\w*?(?:"
         r"(?i:(?<!ten)sort|Device\w*(?:Scan|Select|Unique|RunLength|Partition|Histo|Compact|ReduceByKey)|topk"
         r"|kernel_scan|write_indices|bucketize|searchsorted|gather(?:KthValue|Median)|compute_mode|inclusive_?\w*scan"
         r"|\bnms_|keep_from_mask|cupy_(?:scan|bsum))|lookback_scan|onesweep_|[rR]outing(?!\w*memset)"
@@ -449,13 +450,13 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "reduction",
-        IN_FUNCTION + r"Device(?:Segmented)?Reduce",
+        IN_NAME + r"Device(?:Segmented)?Reduce",
         "void at_cuda_detail::cub::detail::reduce::DeviceReduceSingleTileKernel<at_cuda_detail::cub::detail::reduce::",
         ("sort/scan",),
     ),
     Rule(
         "reduction",
-        FUNCTION
+        AT_NAME
         + r"(?:moe::(?:\w+::)*finalize|\w*?(?i:cross_?entropy|nll_?(?:loss|criterion)|reduce|reduction|argmax|argmin"
         r"|_pool(?!ed)|vector_norm|qparam|ctc_loss|margin_?loss|[cp]dist_|coalesceValues|roi_align|roi_pool"
         r"|cupy_(?:sum|mean|any|all|prod|[an]?max|[an]?min)))",
@@ -463,18 +464,18 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "memset/memcpy",
-        IN_FUNCTION + r"(?:RepeatBuffer|[Mm]emset|setTensor|[Rr]edzone|__amd_rocclr_(?:fill|copy)Buffer)",
+        IN_NAME + r"(?:RepeatBuffer|[Mm]emset|setTensor|[Rr]edzone|__amd_rocclr_(?:fill|copy)Buffer)",
         "stream_executor::gpu::RepeatBufferKernelImpl",
     ),
     Rule(
         "copy/layout",
-        IN_FUNCTION + r"(?:tensorTransformGeneric|genericTranspose|transpose_readWrite|convertTensor)",
+        IN_NAME + r"(?:tensorTransformGeneric|genericTranspose|transpose_readWrite|convertTensor)",
         "void cudnn::ops::convertTensor_kernel<float, float, float, (cudnnKernelDataType_t)2>",
         _OF_CONVOLUTION,
     ),
     Rule(
         "copy/layout",  # compute_cuda_kernel belongs to torch.repeat_interleave.
-        FUNCTION
+        AT_NAME
         + r"(?:compute_cuda_kernel|\w*?(?i:copy|CatArray|chunk_cat|gather|scatter|index_?(?:select|func|ing|put|add)"
         r"|transpose|permut|reshape_and_cache|store_kv_?cache|kv_indices|to_dense"
         r"|_pad\d?d?|roll_|flip(?:_|Kernel)|unpool|convert_indices|CooToCsr|lacpy|compressSparse|MetaDataReorder"
@@ -483,7 +484,7 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "elementwise",
-        IN_FUNCTION + r"(?i:silu|swiglu|geglu|gelu|relu|sigmoid|tanh|d?act_(?:and|kernel)|activation|quant|cast_"
+        IN_NAME + r"(?i:silu|swiglu|geglu|gelu|relu|sigmoid|tanh|d?act_(?:and|kernel)|activation|quant|cast_"
         r"|_(?:add|mul|sub|div|bias|residual)_|axpy|scal_kernel|clamp|unary_kernel|bounds_check|offsets_range"
         r"|rowwise_to_float|token_ids|position_kernel|detail::(?:transform::)?transform_kernel|for_each::static_kernel"
         r"|scalar_multiply|BatchWarp|normalize_impl|^cupy_)",

@@ -33,26 +33,21 @@ from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, Timeline
 from nsys_analyzer.analysis.kernels.class_rules import (
     CLASSES,
     COMMUNICATION,
-    FUSED,
+    FUSED_ATTENTION,
     MATMUL,
     OTHER,
     RULES,
     UNKNOWN,
     Rule,
 )
-from nsys_analyzer.analysis.kernels.own_classes import (
-    OwnClass,
-    OwnClasses,
-    compile_bounded_search,
-    read_plugin_classes,
-)
+from nsys_analyzer.analysis.kernels.own_classes import OwnClass, OwnClasses, compile_bounded_search, read_plugin_classes
 from nsys_analyzer.trace.arrays import Ints, SmallInts, distinct_rows, mask_by_name
 from nsys_analyzer.trace.columns import BETWEEN_DEVICES, MEMCPY, ON_DEVICE, UNNAMED_KERNEL
 from nsys_analyzer.trace.phase_names import DEFAULT_NAMES
 from nsys_analyzer.trace.trace import Trace
 
-#: The number of characters of a name that are searched. Names of C++ templates may have ten thousand characters.
-LONGEST_NAME = 20_000
+#: The number of characters of a kernel name that are searched. Names of C++ templates may have ten thousand characters.
+MAX_SEARCHED_CHARACTERS = 20_000
 
 
 @cache
@@ -80,15 +75,15 @@ def find_possible_classes(name: str) -> frozenset[str]:
 
 @cache
 def find_rule(name: str) -> Rule | None:
-    """Returns the rule that decides the class of the kernel ``name``, or None. Classes of users take precedence."""
-    text = demangle(name[:LONGEST_NAME])
-    for kernel_class, own_class in (*given_classes.items(), *read_plugin_classes().items()):
+    """Returns the rule that decides the class of a kernel, or None. Rules of user-defined classes take precedence."""
+    text = demangle(name[:MAX_SEARCHED_CHARACTERS])
+    for kernel_class, own_class in (*user_classes.items(), *read_plugin_classes().items()):
         if any(compile_bounded_search(pattern)(text) for pattern in own_class.kernels):
             return Rule(kernel_class, "", name)
-    return find_package_rule(name)
+    return find_built_in_rule(name)
 
 
-def find_package_rule(name: str) -> Rule | None:
+def find_built_in_rule(name: str) -> Rule | None:
     """Returns the built-in rule that decides the class of a kernel, or None.
 
     For an alias in a shared copy, the function returns a rule with the class that the alias contains.
@@ -96,19 +91,19 @@ def find_package_rule(name: str) -> Rule | None:
     if alias := read_alias(name):
         is_known = alias.kernel_class in CLASSES
         return Rule(alias.kernel_class, re.escape(name), name, alias.part_of) if is_known else None
-    text = demangle(name[:LONGEST_NAME])
+    text = demangle(name[:MAX_SEARCHED_CHARACTERS])
     return next((rule for rule in RULES if re.search(rule.pattern, text)), None)  # compiles a pattern on first use
 
 
-#: The classes that were passed to ``use_classes``.
-given_classes: dict[str, OwnClass] = {}
+#: The user-defined classes that were passed to ``use_classes``.
+user_classes: dict[str, OwnClass] = {}
 
 
 def use_classes(classes: OwnClasses) -> None:
-    """Adds the given classes to the built-in and plugin classes, and drops the classes of an earlier call."""
-    if classes != given_classes:
-        given_classes.clear()
-        given_classes.update(classes)
+    """Adds user-defined classes to the built-in and plugin classes, in place of those of an earlier call."""
+    if classes != user_classes:
+        user_classes.clear()
+        user_classes.update(classes)
         find_rule.cache_clear()
         classify.cache_clear()
 
@@ -116,7 +111,7 @@ def use_classes(classes: OwnClasses) -> None:
 def known_classes() -> Mapping[str, str]:
     """Returns the name and the glossary text of every class: built-in classes, and those of plugins and of the user."""
     meanings = {name: row.meaning for name, row in CLASSES.items()}
-    own_meanings = {name: row.meaning for name, row in {**read_plugin_classes(), **given_classes}.items()}
+    own_meanings = {name: row.meaning for name, row in {**read_plugin_classes(), **user_classes}.items()}
     return {**meanings, **own_meanings, **meanings}  # the order and the texts of built-in classes take precedence
 
 
@@ -126,7 +121,7 @@ class Kernels:
 
     Attributes:
         code: shape (operations,), the index of the kernel of each operation; -1 for an operation that is not a kernel.
-            Copies that carry out a collective on copy engines have an index as well.
+            A copy that is part of a collective has an index as well, because some collectives run on copy engines.
         names: shape (kernels,), the full name of each kernel. If kernels of one name have several classes, the name
             occurs once for each class.
         classes: shape (kernels,), the class of each kernel.
@@ -138,37 +133,29 @@ class Kernels:
 
 
 def find_kernels(trace: Trace, attribution: Attribution) -> Kernels:
-    """Finds the distinct kernels of a trace, each with its class.
-
-    A collective that consists of copies counts as a kernel, too.
-    """
+    """Finds the distinct kernels of a trace, each with its class. A copy of a collective counts as a kernel, too."""
     operations, operators = trace.operations, trace.operators
     classes = [classify(name) for name in operations.names]
     operator_classes = {classify(operators.names[i]) for i in np.flatnonzero(np.bincount(operators.name))} - {OTHER}
-    is_open = np.array(
-        [not operator_classes.isdisjoint(find_possible_classes(name)) for name in operations.names], np.bool_
-    )
-    undecided = np.flatnonzero(is_open[operations.name[operations.kernels]])
+    may_change = [not operator_classes.isdisjoint(find_possible_classes(name)) for name in operations.names]
+    undecided = np.flatnonzero(np.array(may_change, np.bool_)[operations.name[operations.kernels]])
     operator = find_launching_operators(trace, attribution, undecided) if len(undecided) else undecided
     # A distinct kernel is a pair of a name and a class.
     code_of_kernel: dict[tuple[str, str], int] = {}
-    code_of_name = [
-        code_of_kernel.setdefault(pair, len(code_of_kernel)) for pair in zip(operations.names, classes, strict=True)
-    ]
+    by_name = zip(operations.names, classes, strict=True)
+    code_of_name = [code_of_kernel.setdefault(kernel, len(code_of_kernel)) for kernel in by_name]
     code = np.array([*code_of_name, NONE], np.int32)[operations.name]
     launched, operator = undecided[operator != NONE], operator[operator != NONE]
     first, position = distinct_rows(operations.name[launched], operator)
     pairs = zip(operations.name[launched[first]].tolist(), operator[first].tolist(), strict=True)
-    names = [(operations.names[name], operators.names[launcher]) for name, launcher in pairs]
-    decided = [
-        code_of_kernel.setdefault((name, classify(name, launcher)), len(code_of_kernel)) for name, launcher in names
-    ]
+    texts = [(operations.names[name], operators.names[launcher]) for name, launcher in pairs]
+    kernels = [(name, classify(name, launcher)) for name, launcher in texts]
+    decided = [code_of_kernel.setdefault(kernel, len(code_of_kernel)) for kernel in kernels]
     code[launched] = np.array(decided, np.int32)[position]
     copies = np.flatnonzero((operations.kind == MEMCPY) & np.isin(operations.copy, (ON_DEVICE, BETWEEN_DEVICES)))
     if len(copies) and any(map(is_collective, (*trace.ranges.names, *operators.names))):
-        for operation, name in zip(
-            copies.tolist(), find_launching_collectives(trace, attribution, copies), strict=True
-        ):
+        names = find_launching_collectives(trace, attribution, copies)
+        for operation, name in zip(copies.tolist(), names, strict=True):
             # A range of the program may also contain unrelated copies within one device.
             if name and (operations.copy[operation] == BETWEEN_DEVICES or LIBRARY_COLLECTIVE.search(name)):
                 code[operation] = code_of_kernel.setdefault((f"{name} (copies)", COMMUNICATION), len(code_of_kernel))
@@ -202,24 +189,20 @@ def _find_innermost_operators(trace: Trace, attribution: Attribution, operations
 def find_launching_collectives(trace: Trace, attribution: Attribution, operations: Ints) -> list[str]:
     """Returns the name of the collective that launches each operation, or an empty text.
 
-    The name joins the names of the innermost range and of the innermost operator, if these are collectives. The range
-    does not count if another operator inside it launches the operation, since such work only prepares the collective.
+    The name joins the names of the innermost range and of the innermost operator around the launch, if these are
+    collectives. The range does not count if another operator inside the range launches the operation, since such an
+    operator only prepares the collective.
     """
     ranges, operators = trace.ranges, trace.operators
     range_around = attribution.find_innermost(mask_by_name(ranges, is_collective), operations)
     operator_around = _find_innermost_operators(trace, attribution, operations)
-    operator_start, range_start = (
-        np.append(operators.start, LONG_AGO)[operator_around],
-        np.append(ranges.start, 0)[range_around],
-    )
-    is_in_collective_range = (range_around != NONE) & (operator_start <= range_start)
-    is_in_collective_operator = np.append(mask_by_name(operators, is_collective), False)[operator_around]
-    range_codes = np.where(is_in_collective_range, np.append(ranges.name, NONE)[range_around], NONE).tolist()
-    operator_codes = np.where(
-        is_in_collective_operator, np.append(operators.name, NONE)[operator_around], NONE
-    ).tolist()
+    operator_start = np.append(operators.start, LONG_AGO)[operator_around]
+    is_innermost = operator_start <= np.append(ranges.start, LONG_AGO)[range_around]
+    is_collective_operator = np.append(mask_by_name(operators, is_collective), False)[operator_around]
+    range_codes = np.append(ranges.name, NONE)[np.where(is_innermost, range_around, NONE)]
+    operator_codes = np.append(operators.name, NONE)[np.where(is_collective_operator, operator_around, NONE)]
     range_names, operator_names = (*ranges.names, ""), (*operators.names, "")
-    pairs = zip(range_codes, operator_codes, strict=True)
+    pairs = zip(range_codes.tolist(), operator_codes.tolist(), strict=True)
     return [f"{range_names[i]} {operator_names[j]}".strip() for i, j in pairs]
 
 
@@ -230,7 +213,7 @@ _PROGRAM_COLLECTIVE = re.compile(r"(?i)all[-_ ]?(?:reduce|gather)|reduce[-_ ]?sc
 
 def is_collective(annotation: str) -> bool:
     """Returns True if a range or operator with this name contains a collective, or an exchange between two ranks."""
-    text = annotation[:LONGEST_NAME]
+    text = annotation[:MAX_SEARCHED_CHARACTERS]
     return bool(LIBRARY_COLLECTIVE.search(text) or _PROGRAM_COLLECTIVE.search(text)) and "copy" not in text.lower()
 
 
@@ -247,7 +230,8 @@ def demangle(name: str) -> str:
     """Returns the qualified name of a mangled kernel name, with the names and numbers among its template arguments.
 
     ``_ZN2at6native13reduce_kernelILi512ENS0_8ReduceOpIf…`` becomes ``at::native::reduce_kernel<512, ReduceOp, …>``. A
-    name that is not mangled is returned unchanged. No demangler for Python reads all names that HIP's compiler writes.
+    name that is not mangled is returned unchanged. This function is needed because no demangler for Python reads all
+    names that HIP's compiler writes.
     """
     prefix = _MANGLED.match(name)
     if prefix is None:
@@ -270,10 +254,10 @@ def demangle(name: str) -> str:
 
 #: The word after the alias of a range that loads a batch.
 LOADING_MARK = "loading"
-_SPELLINGS = "|".join((*chain(*DEFAULT_NAMES.values()), UNNAMED_KERNEL))
+_PHASE_SPELLINGS = "|".join((*chain(*DEFAULT_NAMES.values()), UNNAMED_KERNEL))
 _ALIAS_WORD = "alias "
-_ALIAS = (
-    rf"(?:(?:{_SPELLINGS})(?: \d{{1,6}})?, |aten::)?{_ALIAS_WORD}[b-z]{{1,6}}"
+_ALIAS_PATTERN = (
+    rf"(?:(?:{_PHASE_SPELLINGS})(?: \d{{1,6}})?, |aten::)?{_ALIAS_WORD}[b-z]{{1,6}}"
     r"(?: \((?P<classes>[a-z/ ]+?)(?: in (?P<precision>(?:bf|tf|fp|int)\d{1,2}))?\))?"
     rf"(?: {LOADING_MARK})?(?: #?\d{{1,6}}(?:(?:/| of )\d{{1,6}})?)?(?: \(\d{{1,6}}\))*"
 )
@@ -292,7 +276,7 @@ class Alias:
     part_of: tuple[str, ...] = ()
     precision: str | None = None
 
-    def text(self, code: str) -> str:
+    def make_name(self, code: str) -> str:
         """Returns the alias as a shared copy contains it, without a prefix. ``code`` is a few lowercase letters."""
         classes = " or ".join((self.kernel_class, *self.part_of))
         facts = f"{classes} in {self.precision}" if self.precision else classes
@@ -301,7 +285,7 @@ class Alias:
 
 def read_alias(name: str) -> Alias | None:
     """Parses a name that is an alias of a kernel or range. Returns None for any other name."""
-    match = re.fullmatch(_ALIAS, name) if _ALIAS_WORD in name else None  # compiles the pattern on first use
+    match = re.fullmatch(_ALIAS_PATTERN, name) if _ALIAS_WORD in name else None  # compiles the pattern on first use
     if match is None:
         return None
     kernel_class, *part_of = (match["classes"] or "").split(" or ")
@@ -324,18 +308,18 @@ class PrecisionRule:
 
 
 def _make_xmma_pattern(compute_type: str) -> str:
-    """Returns a pattern for names such as ``xmma_gemm_<a><c>_<compute><accumulate>_<scale>`` with this compute type."""
+    """Returns a pattern for names like ``xmma_gemm_<a><c>_<compute><accumulate>_<scale>`` with a given compute type."""
     return rf"xmma_\w*gemm_[a-z0-9]+_(?:{compute_type})[a-z]+\d"
 
 
-#: Matches the name of a GEMM of Tensile or hipBLASLt up to the type in which it multiplies. This part consists of the
-#: names of the indices, and of the types of A and B if they differ from the type of the multiplication. The types of
-#: output and accumulation follow. Examples are ``BBS``, ``HSS``, ``F8B8S``, ``B_BS``, or ``S`` with a flag ``B``.
+#: Matches the name of a GEMM of Tensile or hipBLASLt up to the type in which it multiplies: the names of the indices,
+#: and the types of A and B if they differ from the type of the multiplication. The types of output and accumulation
+#: follow the match. Examples of types in names are ``BBS``, ``HSS``, ``F8B8S``, ``B_BS``, and ``S`` with a flag ``B``.
 #: Tensile's ``ProblemType`` defines this format.
-_OPERANDS = r"(?:F8|B8|I8|[HBS])+_(?=[A-Z0-9]+S_B)"
-_TENSILE = rf"^Cijk_A[a-z]+C?_B[a-z]+C?_(?:{_OPERANDS}|(?!{_OPERANDS}))"
+_OPERAND_TYPES = r"(?:F8|B8|I8|[HBS])+_(?=[A-Z0-9]+S_B)"
+_TENSILE = rf"^Cijk_A[a-z]+C?_B[a-z]+C?_(?:{_OPERAND_TYPES}|(?!{_OPERAND_TYPES}))"
 
-#: All rules of precision. The first rule that matches applies. The three letters after ``nvjet_`` are the types of
+#: All precision rules. The first rule that matches applies. The three letters after ``nvjet_`` are the types of
 #: input, accumulation and output, as public profiles of known matmuls show: t is bf16, h is fp16, s is fp32, q and r
 #: are fp8. A matmul of fp32 inputs (``sss``) multiplies in TF32 only if its name contains ``tf32``.
 PRECISION_RULES: tuple[PrecisionRule, ...] = (
@@ -387,7 +371,7 @@ PRECISION_RULES: tuple[PrecisionRule, ...] = (
 
 def find_precision_rule(name: str) -> PrecisionRule | None:
     """Returns the first rule that matches the name of a matmul or attention kernel, or None."""
-    text = name[:LONGEST_NAME]
+    text = name[:MAX_SEARCHED_CHARACTERS]
     return next((rule for rule in PRECISION_RULES if re.search(rule.pattern, text)), None)
 
 
@@ -397,7 +381,7 @@ def find_precision(name: str) -> str | None:
 
     For kernels of other classes, the function returns None.
     """
-    if classify(name) not in (MATMUL, FUSED):
+    if classify(name) not in (MATMUL, FUSED_ATTENTION):
         return None
     if alias := read_alias(name):
         return alias.precision

@@ -16,17 +16,17 @@ from itertools import chain, count, takewhile
 
 from nsys_analyzer.analysis.kernels.classes import demangle
 
-_TYPES = {
+_TYPE_LABELS = {
     **{name: name for name in ("float", "double", "long", "int", "short", "bool")},
     **dict.fromkeys(("c10::BFloat16", "__nv_bfloat16", "cutlass::bfloat16_t"), "bf16"),
     **dict.fromkeys(("c10::Half", "__half", "cutlass::half_t"), "half"),
     "c10::Float8_e4m3fn": "e4m3",
     "unsigned char": "uchar",
 }
-_TYPE = re.compile("|".join(rf"(?<![\w:]){re.escape(name)}(?![\w:])" for name in _TYPES))
-#: Matches types that are not the element type of a tensor: a type in front of a number, and index types.
+_TYPE_PATTERN = re.compile("|".join(rf"(?<![\w:]){re.escape(name)}(?![\w:])" for name in _TYPE_LABELS))
+#: Matches types that are not the element type of a tensor: a type before a number, as in ``(int)4``, and index types.
 _NON_ELEMENT_TYPE = re.compile(r"\((?:unsigned )?\w+\)\d+|unsigned (?:int|long|short)")
-#: The operator that each functor of the C++ standard library computes. ATen's functors match ``_OPERATOR_PATTERNS``.
+#: The operator that each of these functors computes. The names of ATen's functors match ``_OPERATOR_PATTERNS``.
 _OPERATOR_OF_FUNCTOR = {"plus": "add", "minus": "sub", "multiplies": "mul", "divides": "div", "Sqrt": "sqrt"}
 _OPERATOR_PATTERNS = (
     re.compile(r"(?!gpu_|TensorI)(\w+?)_kernel(?:_cuda|_impl|_cuda_impl)?"),
@@ -36,13 +36,13 @@ _OPERATOR_PATTERNS = (
     re.compile(r"(\w+?)CUDAKernel(?:Impl)?"),
     re.compile(r"(?![AB]?Unary|Binary|Ternary|Pointwise)(\w+?)(?:Math)?(?:Functor\w*|Ops)"),
 )
-_LOOP_KIND = re.compile(r"vectorized|unrolled|legacy|Smem|warp|persistent")
-_WRAPPER = re.compile(
+_LOOP_KIND_PATTERN = re.compile(r"vectorized|unrolled|legacy|Smem|warp|persistent")
+_WRAPPER_PATTERN = re.compile(
     r"((?<!\w)(?:[AB]?Unary|Binary|Ternary|Pointwise)\w*?(?=Functor)|(?<=CUDAFunctor)On(?:Self|Other))"
 )
-#: Function names that say nothing without the namespace or class in front of them.
+#: Function names that do not identify a kernel without the namespace or class before them.
 _UNSPECIFIC_NAMES = ("kernel", "Kernel", "kernel2", "Kernel2")
-#: If the words that distinguish kernels start with more than this number of equal characters, a label leaves these out.
+#: If the distinguishing words of all kernels start with more than this number of equal characters, labels omit these.
 _MAX_COMMON_START = 16
 #: Replacements for characters that end a cell of a Markdown table or start code in Markdown.
 _REPLACED_CHARACTERS = str.maketrans({"|": "/", "`": "'"})
@@ -60,21 +60,21 @@ def make_short_labels(names: Sequence[str], limit: int = 60) -> dict[str, str]:
             does not count.
     """
     kernels = [_Kernel.parse(name) for name in sorted(set(names))]
-    bases = {kernel.name: kernel.make_base_label() for kernel in kernels}
-    facets: dict[str, list[str]] = {kernel.name: [] for kernel in kernels}
+    base_labels = {kernel.name: kernel.make_base_label() for kernel in kernels}
+    distinguishing_words: dict[str, list[str]] = {kernel.name: [] for kernel in kernels}
     find_loop_kinds, find_wrappers = partial(map, _Kernel.find_loop_kind), partial(map, _Kernel.find_wrapper)
-    for find_facets in (find_loop_kinds, find_wrappers, _find_differing_words):
+    for find_words in (find_loop_kinds, find_wrappers, _find_differing_words):
         groups = defaultdict(list)
         for kernel in kernels:
-            groups[_fit_label(bases[kernel.name], facets[kernel.name], limit)].append(kernel)
+            groups[_fit_label(base_labels[kernel.name], distinguishing_words[kernel.name], limit)].append(kernel)
         for group in groups.values():
-            values = dict(zip((kernel.name for kernel in group), find_facets(group), strict=True))
+            values = dict(zip((kernel.name for kernel in group), find_words(group), strict=True))
             if len(set(values.values())) > 1:
                 for name, value in values.items():
-                    facets[name] += [value] if value else []
+                    distinguishing_words[name] += [value] if value else []
     name_of_label: dict[str, str] = {}
-    for name, base in bases.items():
-        label = _fit_label(base, facets[name], limit)
+    for name, base in base_labels.items():
+        label = _fit_label(base, distinguishing_words[name], limit)
         numbered = (f"{label} #{number}" for number in count(2))
         unused = next(candidate for candidate in chain([label], numbered) if candidate not in name_of_label)
         name_of_label[unused] = name
@@ -83,7 +83,7 @@ def make_short_labels(names: Sequence[str], limit: int = 60) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Kernel:
-    """The full name of a kernel, the function in it, and the text of the template arguments."""
+    """The full name of a kernel, and two parts of this name: the function, and the text of the template arguments."""
 
     name: str
     function: str
@@ -113,24 +113,24 @@ class _Kernel:
 
     def find_type(self) -> str:
         """Returns the first type of the template arguments other than int and bool, else the first type, else ''."""
-        types = [_TYPES[name] for name in _TYPE.findall(_NON_ELEMENT_TYPE.sub("", self.arguments))]
+        types = [_TYPE_LABELS[name] for name in _TYPE_PATTERN.findall(_NON_ELEMENT_TYPE.sub("", self.arguments))]
         return next((name for name in types if name not in ("int", "bool")), types[0] if types else "")
 
     def find_loop_kind(self) -> str:
         """Returns the kind of the kernel's loop and the first number of the template arguments: ``vectorized 4``."""
-        match = _LOOP_KIND.search(self.function)
+        match = _LOOP_KIND_PATTERN.search(self.function)
         if match is None and "elementwise" in self.function:
             return "strided"
         width = re.match(r"<(?:\(int\))?(\d+)", self.arguments)
         return _join_words(match[0].lower() if match else "", width[1] if width else "")
 
     def find_wrapper(self) -> str:
-        """Returns the functor around the operator, which shows whether operands are tensors, scalars or lists."""
-        match = _WRAPPER.search(self.arguments)
+        """Returns the functor around the operator, or ''. It shows whether operands are tensors, scalars or lists."""
+        match = _WRAPPER_PATTERN.search(self.arguments)
         return match[0] if match else ""
 
     def make_base_label(self) -> str:
-        """Returns a label that is not yet unique: by the family of the kernel's name, otherwise the function."""
+        """Returns a label that may not be unique: the label of the name's family, or the function without a family."""
         text = self.function + self.arguments
         for pattern, make_label in _FAMILIES:
             if match := re.search(pattern, text):
@@ -145,7 +145,7 @@ def _join_words(*words: str) -> str:
 def _label_elementwise(kernel: _Kernel, _: re.Match[str]) -> str:
     operator = kernel.find_operator()
     source = re.search(r"lambda\((?:bool, )?([^)]+)\)", kernel.arguments) if "copy" in operator else None
-    types = _TYPES.get(source.group(1), "") if source else kernel.find_type()
+    types = _TYPE_LABELS.get(source.group(1), "") if source else kernel.find_type()
     target = {"bfloat16_copy": "to bf16", "float16_copy": "to half", "direct_copy": ""}.get(operator)
     return (
         _join_words("elementwise", operator, types)
@@ -170,7 +170,7 @@ def _label_xmma(_: _Kernel, match: re.Match[str]) -> str:
     return f"xmma {match['kind'].replace('_', ' ')} {match['type']} {match['layout']} {match['tile']}{split}"
 
 
-def _label_groups(_: _Kernel, match: re.Match[str]) -> str:
+def _label_by_groups(_: _Kernel, match: re.Match[str]) -> str:
     return _join_words(*(group.replace("_", " ").strip() for group in match.groups()))
 
 
@@ -196,8 +196,8 @@ _FAMILIES: tuple[tuple[str, Callable[[_Kernel, re.Match[str]], str]], ...] = (
         lambda _, match: f"cutlass {match[1].replace('_', ' ')} {match[2]}",
     ),
     (r"^nvjet_(?:sm\d+_)?([a-z]+)_(\w+)", lambda _, match: f"nvjet {match[1]} {match[2]}"),
-    (r"^(cudnn)_generated_fort_native_(sdpa_\w+?)(?:_knob_\d+)?(_\d+x\d+x\d+)", _label_groups),
-    (r"^(nccl)(?:Dev)?Kernel_(\w+)", _label_groups),
+    (r"^(cudnn)_generated_fort_native_(sdpa_\w+?)(?:_knob_\d+)?(_\d+x\d+x\d+)", _label_by_groups),
+    (r"^(nccl)(?:Dev)?Kernel_(\w+)", _label_by_groups),
     (r"^(splitKreduce|gemv2T|gemv2N|gemvNSP|gemmSN_\w\w|gemmk1|dot|reduce_1Block)_kernel\w*<", _label_with_type),
     (r"^\w+<.*?(FlashAttn(?:Fwd|Bwd)\w*)<", _label_with_type),
     (r"^(gemvx)::kernel<", _label_with_type),
@@ -219,9 +219,9 @@ def _find_differing_words(group: Sequence[_Kernel]) -> list[str]:
     return [value[len(start) + 1 :] if len(start) > _MAX_COMMON_START else value for value in values]
 
 
-def _fit_label(base: str, facets: Sequence[str], limit: int) -> str:
-    """Returns ``base (facet, …)`` in at most ``limit`` characters. The ends of long parts are cut off."""
-    extra = _shorten(", ".join(facets), max(limit // 2, limit - len(base) - 3))
+def _fit_label(base: str, distinguishing_words: Sequence[str], limit: int) -> str:
+    """Returns ``base (word, …)`` in at most ``limit`` characters. The ends of long parts are cut off."""
+    extra = _shorten(", ".join(distinguishing_words), max(limit // 2, limit - len(base) - 3))
     tail = f" ({extra})" if extra else ""
     return _shorten(base, max(limit - len(tail), 4)) + tail
 

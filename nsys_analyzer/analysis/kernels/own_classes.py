@@ -1,4 +1,4 @@
-"""Reads kernel classes that users define in a file, or in an installed package with an entry point for them."""
+"""Reads kernel classes that users define in a TOML file or in a plugin, which is an installed package."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class OwnClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def compile_bounded_search(pattern: str) -> Callable[[str], object]:
     """Compiles a pattern into a search function whose run time is bounded for every pattern and text.
 
-    If repetitions in a pattern are nested or follow each other, Python's own search may take exponential time. Such
-    patterns are searched with RE2 instead, which supports neither lookaround, ``(?=…)``, nor backreferences.
+    If repetitions in a pattern are nested or follow each other, Python's own search may take exponential time. RE2
+    searches such patterns instead. It supports neither lookaround, such as ``(?=…)``, nor backreferences.
     """
     compiled = re.compile(pattern)
     simplified = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "x", pattern, flags=re.DOTALL)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nsys_analyzer.analysis.facts import Fact, FactId
-from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, FUSED, MATMUL
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, FUSED_ATTENTION, MATMUL
 from nsys_analyzer.analysis.summary.kernel_tables import find_precision_shares
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, ClassRate, Limits, PhaseRate, PhaseSummary, TimeOf
 from nsys_analyzer.analysis.transformer.models import (
@@ -47,7 +47,7 @@ COPY_CLASSES = tuple("copy" if kind == "other" else f"copy, {kind}" for kind in 
 #: The passes whose FLOPs are known.
 _PASSES = ("forward", "backward")
 #: The kernel classes that may compute fewer FLOPs than are counted, and the ID of the fact that reports it.
-_SKIPPED_WORK: dict[str, FactId] = {FUSED: "skipped_scores", "convolution": "skipped_convolution_work"}
+_SKIPPED_WORK: dict[str, FactId] = {FUSED_ATTENTION: "skipped_scores", "convolution": "skipped_convolution_work"}
 
 
 def compare_with_peaks(capture: CaptureSummary) -> Limits | None:
@@ -254,13 +254,13 @@ class _RatesOfCapture:
         If only some layers use fused attention, the FLOPs of both classes are unknown.
         """
         attention, flops = attention_matmul_flops(*shapes), forward_flops(*shapes)
-        fused_launches = phase.launches_of(FUSED)
+        fused_launches = phase.launches_of(FUSED_ATTENTION)
         if not fused_launches:
             elements = count_linear_elements(*shapes) + attention_matmul_elements(*shapes)
             yield MATMUL, forward_multiple * flops, forward_multiple * elements
         elif fused_launches >= shapes.model.num_layers:
             yield MATMUL, forward_multiple * (flops - attention), forward_multiple * count_linear_elements(*shapes)
-            yield FUSED, forward_multiple * attention, forward_multiple * fused_attention_elements(*shapes)
+            yield FUSED_ATTENTION, forward_multiple * attention, forward_multiple * fused_attention_elements(*shapes)
 
     def note_skipped_work(self, rate: ClassRate) -> bool:
         """Returns whether a rate is so high that the kernels must have skipped work; if so, adds a note."""
@@ -342,5 +342,5 @@ class _RatesOfCapture:
             return None
         return Fact(
             "rate_above_peak", work=work, factor=share, precision=precision, configuration=configuration,
-            has_fused=any(rate.kernel_class == FUSED for rate in classes),
+            has_fused=any(rate.kernel_class == FUSED_ATTENTION for rate in classes),
         )  # fmt: skip

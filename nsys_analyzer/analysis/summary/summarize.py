@@ -14,7 +14,7 @@ from nsys_analyzer.analysis.attribution.attribution import ATTRIBUTION_METHODS, 
 from nsys_analyzer.analysis.attribution.processes import Process, find_processes
 from nsys_analyzer.analysis.facts import Fact
 from nsys_analyzer.analysis.intervals import NONE, contains_any_time, measure_unions
-from nsys_analyzer.analysis.kernels.class_rules import FUSED, MATMUL
+from nsys_analyzer.analysis.kernels.class_rules import FUSED_ATTENTION, MATMUL
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.statistics import Stats, sample_ms
 from nsys_analyzer.analysis.steps.groups import Steps, find_steps
@@ -108,7 +108,7 @@ class _ProcessSummarizer:
             configuration = structs.replace(configuration, model=None, model_name=None)
         whole_capture = self.whole() if len(self.operations) else None
         coverage = self.coverage()
-        matmuls = [row for row in whole_capture.kernels if row.kernel_class in (MATMUL, FUSED)] if whole_capture else []
+        matmuls = [row for row in whole_capture.kernels if row.kernel_class in (MATMUL, FUSED_ATTENTION)] if whole_capture else []
         gpu = trace.metadata.gpu(self.process.pid, int(self.operations.device[0])) if whole_capture else None
         by_ranges = self.steps is None or self.steps.windows.source in _RANGE_SOURCES
         modules = summarize_modules(self.attributed, self.process.global_pid, by_ranges=by_ranges)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from nsys_analyzer.analysis.kernels.class_rules import FUSED, MATMUL, UNKNOWN
+from nsys_analyzer.analysis.kernels.class_rules import FUSED_ATTENTION, MATMUL, UNKNOWN
 from nsys_analyzer.analysis.summary.complete import compared_phases, parts_and_enclosing
 from nsys_analyzer.analysis.summary.kernel_tables import ClassShares, Leader, MatmulShare, merge_kernels
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
@@ -154,9 +154,9 @@ def _matmul_sentence(capture: CaptureSummary, share: MatmulShare) -> str:
             clause += f" ({format_percent(shares.without_communication().of(MATMUL))} without communication)"
         clauses.append(f"{clause} of {_scope_in_sentence(shares.scope)}")
     text = f"Matmul is {', '.join(clauses)}, by total {kernel_word(capture)} time."
-    fused = [shares for shares in phases if shares.of(FUSED)]
+    fused = [shares for shares in phases if shares.of(FUSED_ATTENTION)]
     if fused:
-        clauses = [f"{format_percent(shares.of(FUSED))} of {_scope_in_sentence(shares.scope)}" for shares in fused]
+        clauses = [f"{format_percent(shares.of(FUSED_ATTENTION))} of {_scope_in_sentence(shares.scope)}" for shares in fused]
         text += f" Fused attention is not included: it is {', '.join(clauses)}."
     if inference and step:
         origin = f"of {share.inference_of}" if share.inference_of else "the forward pass"
