@@ -64,7 +64,7 @@ def reference() -> str:
     formats += [("export --format", name, f"the capture's name with `{one.suffix}`") for name, one in FORMATS.items()]
     lines += table(("option", "format", "file"), [(f"`{option}`", f"`{name}`", file) for option, name, file in formats])
     lines += ["## Columns of the table of GPU operations", ""]
-    lines += ["The third column shows which of them `load(…).kernels` also has.", ""]
+    lines += ["The third column shows which of these columns `load(…).kernels` also has.", ""]
     columns = [
         (f"`{name}`", one.unit, "yes" if one.of_kernels else "", cell(one.doc))
         for name, one in OPERATION_COLUMNS.items()
