@@ -17,8 +17,9 @@ from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.report.model import Lines, Report
 from nsys_analyzer.report.sections import build_report
 from nsys_analyzer.report.writing import write_report
+from tests.support.commands import section
 from tests.support.export import Export
-from tests.test_report_command import captures_table, section, two_steps
+from tests.test_report_command import captures_table, two_steps
 
 HEADER = (
     "capture,model,context_length,batch_size,precision,mode,phase,warmup_steps,steps,"

@@ -10,8 +10,9 @@ from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.report.model import Lines, Report
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.report.sections import build_report
+from tests.support.commands import section
 from tests.support.export import GEMM, Export
-from tests.test_report_command import section, two_steps
+from tests.test_report_command import two_steps
 from tests.test_run_folders import HEADER, rows_of, run_of
 
 MS = 1_000_000

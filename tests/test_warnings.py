@@ -13,8 +13,8 @@ from nsys_analyzer.report.facts import say_all
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.metadata import is_irrelevant_message
 from tests.support.cases import Capture, make_case_test
+from tests.support.commands import section
 from tests.support.export import PID, Export, global_pid, training_step
-from tests.test_report_command import section
 
 NOT_STARTED = "CUDA profiling might have not been started correctly."
 

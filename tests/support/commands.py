@@ -3,7 +3,7 @@
 Beside the rows that build a trace (see ``tests.support.cases``) there are these, in an empty working folder:
 
 - ``write NAME``: writes the trace, and begins another one; ``file NAME``: writes the lines that are indented below it.
-- ``folder NAME``: makes a folder, and those around it; ``remove NAME``: removes a file.
+- ``folder NAME``: makes a folder, and those around it; ``cut NAME``: leaves half of a file; ``remove NAME``.
 - ``real FILE``: unpacks a real capture of ``tests/data`` into the working folder.
 - ``$ COMMAND``: runs ``nsys-analyze COMMAND``, which must succeed.
 - ``fails COMMAND``: it must end with exit code 1 and an error of one line, and change no file.
@@ -12,13 +12,15 @@ Beside the rows that build a trace (see ``tests.support.cases``) there are these
 
 Figures are of the last command: ``out`` and ``err`` with a single space for any white space, ``lines`` of ``out``,
 ``json``, and ``csv``, the rows of a table. ``text NAME`` is a file, ``files`` are the names in the working folder, and
-``files NAME`` those in another one.
+``files NAME`` those in another one. ``section TITLE`` is the part of a report below the first heading, or inside the
+first fold, whose title holds these words.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -44,14 +46,18 @@ _EXIT_CODES = {"$": 0, "fails": 1, "misuses": 2}
 
 def make_command_test(
     file: str, values: Mapping[str, Any] | None = None, builders: Mapping[str, Callable[..., Any]] | None = None,
-    figures: Mapping[str, Callable[[Outcome], Any]] | None = None,
+    figures: Mapping[str, Callable[[Outcome], Any]] | None = None, prepare: Callable[[Path], None] = lambda _: None,
 ) -> Callable[..., None]:  # fmt: skip
-    """Returns the test of each case in ``tests/cases/FILE.txt``; see ``make_case_test`` for the arguments."""
+    """Returns the test of each case in ``tests/cases/FILE.txt``; see ``make_case_test`` for the arguments.
+
+    ``prepare`` puts into the working folder what each case begins with.
+    """
     cases = read_cases(CASES / f"{file}.txt")
 
     @pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
     def test_commands(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_main: Main) -> None:
         monkeypatch.chdir(tmp_path)
+        prepare(tmp_path)
         CommandCheck(case, tmp_path, {**_FIGURES, **(figures or {})}, values or {}, builders or {}, main=run_main).run()
 
     return test_commands
@@ -78,11 +84,13 @@ class CommandCheck(Check):
             self.trace = Export()
         elif verb == "file":
             place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text("".join(f"{row.text}\n" for row in line.below), encoding="utf-8")
+            place.write_text("".join(f"{fill(row.text, arguments)}\n" for row in line.below), encoding="utf-8")
         elif verb == "folder":
             place.mkdir(parents=True)
         elif verb == "remove":
             place.unlink()
+        elif verb == "cut":
+            place.write_bytes(place.read_bytes()[: place.stat().st_size // 2])
         elif verb == "real":
             unpack(DATA / words, self.folder)
         else:
@@ -107,9 +115,27 @@ class CommandCheck(Check):
         head, _, place = name.partition(" ")
         if head == "text":
             return _on_one_line((self.folder / place).read_text(encoding="utf-8"))
+        if head == "section":
+            assert self.ended
+            return _on_one_line(section(self.ended.out, place))
         if head == "files":
             return sorted(path.name for path in (self.folder / place).iterdir())
         return figure_of(self.ended, name, self.figures)
+
+
+def section(markdown: str, title: str) -> str:
+    """Returns the text below the first heading, or inside the first fold, whose title holds these words."""
+    start = re.search(rf"^(?:## |<details>)[^\n]*{re.escape(title)}[^\n]*\n", markdown, re.M)
+    assert start, f"{title!r} is no title of: {re.findall('^(?:##|<details>).*', markdown, re.M)}"
+    rest = markdown[start.end() :]
+    if start[0].startswith("## "):
+        return re.split(r"^## ", rest, maxsplit=1, flags=re.M)[0]
+    depth = 1
+    for mark in re.finditer("<(/?)details>", rest):
+        depth += -1 if mark[1] else 1
+        if depth == 0:
+            return rest[: mark.start()]
+    pytest.fail(f"{title} is not closed")
 
 
 def _on_one_line(text: str) -> str:
