@@ -181,7 +181,7 @@ class Run(Options[None]):
     """The manifest of a run, which is flat JSON with these keys. Each key is optional; None means unknown.
 
     Attributes:
-        model: the name of the model. Its dimensions take precedence over the name.
+        model: the name of the model. Dimensions given beside the name take precedence over the name.
         optimizer: the name of the optimizer.
         status: one of ``STATUSES``. ``message`` gives the reason for a status other than ``ok``.
         profiler: ``nsys``, ``torch``, or ``none`` for a run that leaves no trace.
@@ -195,7 +195,7 @@ class Run(Options[None]):
         rank: the rank of the capture's process.
         world_size: the number of ranks of the run.
         rank_pids: the process ID of each rank, if one capture records all of them.
-        group: a word that all ranks of one run share, and no other run.
+        group: an identifier that all ranks of one run share, and that no other run has.
         peak_memory_bytes: the most device memory of tensors, without a profiler.
         weights_bytes: the bytes of weights that each pass of a decoding model reads.
         cache_bytes: the bytes of keys and values of one position in all layers.

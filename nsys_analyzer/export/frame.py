@@ -51,35 +51,39 @@ OPERATION_COLUMNS = {
     "class": Column("category", "", "kernel class; memset/memcpy for copies and fills"),
     "start_ns": Column("integer", "ns", "start on the GPU, since the start of the session"),
     "end_ns": Column("integer", "ns", "end on the GPU"),
-    "duration_ns": Column("integer", "ns", "end minus start"),
+    "duration_ns": Column("integer", "ns", "end_ns minus start_ns"),
     "device": Column("integer", "", "CUDA device ordinal in its process"),
     "stream": Column("integer", "", "CUDA stream ID"),
     "pid": Column("integer", "", "process ID"),
     "correlation_id": Column("integer", "", "CUPTI correlation ID, unique within a process"),
-    "launch_ns": Column("integer", "ns", "start of the API call that launched it; missing without a launch row"),
-    "launch_tid": Column("integer", "", "thread ID of that call; missing without a launch row"),
+    "launch_ns": Column("integer", "ns", "start of the API call that launched the operation; missing if not recorded"),
+    "launch_tid": Column(
+        "integer", "", "thread ID of the API call that launched the operation; missing if not recorded"
+    ),
     "launch_latency_ns": Column(
-        "integer", "ns", "time from the start of that call to its own start; missing without a launch row", False
+        "integer", "ns", "time from launch_ns to start_ns; missing if the launch is not recorded", False
     ),
     "operator": Column(
-        "category", "", "innermost PyTorch operator that was open at its launch, such as aten::mm; missing if none was"
+        "category", "", "innermost open PyTorch operator at the launch, such as aten::mm; missing if none was open"
     ),
     "phase": Column(
-        "category", "", "forward, loss, …, a phase of your own, or 'step' outside these; missing outside a step"
+        "category", "", "forward, loss, …, or a phase of your own; 'step' in the rest of a step; missing outside steps"
     ),
-    "instance": Column("integer", "", "number of the phase's instance in its process, from 0; missing outside phases"),
+    "instance": Column("integer", "", "index of the phase's instance in the process, from 0; missing outside phases"),
     "warmup": Column("flag", "", "true in a warm-up instance"),
     "range_path": Column(
-        "category", "", "names of the ranges that were open at its launch, outermost first, joined by ' / '"
+        "category", "", "names of the ranges that were open at the launch, the outermost first, joined by ' / '"
     ),
     "how": Column("category", "", "how the ranges were found: same thread, other thread, graph, or none"),
-    "ambiguous": Column("flag", "", "true if several threads had phases open"),
+    "ambiguous": Column("flag", "", "true if several threads had phases open at the launch"),
     "graph_node_id": Column("integer", "", "CUDA graph node ID, 0 outside graph replays"),
-    "continues": Column("flag", "", "true for a later part of an operator on the CPU that calls others"),
+    "continues": Column("flag", "", "true for a part of a CPU operator that follows its call of another operator"),
     "precision": Column(
-        "category", "", "precision that a matmul multiplies in; missing if its name does not show it", False
+        "category", "", "precision that a matmul computes in; missing if the kernel's name does not show it", False
     ),
-    "thread_blocks": Column("integer", "blocks", "grid of a kernel; missing if it is not known", of_kernels=False),
+    "thread_blocks": Column(
+        "integer", "blocks", "blocks in the grid of a kernel; missing if not known", of_kernels=False
+    ),
     "bytes": Column("integer", "bytes", "size of a copy or a fill; missing for other operations", of_kernels=False),
     "copy": Column(
         "category",

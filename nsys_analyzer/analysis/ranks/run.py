@@ -72,7 +72,7 @@ class RankFigures:
         idle_ms: the time in which nothing runs on the GPU.
         cpu_ms: the CPU time that the program needs for a step, without calls that wait for the GPU.
         waiting_ms: the part of the communication in which the last rank has not yet started the collective.
-        transfer_ms: the other part of the communication, in which the collective transfers data.
+        transfer_ms: the part of the communication in which the collective transfers data.
         exposed_waiting_ms: the part of the exposed communication in which the last rank has not yet started.
         exposed_transfer_ms: the part of the exposed communication in which the collective transfers data.
         own_ms: the step without exposed waiting, as if no other rank were late.
@@ -222,7 +222,7 @@ class ParallelRun(msgspec.Struct, frozen=True):
         lost: the time that the slowest rank loses to the fastest rank, by part, the largest part first.
         slowed_ms: how much longer the work of the fastest rank took because its collectives waited beside that work.
             The sum of ``lost`` minus this value is the mean difference of the two ranks' own times.
-        alignment: how well the clocks agree; None if they could not be aligned.
+        alignment: how well the ranks' clocks agree; None if the clocks could not be aligned.
         ranks_from: where the rank numbers come from, if neither captures nor manifests hold them.
         findings: changes that would make the step shorter, the largest saving first.
         notes: the notes on how the ranks were joined.

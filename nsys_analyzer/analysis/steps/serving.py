@@ -59,7 +59,7 @@ class StepKind(DeviceSteps):
         kernels: the kernels with most compute time, the longest first.
         weights_bytes, cache_bytes: the minimum bytes of the weights and of the cache that a step reads; None if
             unknown.
-        counted: True if these bytes were counted in the model; False if they were derived from its dimensions.
+        counted: True if the bytes were counted in the model; False if they were derived from the model's dimensions.
         least_ms: the time to read these bytes once at the peak rate of the memory, ms; None if unknown.
     """
 

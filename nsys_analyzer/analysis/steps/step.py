@@ -94,7 +94,7 @@ class IdleTime:
         range, api: the range and the API call that the program executes meanwhile; None if there is none.
         ms: the idle time, ms.
         gaps: the mean number of gaps in a step.
-        lines: the lines of the program that it executes meanwhile, if its stacks were sampled.
+        lines: the lines of the program that it executes during the gaps, if its stacks were sampled.
     """
 
     cause: Cause
@@ -211,7 +211,7 @@ class StepSummary(DissectedSteps):
         kind: "prefill", "decode" or "mixed" if a serving engine marks its steps so; else empty.
         batch: the median number of sequences in a step of an engine; None if the engine does not record it.
         on_gpu_timeline: whether steps begin and end with the GPU's work, because the program runs far ahead of the GPU.
-        length_ms: the length of a step under the profiler, ms. All parts are scaled so that they add up to it.
+        length_ms: the length of a step under the profiler, ms. The parts of a step are scaled to add up to it.
         wall_ms: statistics of the lengths of the measured steps.
         wall_values_ms: the length of each step, or of an evenly spread sample of the steps.
         groups: the groups of similar steps, including the groups that are not measured.

@@ -69,7 +69,7 @@ class ClassRate(msgspec.Struct, frozen=True):
     Attributes:
         kernel_class: a class, ``ATTENTION_MATMUL``, or a kind of copy.
         bytes: a lower bound of the moved bytes, derived from shapes and not measured. For copies, the copied bytes.
-        bytes_per_s: the rate of the moved bytes; None also above the memory's peak, where a cache served some bytes.
+        bytes_per_s: the rate of the moved bytes; None if above the memory's peak, because a cache served some bytes.
         peak_flops_per_s: the peak in the precision of these kernels; None if the precision is not known, and for work
             without matmuls.
         flops_per_s: the achieved rate.

@@ -48,7 +48,7 @@ class SoftmaxTraffic:
 
     Attributes:
         bytes: the minimum bytes in the scope of the attention's figures, such as one forward pass.
-        bytes_per_s: these bytes divided by the time of the softmax.
+        bytes_per_s: the minimum bytes divided by the time of the softmax.
         score_bytes: the bytes of one score tensor: B·H·S² elements of the widest type.
         peak_bytes_per_s: the peak bandwidth of the GPU's memory, bytes/s.
         l2_bytes: the size of the GPU's L2 cache, bytes.
@@ -80,7 +80,7 @@ class AttentionSummary:
         runtime_ratio: the time of the matmuls divided by the time of the softmax.
         flop_ratio: the FLOPs of the matmuls divided by the FLOPs of the softmax.
         softmax_flops, matmul_flops: the FLOPs of softmax and matmuls in the scope ``per``.
-        softmax_flops_per_s, matmul_flops_per_s: the FLOPs divided by the time of these kernels.
+        softmax_flops_per_s, matmul_flops_per_s: the FLOPs of the kernels divided by their time.
         fused_flops_per_s: the FLOPs of softmax and matmuls divided by the time of the fused kernels.
         per: the scope of the figures: one "forward" pass; one "step" if attention runs outside of forward passes; the
             whole "capture" without warm-up if attention also runs outside of steps.

@@ -262,7 +262,7 @@ class Configuration(msgspec.Struct, frozen=True):
     """The configuration of a capture. A field is None if it is unknown.
 
     Attributes:
-        model: the model. In JSON, its key is ``size``, and the key ``model`` contains the name.
+        model: the model. In JSON, this field has the key ``size``, and ``model`` contains only the model's name.
         context_length: the number of tokens in a sequence.
         batch_size: the number of sequences in a batch.
         precision: "fp32", "tf32", "bf16", "fp16", or another text in lower case.

@@ -6,25 +6,27 @@ unmatched run has the reasons why it cannot be compared with any run, if there a
 A comparison contains
 
 - ``before``, ``after``: the runs of each side, by name, process, rank, source and gpu;
-- ``verdict``: faster, slower, no change, or unclear (a change of the ``threshold`` could not have been detected);
-- ``is_slower``: whether ``--fail-above`` fails: slower by more than the threshold, and by more than chance;
-- ``same``: whether both sides are the same capture;
-- ``cautions``: the reasons against comparing the sides, which ``--force`` overrode;
-- ``budgets``: each given budget, with the value of ``after``: what, unit, most, value (null if not known), verdict;
-- ``differences``: the settings and versions that differ: key, before, after;
+- ``verdict``: faster, slower, no change, or unclear if a change as large as ``threshold`` could not be detected;
+- ``is_slower``: whether the step is slower by more than ``threshold`` and by more than chance, as for ``--fail-above``;
+- ``same``: whether the same capture was given for both sides;
+- ``cautions``: the reasons for which the sides would not be compared without ``--force``;
+- ``budgets``: each given budget, with the keys what, unit, most, value (of ``after``; null if not known) and verdict;
+- ``differences``: the settings and versions that differ, with the keys key, before and after;
 - ``unprofiled``: the change of the step without the profiler, or null;
 - ``step``: the step under the profiler. ``wall`` is the change of the step's length, and ``busy`` is the change of the
   GPU's work in a median step. The other keys are the kernels launched before and after, and ``parts``. The changes of
   the parts add up to ``wall``, and the changes of a part's kernels add up to the change of the part;
 - ``phases``: the changes of medians: ``unprofiled``, ``wall`` and ``busy``. ``wall`` contains the GPU's work only if
   the phase is ``synchronized``;
-- ``findings``: the status (gone, new, changed, stays), and the savings before and after. For several runs these are
-  the findings of most runs, with medians. It is null if the findings of one side are not known.
+- ``findings``: the status of each finding (gone, new, changed, stays), and its savings before and after. A side with
+  several runs has the findings that most of its runs have, with medians of the savings. The key is null if the
+  findings of one side are not known.
 
-A change has ``before_ms``, ``after_ms`` and their difference ``ms``. Its interval is ``low_ms`` to ``high_ms``, null
-if there is only one instance. The shares are these three values as shares of the time before; the ends come from the
-logarithm of after ÷ before. ``before_n`` and ``after_n`` are the numbers of instances or runs, null if timings do not
-give them. ``is_change`` tells whether 0 lies outside of the interval.
+A change has ``before_ms``, ``after_ms`` and their difference ``ms``. The interval of the change is ``low_ms`` to
+``high_ms``, null if there is only one instance. ``share``, ``low_share`` and ``high_share`` are ``ms``, ``low_ms`` and
+``high_ms`` as shares of ``before_ms``; the last two are derived from the logarithm of after ÷ before. ``before_n`` and
+``after_n`` are the numbers of instances or runs, null if timings do not give these numbers. ``is_change`` tells whether
+0 lies outside of the interval.
 """
 
 from __future__ import annotations
