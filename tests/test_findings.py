@@ -710,6 +710,6 @@ def test_findings_of_any_steps(steps: Steps, low_share: float, cause: str) -> No
 
 @given(any_steps(), st.floats(0.05, 1.5))
 def test_findings_of_any_timed_steps(steps: Steps, of_recorded: float) -> None:
-    recorded = steps.study().measured_ns / US
+    recorded = steps.study().profiled_step_ns / US
     diagnosis = found(steps, unprofiled_us=recorded * of_recorded, launch=1.0)
     assert diagnosis.step_ms_low == diagnosis.step_ms_high == pytest.approx(recorded * of_recorded / US)

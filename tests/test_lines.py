@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.steps.lines import Line, Votes
+from nsys_analyzer.analysis.steps.lines import Line, StackSamples
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.tracks import IdleTrack
 from nsys_analyzer.analysis.summary.summarize import summarize
@@ -243,14 +243,16 @@ def test_a_line_has_the_work_that_its_calls_launch() -> None:
     forward, loss = (StackFrame("model.py", 3, "forward"),), (StackFrame("train.py", 9, "loss"),)
     nothing = np.zeros(0, np.int64)
     stacks = Stacks(nothing, nothing, 100, nothing, (forward, loss), {})
-    votes = Votes(np.array([0, 5, 13, 16, 18]), np.array([0, 0, 0, 0, 1]), np.full(5, 100.0), stacks)
+    call_samples = StackSamples(np.array([0, 5, 13, 16, 18]), np.array([0, 0, 0, 0, 1]), np.full(5, 100.0), stacks)
     work_ns = np.tile([10.0] * 8 + [60.0] * 2, 2)
-    lines = votes.lines_of(work_ns, np.arange(20) % 10, steps=2)
+    lines = call_samples.lines_of(work_ns, np.arange(20) % 10, steps=2)
     assert [(line.place, line.share, line.ms) for line in lines] == [
         ("train.py:9", pytest.approx(240 / 400), pytest.approx(120e-6)),
         ("model.py:3", pytest.approx(160 / 400), pytest.approx(80e-6)),
     ]
-    assert votes.lines_of(np.where(np.arange(20) == 18, 60.0, 0.0), np.arange(20) % 10, steps=2) == ()  # one sample
+    assert (
+        call_samples.lines_of(np.where(np.arange(20) == 18, 60.0, 0.0), np.arange(20) % 10, steps=2) == ()
+    )  # one sample
 
 
 def test_findings_and_the_idle_table_name_lines(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ from nsys_analyzer.analysis.steps.replay import (
     COLLECTIVE_COLUMNS,
     OPERATION_COLUMNS,
     Replay,
-    Run,
-    run_together,
+    ReplayedTimes,
+    replay_ranks,
 )
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.steps.summarize import summarize_steps
@@ -48,8 +48,9 @@ def make_replay(**columns: list[int]) -> Replay:
     calls, operations = len(columns["cpu_ns"]), len(columns["work_ns"])
     defaults = {
         "min_wait_ns": [0] * calls, "awaited": [-1] * calls, "return_ns": [0] * calls, "latency_ns": [0] * operations,
-        "spacing_ns": [0] * operations, "first_call": [0, calls], "profiler_ns": [0] * calls, "pause_ns": [0] * calls,
-        "stream": [0] * operations, "joined": [-1] * operations, "join_gap_ns": [0] * operations,
+        "spacing_ns": [0] * operations, "first_call": [0, calls], "max_profiler_ns": [0] * calls,
+        "pause_ns": [0] * calls, "stream": [0] * operations, "joined": [-1] * operations,
+        "join_gap_ns": [0] * operations,
     }  # fmt: skip
     rows = {**defaults, **columns}
     return Replay(**{name: floats(row) if name.endswith("_ns") else np.array(row) for name, row in rows.items()})
@@ -86,7 +87,7 @@ def replays(draw: st.DrawFn, least: int = 1, most: int = 4, streams: int = 3) ->
 
     times = {
         "cpu_ns": after, "min_wait_ns": own, "return_ns": lag, "latency_ns": latency, "spacing_ns": spacing,
-        "work_ns": each(st.integers(0, 30), many), "profiler_ns": each(st.integers(0, 3), calls),
+        "work_ns": each(st.integers(0, 30), many), "max_profiler_ns": each(st.integers(0, 3), calls),
         "pause_ns": [draw(st.integers(0, one)) for one in after], "join_gap_ns": each(small, many),
     }  # fmt: skip
     return Replay(
@@ -197,7 +198,7 @@ def test_only_the_critical_path_makes_ranks_shorter(ranks: list[Replay], left: f
     """Of all ranks; a rank that nobody waits for has no part in it."""
     together = joined(ranks)
     calls, operations = together.critical_path()
-    less = replace(together, cpu_ns=together.cpu_ns * np.maximum(calls, left)).with_work(np.maximum(operations, left))
+    less = replace(together, cpu_ns=together.cpu_ns * np.maximum(calls, left)).scale_work(np.maximum(operations, left))
     assert less.total_ns == together.total_ns
     alone = replace(together, unawaited_ranks=frozenset([0]))
     assert alone.total_ns <= together.total_ns
@@ -245,11 +246,11 @@ def test_a_replay_of_ranks_gives_their_steps(name: str, tmp_path: Path) -> None:
     assert run.study is not None
     assert len(run.labels) == 2
     started, ended = run.study.calls.start, run.study.operations.start + run.study.operations.duration_ns
-    for rank, times in zip(run.study.replay.ranks, run_together(run.study.replay.ranks), strict=True):
+    for rank, times in zip(run.study.replay.ranks, replay_ranks(run.study.replay.ranks), strict=True):
         calls, operations = len(rank.cpu_ns), len(rank.work_ns)
         last = started[calls - 1] + rank.min_wait_ns[-1] * (rank.awaited[-1] >= 0) + rank.cpu_ns[-1]
         recorded = rank.step_lengths_ns(
-            Run(np.append(started[:calls], last), np.append(ended[:operations], -(2.0**62)))
+            ReplayedTimes(np.append(started[:calls], last), np.append(ended[:operations], -(2.0**62)))
         )
         assert rank.step_lengths_ns(times)[1:-1].sum() == pytest.approx(recorded[1:-1].sum(), rel=0.01)
         started, ended = started[calls:], ended[operations:]
@@ -273,10 +274,10 @@ def changes(replay: Replay, data: st.DataObject) -> list[Replay]:
     return [
         replay.without_waits(chosen(calls)),
         replay.without_calls(chosen(calls)),
-        replay.with_pauses(chosen(calls), data.draw(st.integers(0, 20))),
-        replay.with_launching(np.where(chosen(calls), 0.5, 1.0)),
-        replay.with_work(np.where(chosen(operations), data.draw(st.sampled_from([0.0, 0.25, 0.5])), 1.0)),
-        replay.with_events_costing(data.draw(st.integers(0, 10))),
+        replay.limit_pauses(chosen(calls), data.draw(st.integers(0, 20))),
+        replay.scale_launches(np.where(chosen(calls), 0.5, 1.0)),
+        replay.scale_work(np.where(chosen(operations), data.draw(st.sampled_from([0.0, 0.25, 0.5])), 1.0)),
+        replay.without_profiler_cost(data.draw(st.integers(0, 10))),
     ]
 
 
@@ -330,10 +331,10 @@ def test_only_the_critical_path_makes_steps_shorter(replay: Replay, left: float)
     """Less of what is not on it saves nothing; and of what is on it, more makes the steps as much longer at least."""
     calls, operations = replay.critical_path()
     assert set(calls.tolist() + operations.tolist()) <= {0, 1}
-    less = replace(replay, cpu_ns=replay.cpu_ns * np.maximum(calls, left)).with_work(np.maximum(operations, left))
+    less = replace(replay, cpu_ns=replay.cpu_ns * np.maximum(calls, left)).scale_work(np.maximum(operations, left))
     assert less.total_ns == replay.total_ns
     on_path = float((calls * replay.cpu_ns).sum() + (operations * replay.work_ns).sum())
-    more = replace(replay, cpu_ns=replay.cpu_ns * (1 + calls)).with_work(1 + operations)
+    more = replace(replay, cpu_ns=replay.cpu_ns * (1 + calls)).scale_work(1 + operations)
     assert on_path <= replay.total_ns
     assert more.total_ns >= replay.total_ns + on_path
 
@@ -364,10 +365,10 @@ def test_steps_worked_out_by_hand() -> None:
     assert replay.without_waits(wait).step_ns == 72
     assert replay.without_calls(wait).step_ns == 72
     # Half the second operation's work: until 56, 58 with the wait, 62. Without the first: [15, 55), 57, 61.
-    assert replay.with_work(floats([1, 0]) / 2 + 0.5).step_ns == 62
-    assert replay.with_work(floats([0, 1])).step_ns == 61
+    assert replay.scale_work(floats([1, 0]) / 2 + 0.5).step_ns == 62
+    assert replay.scale_work(floats([0, 1])).step_ns == 61
     # At most 3 between calls: the second operation still ends at 76, the wait at 78; of the 4 behind it 3 are left.
-    assert replace(replay, pause_ns=replay.cpu_ns).with_pauses(np.ones(3, np.bool_), 3).step_ns == 81
+    assert replace(replay, pause_ns=replay.cpu_ns).limit_pauses(np.ones(3, np.bool_), 3).step_ns == 81
 
 
 def test_a_graph_whose_nodes_were_recorded() -> None:
@@ -412,14 +413,14 @@ def step_with(part: float, kernel_class: str) -> Callable[[Capture], float]:
 
     def measure(capture: Capture) -> float:
         study = study_in(capture)
-        return study.replay.with_work(np.where(study.of_class(kernel_class), part, 1.0)).step_ns / US
+        return study.replay.scale_work(np.where(study.of_class(kernel_class), part, 1.0)).step_ns / US
 
     return measure
 
 
 def step_with_work(capture: Capture, part: float) -> float:
     study = study_in(capture)
-    return study.replay.with_work(np.full(len(study.operations.kind), part)).step_ns / US
+    return study.replay.scale_work(np.full(len(study.operations.kind), part)).step_ns / US
 
 
 def step_without_waits(capture: Capture) -> float:
@@ -430,7 +431,7 @@ def step_without_waits(capture: Capture) -> float:
 def step_with_launches_5_us_apart(capture: Capture) -> float:
     study = study_in(capture)
     launches = np.array([study.apis[code] == LAUNCH for code in study.calls.api])
-    return replace(study.replay, pause_ns=study.replay.cpu_ns).with_pauses(launches, 5 * US).step_ns / US
+    return replace(study.replay, pause_ns=study.replay.cpu_ns).limit_pauses(launches, 5 * US).step_ns / US
 
 
 def classes_on_critical_path(capture: Capture) -> list[str]:
@@ -549,4 +550,4 @@ def test_a_replay_gives_the_steps_of_a_real_capture(path: Path, tmp_path: Path) 
         if study is None:
             assert path.stem in ("cpu_train", "nccl_init")
         else:
-            assert study.replay.step_ns == pytest.approx(study.measured_ns, rel=0.001)
+            assert study.replay.step_ns == pytest.approx(study.profiled_step_ns, rel=0.001)

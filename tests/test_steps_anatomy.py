@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer.analysis.intervals import NONE, Cover
-from nsys_analyzer.analysis.steps.anatomy import COMMUNICATING, COMPUTE, COPYING, Anatomy, Fragments, Gaps, dissect
+from nsys_analyzer.analysis.steps.anatomy import (
+    COMMUNICATING,
+    COMPUTE,
+    COPYING,
+    Anatomy,
+    Fragments,
+    Gaps,
+    dissect_steps,
+)
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.columns import Operations
@@ -73,7 +81,7 @@ def rows_of(columns: Fragments | Gaps, *names: str) -> list[tuple[int, ...]]:
 
 def dissected(case: Case) -> tuple[Anatomy, Ints]:
     operations, chosen, rank = operations_of(case[1])
-    return dissect(windows_of(case[0]), operations, chosen, rank), chosen
+    return dissect_steps(windows_of(case[0]), operations, chosen, rank), chosen
 
 
 def owner(rows: list[Operation], chosen: list[int], time: int) -> int:

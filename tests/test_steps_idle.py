@@ -144,11 +144,11 @@ def causes_of(trace: AttributedTrace, bounds: list[int]) -> tuple[Gaps, Idle]:
     """The gaps of the steps between some moments, µs, and their causes."""
     start, end = np.array(bounds[:-1]) * US, np.array(bounds[1:]) * US
     work = ProcessWork(trace, global_pid(), one_step())
-    pauses = work.busy.select(np.isin(work.busy.cause, [CAUSES.index("host"), CAUSES.index("data")]))
+    pauses = work.delays.select(np.isin(work.delays.cause, [CAUSES.index("host"), CAUSES.index("data")]))
     _, start_of_pause, end_of_pause = merge_ranges(np.zeros(len(pauses)), pauses.start, pauses.end)
     assert (end_of_pause - start_of_pause >= PAUSE_NS).all()
-    ((_, anatomy),) = work.dissect(Windows.of_program("range", "a range step", start, end), 0)
-    return anatomy.gaps, work.find_causes(anatomy.gaps)
+    ((_, anatomy),) = work.dissect_blocks(Windows.of_program("range", "a range step", start, end), 0)
+    return anatomy.gaps, work.find_idle_causes(anatomy.gaps)
 
 
 @pytest.fixture(scope="module")

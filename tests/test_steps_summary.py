@@ -14,7 +14,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.attribution.processes import find_processes
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps import process as processing
-from nsys_analyzer.analysis.steps.process import OUTSIDE
+from nsys_analyzer.analysis.steps.process import OUTSIDE_PHASES
 from nsys_analyzer.analysis.steps.step import DeviceSteps, StepSummary
 from tests.support.cases import Capture, make_case_test
 from tests.support.export import ADD, GEMM, global_pid
@@ -122,7 +122,10 @@ test_small_steps = make_case_test(
     {
         "classes in ns": lambda capture: {row.kernel_class: round(row.ms * 1e6) for row in steps_in(capture).classes},
         "compute and idle in ns": lambda capture: {
-            "outside" if row.phase == OUTSIDE else row.phase: (round(row.compute_ms * 1e6), round(row.idle_ms * 1e6))
+            "outside" if row.phase == OUTSIDE_PHASES else row.phase: (
+                round(row.compute_ms * 1e6),
+                round(row.idle_ms * 1e6),
+            )
             for row in steps_in(capture).phases
         },
         "critical path in µs": critical_path_us,
@@ -184,7 +187,7 @@ def test_the_parts_of_any_steps_add_up(
     assert whole is not None
     check_sums(whole)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processing, "OPERATIONS_AT_ONCE", 2)
+        patch.setattr(processing, "OPERATIONS_PER_BLOCK", 2)
         in_chunks = summary_of_steps(trace, global_pid())
     assert in_chunks is not None
     assert [getattr(in_chunks, part) for part in PARTS] == [getattr(whole, part) for part in PARTS]

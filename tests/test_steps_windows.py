@@ -84,7 +84,7 @@ test_steps = make_case_test(
         "groups in 4": lambda capture: groups_of(steps_in(capture, 4)),
         "source of all": lambda capture: steps_in(capture).recorded.source,
         "length_ms": lambda capture: steps_in(capture).length_ms,
-        "start_up": lambda capture: steps_in(capture).start_up,
+        "start_up": lambda capture: steps_in(capture).start_up_bounds,
         "phases of the summary": lambda capture: [phase.phase for phase in capture.summary.phases],
         "measured steps": lambda capture: capture.summary.step.instances if capture.summary.step else 0,
     },
@@ -464,8 +464,8 @@ def test_the_tokens_of_a_generation_and_its_cold_call(
 ) -> None:
     found = steps_of(generation(COLD, *WARM, names=names), tmp_path)
     assert (found.windows.unit, groups_of(found)) == (unit, groups)
-    assert found.start_up is not None
-    assert found.start_up[1] - found.start_up[0] == 16 * 8_000_000 + 20_000  # up to the next call
+    assert found.start_up_bounds is not None
+    assert found.start_up_bounds[1] - found.start_up_bounds[0] == 16 * 8_000_000 + 20_000  # up to the next call
     if names != ("step",):  # of 30 or 32 passes half takes 1.1 ms, and half 1 ms
         assert found.length_ms == pytest.approx(1.05, abs=0.06)
 

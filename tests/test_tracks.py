@@ -18,7 +18,7 @@ from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps import tracks as recording
 from nsys_analyzer.analysis.steps.groups import find_steps
-from nsys_analyzer.analysis.steps.tracks import MOST_OPERATIONS, Stream, Tracks, record_tracks
+from nsys_analyzer.analysis.steps.tracks import MAX_OPERATIONS_OF_TRACKS, Stream, Tracks, record_tracks
 from nsys_analyzer.analysis.steps.windows import find_bounds_near_median
 from nsys_analyzer.trace.columns import KERNEL, MemoryUses
 from tests.conftest import DATA
@@ -26,7 +26,7 @@ from tests.support.export import ADD, AUTOGRAD, GEMM, Export, training_step
 from tests.support.program import summary_of_steps, three_steps, work_of
 
 
-def tracks_of(path: Path, most: int = MOST_OPERATIONS) -> list[tuple[AttributedTrace, Tracks]]:
+def tracks_of(path: Path, most: int = MAX_OPERATIONS_OF_TRACKS) -> list[tuple[AttributedTrace, Tracks]]:
     """The tracks of each process that has any."""
     attributed = AttributedTrace(Trace.load(path))
     processes = [process.global_pid for process in find_processes(attributed.trace)]

@@ -353,7 +353,7 @@ def _scale_range(study: Study, name: str, factor: float) -> Change:
         """Returns the steps with all requested changes."""
         if not factor:
             replay = replay.without_waits(calls)
-        replay = replay.with_launching(np.where(calls, factor, 1.0)).with_work(work_factors)
+        replay = replay.scale_launches(np.where(calls, factor, 1.0)).scale_work(work_factors)
         pause = replay.pause_ns * pause_factors
         return replace(replay, cpu_ns=replay.cpu_ns - replay.pause_ns + pause, pause_ns=pause)
 

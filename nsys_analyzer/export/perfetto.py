@@ -318,7 +318,7 @@ class _Layout:
                 continue
             work = ProcessWork(self.attributed, process, steps.recorded)
             for device in work.devices:
-                idle = work.find_idle(steps.recorded, device)
+                idle = work.find_idle_stretches(steps.recorded, device)
                 if len(idle):
                     track = self._add_track("idle", parent=self._gpu_track(process, device), place=-1)
                     name = self.strings.get_ids(Kind.NAME, idle.cause, words)

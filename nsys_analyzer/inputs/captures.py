@@ -14,10 +14,10 @@ from typing import Any
 from msgspec import structs
 
 from nsys_analyzer.analysis.facts import Fact
-from nsys_analyzer.analysis.kernels.classes import user_classes, use_classes
+from nsys_analyzer.analysis.kernels.classes import use_classes, user_classes
 from nsys_analyzer.analysis.kernels.own_classes import OwnClasses
 from nsys_analyzer.analysis.steps.member import BY_ORDER
-from nsys_analyzer.analysis.steps.tracks import MOST_OPERATIONS
+from nsys_analyzer.analysis.steps.tracks import MAX_OPERATIONS_OF_TRACKS
 from nsys_analyzer.analysis.summary.complete import with_counted_flops
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
@@ -92,7 +92,9 @@ def read_captures(
     # Unprofiled times suffice for a report, unless the user named a trace: then the trace must be readable.
     must_read = not (has_times and folders)
     is_alone = must_read and len(traces) == 1 and not unreadable
-    tracked = MOST_OPERATIONS // max(len(traces), 1) if with_tracks else 0  # a page shows at most this many operations
+    tracked = (
+        MAX_OPERATIONS_OF_TRACKS // max(len(traces), 1) if with_tracks else 0
+    )  # a page shows at most this many operations
     captures = [
         _CaptureToRead(
             trace,

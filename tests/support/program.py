@@ -94,7 +94,7 @@ def work_of(trace: AttributedTrace, process: int) -> tuple[ProcessWork, Steps]:
 def idle_of(trace: AttributedTrace, process: int) -> list[Idle]:
     """When each device of a process idles in every step, and why."""
     work, steps = work_of(trace, process)
-    return [work.find_idle(steps.recorded, device) for device in work.devices]
+    return [work.find_idle_stretches(steps.recorded, device) for device in work.devices]
 
 
 def summary_of_steps(trace: AttributedTrace, process: int) -> StepSummary | None:

@@ -135,7 +135,7 @@ class Steps:
             spacing_ns=ns([0] * operations),
             work_ns=ns([one.us for one in self.operations]),
             first_call=np.arange(self.steps + 1) * calls,
-            profiler_ns=ns([one.events for one in self.calls]),
+            max_profiler_ns=ns([one.events for one in self.calls]),
             pause_ns=ns([0 if one.after < PAUSE or one.kind in (ALLOCATE, FREE) else one.after for one in self.calls]),
             stream=each([0] * operations),
             joined=each([-1] * operations),
@@ -155,7 +155,7 @@ class Steps:
                 loading_ns=each(
                     [self._loads(place) * one.after * US for place, one in enumerate(self.calls)], np.int64
                 ),
-                unrecorded_ns=np.zeros(calls * self.steps, np.int64),
+                unrecorded_wait_ns=np.zeros(calls * self.steps, np.int64),
                 off_cpu_ns=np.full(calls * self.steps, np.nan),
             ),
             operations=StudiedOperations(
@@ -178,7 +178,7 @@ class Steps:
             callers=callers,
             ranges=ranges,
             phase_ranges=frozenset(_PHASES),
-            measured_ns=replay.step_ns if measured_us is None else measured_us * US,
+            profiled_step_ns=replay.step_ns if measured_us is None else measured_us * US,
             min_cost_share=low_share,
             gpu=self.gpu,
         )
@@ -224,7 +224,7 @@ def step_summary(study: Study, idle_ms: dict[str, float]) -> StepSummary:
     }  # fmt: skip
     idle = tuple(IdleTime(causes[cause], None, None, ms, 1) for cause, ms in idle_ms.items())
     busy = float(study.replay.work_ns.sum()) / study.steps / 1e6
-    length = study.measured_ns / 1e6
+    length = study.profiled_step_ns / 1e6
     device = DeviceSteps(busy, 0.0, 0.0, sum(idle_ms.values()), 0, (), (), idle)
     return StepSummary(
         **vars(device), instances=study.steps, source="range", unit="a range", on_gpu_timeline=False, length_ms=length,

@@ -101,7 +101,7 @@ def diagnose(
     """
     profiled_ms = step.length_ms
     busy_ms = step.total_ms - step.idle_ms
-    replay_error = study.replay.step_ns / study.measured_ns - 1 if study.measured_ns else 0.0
+    replay_error = study.replay.step_ns / study.profiled_step_ns - 1 if study.profiled_step_ns else 0.0
     baselines, scale = estimate_baselines(study, profiled_ms, unprofiled_ms)
     replayed_ms = [replay.step_ns / NS_PER_MS * scale for replay in baselines]
     shortest_ms, longest_ms = min(replayed_ms), max(replayed_ms)
@@ -176,11 +176,11 @@ def estimate_baselines(study: Study, length_ms: float, timed_ms: float | None) -
     """
     # The baselines differ in the profiler's cost: its lower bound, its upper bound, and its upper bound with a faster
     # CPU.
-    most_cost = study.replay.with_events_costing(1.0)
+    most_cost = study.replay.without_profiler_cost(1.0)
     baselines = (
-        study.replay.with_events_costing(study.min_cost_share),
+        study.replay.without_profiler_cost(study.min_cost_share),
         most_cost,
-        most_cost.at_pace(_UNPROFILED_PACE, study.calls.unrecorded_ns).with_graph_launches(
+        most_cost.scale_cpu_time(_UNPROFILED_PACE, study.calls.unrecorded_wait_ns).with_graph_launches(
             _GRAPH_LAUNCH_NS, _GRAPH_NODE_NS
         ),
     )
@@ -212,10 +212,10 @@ def _fit_to_length(study: Study, most_cost: Replay, step_ns: float) -> list[Repl
     If this cost exceeds its upper bound, the CPU may have been faster instead. The list then also contains the steps
     with a fitted speed of the CPU.
     """
-    cost = _bisect(0.0, _MAX_PROFILER_COST, lambda cost: study.replay.with_events_costing(cost).step_ns > step_ns)
-    fitted = [study.replay.with_events_costing(cost)]
+    cost = _bisect(0.0, _MAX_PROFILER_COST, lambda cost: study.replay.without_profiler_cost(cost).step_ns > step_ns)
+    fitted = [study.replay.without_profiler_cost(cost)]
     if cost > 1:
-        replay_at_pace = partial(most_cost.at_pace, unrecorded_ns=study.calls.unrecorded_ns)
+        replay_at_pace = partial(most_cost.scale_cpu_time, unrecorded_wait_ns=study.calls.unrecorded_wait_ns)
         fitted.append(replay_at_pace(_bisect(1.0, 0.0, lambda pace: replay_at_pace(pace).step_ns > step_ns)))
     return fitted
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from nsys_analyzer.analysis.facts import Fact
 from nsys_analyzer.analysis.steps.lines import Line
-from nsys_analyzer.analysis.steps.replay import Replay, run_together
+from nsys_analyzer.analysis.steps.replay import Replay, replay_ranks
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.text import StrOrText
@@ -203,7 +203,7 @@ class StepsToExplain:
     def waited_ns(self) -> Floats:
         """Returns the time that each call waits in the replay of the recorded steps, ns, shape (calls,)."""
         replay = self.study.replay
-        waited: Floats = np.diff(run_together([replay])[0][0]) - replay.cpu_ns
+        waited: Floats = np.diff(replay_ranks([replay])[0][0]) - replay.cpu_ns
         return waited
 
     @property
@@ -226,7 +226,7 @@ class StepsToExplain:
         The studied steps differ a little from the mean step, so the sum is scaled to the length of a step.
         """
         total_ms = float(pause_ns.sum()) / self.study.steps / NS_PER_MS
-        measured_ms = self.study.measured_ns / NS_PER_MS
+        measured_ms = self.study.profiled_step_ns / NS_PER_MS
         return total_ms * self.summary.length_ms / measured_ms if measured_ms else total_ms
 
     def off_cpu_share(self, pauses: Bools) -> float | None:
@@ -299,7 +299,7 @@ def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
 def saved_work(share: Shares) -> Change:
     """Returns a change that removes the given share of each operation's work."""
     remaining = (1 - share).astype(np.float64)
-    return lambda replay: replay.with_work(remaining)
+    return lambda replay: replay.scale_work(remaining)
 
 
 def saved_launches(steps: StepsToExplain, share: Shares) -> Change:
@@ -313,5 +313,5 @@ def saved_launches(steps: StepsToExplain, share: Shares) -> Change:
     is_alone = launched[replay.launch] == 1
     launch_factor = np.ones(len(steps.study.calls.kind))
     launch_factor[replay.launch[is_alone]] = 1 - share[is_alone]
-    work_factor, usual_ns = (1 - share).astype(np.float64), replay.launching_ns
-    return lambda replay: replay.with_launching(launch_factor, usual_ns).with_work(work_factor)
+    work_factor, usual_ns = (1 - share).astype(np.float64), replay.median_launch_ns
+    return lambda replay: replay.scale_launches(launch_factor, usual_ns).scale_work(work_factor)

@@ -448,7 +448,7 @@ def _fewer_kernels(share: Shares, calls: Bools, remaining: float) -> Change:
         remaining: the share of these calls' time that remains.
     """
     work_factor, launch_factor = (1 - share).astype(np.float64), np.where(calls, remaining, 1.0)
-    return lambda replay: replay.with_launching(launch_factor, _LOADING_FACTOR * replay.launching_ns).with_work(
+    return lambda replay: replay.scale_launches(launch_factor, _LOADING_FACTOR * replay.median_launch_ns).scale_work(
         work_factor
     )
 

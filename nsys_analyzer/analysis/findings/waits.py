@@ -138,7 +138,7 @@ def find_pageable_copy(steps: StepsToExplain) -> Iterator[Candidate]:
     copies = steps.recurring(find_pageable_copies(study))
     if not copies.any():
         return
-    calls = study.copy_calls(copies)
+    calls = study.calls_of_copies(copies)
     # The tensors of a batch are copied directly after each other, so consecutive copies count once.
     starts_row = copies & ~np.append(False, copies[:-1])
     is_batch = steps.is_torch and study.operations_per_step(starts_row) <= _MAX_TENSORS_OF_BATCH
@@ -148,8 +148,8 @@ def find_pageable_copy(steps: StepsToExplain) -> Iterator[Candidate]:
 
     def prefetched(replay: Replay) -> Replay:
         """Returns the steps with batches that were copied ahead of their use."""
-        ready = replay.with_pauses(fetching, _PINNED_BATCH_NS).without_waits(calls)
-        return ready.without_calls(calls & (study.calls.kind == COPY)).with_work(np.where(copies, 0.0, 1.0))
+        ready = replay.limit_pauses(fetching, _PINNED_BATCH_NS).without_waits(calls)
+        return ready.without_calls(calls & (study.calls.kind == COPY)).scale_work(np.where(copies, 0.0, 1.0))
 
     figures = PageableCopyFigures(
         study.operations_per_step(copies),
@@ -170,11 +170,11 @@ def find_pageable_copies(study: Study) -> Bools:
 def pin_copies(study: Study) -> Change:
     """Returns a change that makes the pageable copies as if from pinned memory: faster, and without a wait."""
     copies = find_pageable_copies(study)
-    calls = study.copy_calls(copies)
+    calls = study.calls_of_copies(copies)
     faster = np.minimum(
         study.operations.size / PINNED_BYTES_PER_S * NS_PER_S / np.maximum(study.operations.duration_ns, 1), 1.0
     )
-    return lambda replay: replay.without_waits(calls).with_work(np.where(copies, faster, 1.0))
+    return lambda replay: replay.without_waits(calls).scale_work(np.where(copies, faster, 1.0))
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def find_device_to_host_copy(steps: StepsToExplain) -> Iterator[Candidate]:
     copies = steps.recurring(np.isin(study.operations.copy, INTO_HOST) & ~_scalar_copies(study))
     if not copies.any():
         return
-    calls = study.copy_calls(copies)
+    calls = study.calls_of_copies(copies)
     copying_calls = calls | _calls_in_ranges_of(study, calls, study.calls.range)
     # Between two of these copies, the program allocates memory for the next copy.
     pausing = _calls_in_ranges_of(study, calls, study.calls.pause_range) | (calls & np.append(calls[1:], False))
@@ -215,12 +215,12 @@ def find_device_to_host_copy(steps: StepsToExplain) -> Iterator[Candidate]:
 
     def asynchronous(replay: Replay) -> Replay:
         """Returns the steps with copies that the program does not wait for."""
-        return replay.without_waits(calls).with_work(np.where(copies, _REMAINING_COPY_SHARE, 1.0))
+        return replay.without_waits(calls).scale_work(np.where(copies, _REMAINING_COPY_SHARE, 1.0))
 
     def removed(replay: Replay) -> Replay:
         """Returns the steps without the copies."""
-        shorter = replay.without_calls(copying_calls).with_pauses(pausing, 0.0)
-        return shorter.with_work(np.where(copies, 0.0, 1.0))
+        shorter = replay.without_calls(copying_calls).limit_pauses(pausing, 0.0)
+        return shorter.scale_work(np.where(copies, 0.0, 1.0))
 
     pageable = copies & (study.operations.copy == DEVICE_TO_PAGEABLE)
     figures = DeviceToHostCopyFigures(
@@ -301,11 +301,11 @@ def find_host_sync(steps: StepsToExplain) -> Iterator[Candidate]:
 
     def without_waits(replay: Replay) -> Replay:
         """Returns the steps in which the program does not wait for the scalars."""
-        return replay.without_waits(waiting).with_launching(half_the_time)
+        return replay.without_waits(waiting).scale_launches(half_the_time)
 
     def without_calls(replay: Replay) -> Replay:
         """Returns the steps without the calls and the copies of the scalars."""
-        return replay.without_calls(waiting).with_work(without_scalars)
+        return replay.without_calls(waiting).scale_work(without_scalars)
 
     most_often = sorted(steps.warned_lines.items(), key=lambda line: -line[1])[:_MAX_WARNED_LINES]
     figures = HostSyncFigures(
@@ -345,7 +345,7 @@ class HostStallFigures(FindingFigures):
 def find_host_stall(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds long pauses outside the input pipeline, in which the program makes no CUDA call and the GPU may idle."""
     study = steps.study
-    pause_ns = study.replay.pause_ns - study.calls.loading_ns - study.calls.unrecorded_ns
+    pause_ns = study.replay.pause_ns - study.calls.loading_ns - study.calls.unrecorded_wait_ns
     stalls = pause_ns >= LONG_PAUSE_NS
     stalls[:1] &= not steps.summary.is_pass  # the program initializes itself before its first call
     if steps.summary.kind:  # `find_between_steps` reports the time between steps
@@ -399,7 +399,7 @@ def find_between_steps(steps: StepsToExplain) -> Iterator[Candidate]:
     if not steps.summary.kind or not between.any():
         return
     figures = BetweenStepsFigures(steps.paused_ms(study.replay.pause_ns[between]))
-    changes = tuple(lambda replay, ns=ns: replay.with_pauses(between, ns) for ns in REMAINING_GAP_NS)
+    changes = tuple(lambda replay, ns=ns: replay.limit_pauses(between, ns) for ns in REMAINING_GAP_NS)
     yield Candidate("between_steps", figures, changes, Place("idle", "host"))
 
 
@@ -479,7 +479,7 @@ def find_launch_bound(steps: StepsToExplain) -> Iterator[Candidate]:
 
     def without_pauses(replay: Replay) -> Replay:
         """Returns the steps without launch time and without short pauses."""
-        return free_launches(replay).with_pauses(short_pauses, study.calls.unrecorded_ns.astype(np.float64))
+        return free_launches(replay).limit_pauses(short_pauses, study.calls.unrecorded_wait_ns.astype(np.float64))
 
     operations = float(study.on_device.sum()) / study.steps
     gpu_us, program_us = (ms / max(operations, 1) * US_PER_MS for ms in (study.busy_ms, steps.step_ms))
@@ -506,12 +506,12 @@ def find_launching_calls(study: Study) -> Bools:
 def scale_launches(study: Study, factor: float) -> Change:
     """Returns a change that multiplies the time of launching calls, up to the next call and without pauses."""
     factors = np.where(find_launching_calls(study), factor, 1.0)
-    return lambda replay: replay.with_launching(factors)
+    return lambda replay: replay.scale_launches(factors)
 
 
 def _shorter_pauses(calls: Bools, ns: float | Floats) -> Change:
     """Returns a change that shortens the pauses after the given calls to at most ``ns``."""
-    return lambda replay: replay.with_pauses(calls, ns)
+    return lambda replay: replay.limit_pauses(calls, ns)
 
 
 #: The rules of this file. If two findings save equal time, the finding of the earlier rule comes first.

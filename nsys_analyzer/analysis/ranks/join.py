@@ -357,7 +357,8 @@ def _replay_alone(ranks: Sequence[tuple[Study, Member, Waits]], timed_ms: float 
     pace = [max(float(np.median(replay.cpu_ns)), 1.0) for replay in replays]
     rows = zip(replays, pace, ranks, strict=True)
     at_one_pace = [
-        replay.at_pace(min(pace) / of_rank, study.calls.unrecorded_ns) for replay, of_rank, (study, *_) in rows
+        replay.scale_cpu_time(min(pace) / of_rank, study.calls.unrecorded_wait_ns)
+        for replay, of_rank, (study, *_) in rows
     ]
     return [_steps_ms(replays, 0.0), _unprofiled_ms(replays, timed_ms), _unprofiled_ms(at_one_pace, timed_ms)]
 
@@ -380,4 +381,4 @@ def _unprofiled_ms(replays: Sequence[Replay], timed_ms: float | None) -> list[fl
 
 def _steps_ms(replays: Sequence[Replay], cost: float) -> list[float]:
     """Returns the step of each rank, ms, if recording an event takes ``cost`` times the highest cost."""
-    return [replay.with_events_costing(cost).step_ns / NS_PER_MS for replay in replays]
+    return [replay.without_profiler_cost(cost).step_ns / NS_PER_MS for replay in replays]

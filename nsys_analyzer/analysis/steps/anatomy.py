@@ -76,7 +76,7 @@ class Anatomy:
     gaps: Gaps
 
 
-def dissect(windows: Windows, operations: Operations, index: Integers, activity: Codes) -> Anatomy:
+def dissect_steps(windows: Windows, operations: Operations, index: Integers, activity: Codes) -> Anatomy:
     """Returns the anatomy of the steps on one device.
 
     Args:

@@ -17,8 +17,8 @@ import numpy as np
 from nsys_analyzer.analysis.intervals import NONE, Cover
 from nsys_analyzer.analysis.ranges.inference import BY_THREADS
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.steps.repetition import Repeats, find_repeats, has_layers
-from nsys_analyzer.analysis.steps.windows import LaunchedWork, Source, Windows, find_last_ends, trains
+from nsys_analyzer.analysis.steps.repetition import Repetition, find_repeats, has_layers
+from nsys_analyzer.analysis.steps.windows import LaunchedWork, Source, Windows, find_work_ends, runs_training
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct, mask_by_name
 from nsys_analyzer.trace.columns import GRAPH, KERNEL, process_of
 from nsys_analyzer.trace.phase_names import (
@@ -124,7 +124,7 @@ def _are_steps(work: LaunchedWork, is_step: Bools) -> bool:
     forward = np.sort(instances.start[work.is_instance_of("forward") & ~is_part])
     first, end = (np.searchsorted(forward, edge[is_step]) for edge in (instances.start, instances.end))
     is_generation = bool(np.median(end - first) >= _MIN_PASSES_OF_GENERATION)
-    return not is_generation or trains(work.attributed, work.process)
+    return not is_generation or runs_training(work.attributed, work.process)
 
 
 def _precede_missing_steps(names: list[str]) -> Bools:
@@ -278,7 +278,7 @@ def _find_in_repetition(work: LaunchedWork) -> Windows | None:
     return None
 
 
-def _is_loop(work: LaunchedWork, windows: Windows, index: Ints, repeats: Repeats) -> bool:
+def _is_loop(work: LaunchedWork, windows: Windows, index: Ints, repeats: Repetition) -> bool:
     """Checks whether the repeating units are passes of a loop, and not the layers of one pass.
 
     A unit is a pass if it contains layers, trains a model, or replays a CUDA graph. A pass has some work before its
@@ -325,7 +325,7 @@ def _bound_by_gpu_work(windows: Windows, work: LaunchedWork) -> Windows:
     index = np.flatnonzero((operations.process == work.process) & (attribution.thread != NONE))
     index = index[np.argsort(attribution.time[index], kind="stable")]
     time, end = attribution.time[index], operations.end[index]
-    work_end = find_last_ends(windows, time, end)
+    work_end = find_work_ends(windows, time, end)
     middle = max(0, (len(windows) - _STEPS_CHECKED_FOR_LAG) // 2)
     sample = slice(middle, middle + _STEPS_CHECKED_FOR_LAG)
     lag = np.median(np.maximum(work_end - windows.end, 0)[sample])

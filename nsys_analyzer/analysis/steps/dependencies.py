@@ -42,7 +42,7 @@ class LaunchingCalls:
     Attributes:
         table: the calls. A call that waited for unrecorded work is shortened: it ends when the recorded work has ended.
         positions: the indices of these calls among the calls of the process.
-        unrecorded_ns: shape (calls,), the time by which each call is shortened, ns.
+        unrecorded_wait_ns: shape (calls,), the time by which each call is shortened, ns.
         next_start: shape (calls,), the start of the next call; for the last call, the end of the steps.
         first_call: shape (steps + 1,), the index of the first call of each step, and of the first call after the steps.
         delays_ns: the time from the start of the steps to their first call, and from the end of the steps to the last
@@ -51,7 +51,7 @@ class LaunchingCalls:
 
     table: Launches
     positions: slice
-    unrecorded_ns: Ints
+    unrecorded_wait_ns: Ints
     next_start: Ints
     first_call: Ints
     delays_ns: tuple[int, int]
@@ -140,13 +140,15 @@ def make_replay(
         spacing_ns=delays.spacing_ns,
         work_ns=(operations.end - operations.start).astype(np.float64),
         first_call=calls.first_call,
-        profiler_ns=max_cost_ns,
+        max_profiler_ns=max_cost_ns,
         pause_ns=np.where(calls.idle_ns >= PAUSE_NS, calls.idle_ns, 0).astype(np.float64),
         stream=operations.stream,
         joined=joined,
         join_gap_ns=delays.join_gap_ns,
         is_single_pass=is_single_pass,
-        noted_ns=work.profiler_busy.covered_within(calls.next_start - cpu_ns, calls.next_start).astype(np.float64),
+        profiler_work_ns=work.profiler_busy.covered_within(calls.next_start - cpu_ns, calls.next_start).astype(
+            np.float64
+        ),
     )
 
 

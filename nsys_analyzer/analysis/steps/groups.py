@@ -17,7 +17,7 @@ from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.boundaries import find_windows
-from nsys_analyzer.analysis.steps.windows import Windows, trains
+from nsys_analyzer.analysis.steps.windows import Windows, runs_training
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import MEMCPY
 from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP, ServedStep, parse_served_step
@@ -96,7 +96,7 @@ class Steps:
         return float(np.median(self.windows.length)) / NS_PER_MS
 
     @property
-    def start_up(self) -> tuple[int, int] | None:
+    def start_up_bounds(self) -> tuple[int, int] | None:
         """Returns the start and end of all "first" steps together, ns, or None if there are no "first" steps."""
         first = sum(group.steps for group in self.groups if group.kind == "first")
         return (int(self.recorded.cpu_start[0]), int(self.recorded.cpu_end[first - 1])) if first else None
@@ -161,7 +161,7 @@ def _count_cold_steps(
     are a cold call only if the first batch is not larger than the median batch.
     """
     cold = np.flatnonzero(is_usual[: int(np.argmin(is_longer))])
-    if len(cold) < _MIN_COLD_STEPS or trains(attributed, process):
+    if len(cold) < _MIN_COLD_STEPS or runs_training(attributed, process):
         return 0
     batches = [mark.batch or 0 for mark, usual in zip(marks, is_usual.tolist(), strict=False) if usual]
     is_generation = all(mark.inferred for mark in marks) and (not marks or batches[0] <= np.median(batches))
@@ -211,7 +211,7 @@ def _is_first_step_long(
     work_ratio = compute_ns[0] / max(np.median(compute_ns[1:]), 1)
     is_in_proportion = body_ns[0] <= _UNLIKE_FACTOR * work_ratio * np.median(body_ns[1:])
     has_other_work = work_ratio > _UNLIKE_FACTOR and is_in_proportion
-    return is_long and (not has_other_work or trains(attributed, process))
+    return is_long and (not has_other_work or runs_training(attributed, process))
 
 
 def _launched_work(attributed: AttributedTrace, process: int, recorded: Windows) -> tuple[Ints, Ints]:

@@ -77,15 +77,15 @@ class SampledProgram:
             calls.start[waiting],
             calls.end[waiting],
             np.where(is_copy, CAUSES.index("copy"), CAUSES.index("sync")),
-            work.ranges_at(calls.start[waiting]),
+            work.find_range_codes(calls.start[waiting]),
             calls.name[waiting].astype(np.int64),
         )
-        idle = work.find_idle(windows, device)
+        idle = work.find_idle_stretches(windows, device)
         is_busy = np.isin(idle.cause, [CAUSES.index(cause) for cause in ("allocator", "host", "data")])
         other_idle = Stretches(idle.start, idle.end, idle.cause, idle.range, idle.api).select(~is_busy)
         # A pause causes idle time only if the device idles in it.
-        _, delaying, _, _ = find_overlaps(work.busy.start, work.busy.end, idle.start[is_busy], idle.end[is_busy])
-        self.stretches = [self._cut_to_steps(waits), work.busy.select(np.unique(delaying)), other_idle]
+        _, delaying, _, _ = find_overlaps(work.delays.start, work.delays.end, idle.start[is_busy], idle.end[is_busy])
+        self.stretches = [self._cut_to_steps(waits), work.delays.select(np.unique(delaying)), other_idle]
 
     def lines_of_cause(
         self, cause: int, ms: float | None = None, range_: int | None = None, api: int | None = None
@@ -118,10 +118,10 @@ class SampledProgram:
 
         ``ms`` is the time without an operator per step.
         """
-        idle = self._work.find_idle(self._windows, self._device)
+        idle = self._work.find_idle_stretches(self._windows, self._device)
         return self._hottest_lines(self._stacks, idle.start, idle.end, ms) + self._lines_of_loader()
 
-    def votes_of_calls(self, started: Ints) -> Votes:
+    def samples_of_calls(self, started: Ints) -> StackSamples:
         """Returns the samples that were taken during consecutive calls or before them.
 
         Args:
@@ -132,7 +132,7 @@ class SampledProgram:
         latest_end = np.maximum.accumulate(calls.end[: first + len(started)])
         start = np.append(started[0] if not first else latest_end[first - 1], latest_end[first:-1])
         sample, call, weight = _sampled(self._stacks, np.maximum(start, self._start[0]), latest_end[first:])
-        return Votes(call, self._stacks.stack[sample], weight, self._stacks)
+        return StackSamples(call, self._stacks.stack[sample], weight, self._stacks)
 
     def _lines_of_loader(self) -> tuple[Line, ...]:
         """Returns the lines that a process of the data loader executes during the steps."""
@@ -162,7 +162,7 @@ class SampledProgram:
 
 
 @dataclass(frozen=True)
-class Votes:
+class StackSamples:
     """Samples of the program's stack during calls or before them. They show which lines launch which calls.
 
     Attributes:

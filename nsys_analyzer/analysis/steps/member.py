@@ -163,7 +163,7 @@ def record_members(work: ProcessWork, process: Process, steps: Steps, capture: s
     world = trace.ranks.get(process.global_pid) or trace.ranks.get(0)
     members = []
     for device in devices:
-        parts = np.hstack([anatomy.parts for _, anatomy in work.dissect(windows, device)])
+        parts = np.hstack([anatomy.parts for _, anatomy in work.dissect_blocks(windows, device)])
         compute_ns, exposed_copy_ns, exposed_communication_ns, idle_ns = parts
         on_device = index[operations.device[index] == device]
         communicates = work.activity[on_device] == COMMUNICATING

@@ -27,7 +27,7 @@ from nsys_analyzer.analysis.steps.anatomy import (
     COPYING,
     Anatomy,
     Gaps,
-    dissect,
+    dissect_steps,
     find_latest_earlier_ends,
 )
 from nsys_analyzer.analysis.steps.profiler_cost import find_profiler_busy_times
@@ -64,9 +64,9 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 _SYNC, _ALLOCATOR, _COPY, _LAUNCH, _HOST, _DATA, _COMMUNICATION, _UNRECORDED, _PROFILER, _UNKNOWN = range(len(CAUSES))
 
 #: The name of the phase of GPU work that was launched outside the ranges of all phases.
-OUTSIDE = "outside the phases"
+OUTSIDE_PHASES = "outside the phases"
 #: The number of operations that are dissected at once: enough for numpy, and few enough for the processor's cache.
-OPERATIONS_AT_ONCE = 50_000
+OPERATIONS_PER_BLOCK = 50_000
 #: A pause of the program is a time of at least this length without API calls, ns.
 PAUSE_NS = 100_000
 #: An API call for a copy blocks if it takes longer than this, ns. The call of an asynchronous copy returns sooner.
@@ -150,17 +150,17 @@ class ProcessWork:
         launched_at: shape (operations,), when each operation of the trace was launched, ns; ``LONG_AGO`` if unknown.
         phases: the names of the phases.
         phase: shape (operations + 1,), the index in ``phases`` of the phase of each operation of the trace. The last
-            entry, which the index -1 selects, is ``OUTSIDE``.
+            entry, which the index -1 selects, is ``OUTSIDE_PHASES``.
         calls: the API calls of the threads that launch work, without calls inside other calls.
         launch_index: shape (calls,), the index of each call in the trace's launches; ``NONE`` for an added call.
         waiting_calls: the indices of the calls that wait: synchronizations and blocking copies.
         slow_calls: the indices of other calls that take long, such as a call that loads a module.
         allocating_calls: the indices of the calls that allocate or free device memory.
         ranges: the indices of the program's ranges, without the ranges of autograd's threads.
-        unrecorded_ns: shape (calls,), the time at the end of each call in which the call still waits although all
+        unrecorded_wait_ns: shape (calls,), the time at the end of each call in which the call still waits although all
             recorded work has ended, ns.
         profiler_busy: the times in which the profiler delayed the program, as the profiler records them.
-        busy: the program's pauses, its time in the allocator, in slow calls and in waits for unrecorded work, and the
+        delays: the program's pauses, its time in the allocator, in slow calls and in waits for unrecorded work, and the
             profiler's own work. The cause of a part of a pause is "data" if the program loads a batch in it. The names
             of ranges show this. If no range has such a name, it is inferred for parts outside of ranges that precede a
             copy to the device, except at the end of a step.
@@ -183,7 +183,7 @@ class ProcessWork:
         is_request = np.array([*map(bool, map_by_shape(ranges.names, REQUEST_RANGE.fullmatch)), False])[ranges.name]
         is_step_or_request = (attributed.roles.has_role(STEP, OTHER_STEP) | is_request)[self.ranges]
         self._names = np.append(np.where(is_step_or_request, NONE, ranges.name[self.ranges]), NONE)
-        self.busy = self._find_busy(int(windows.start[0]), int(windows.end[-1]))
+        self.delays = self._find_busy(int(windows.start[0]), int(windows.end[-1]))
 
     def _classify_operations(self) -> None:
         """Finds the class, the activity, the launch time and the phase of each operation."""
@@ -200,7 +200,7 @@ class ProcessWork:
         has_launch, time = self.attributed.attribution.thread != NONE, self.attributed.attribution.time
         self.launched_at = time if has_launch.all() else np.where(has_launch, time, LONG_AGO)
         instances = self.attributed.instances
-        self.phases = (*instances.phases, OUTSIDE)
+        self.phases = (*instances.phases, OUTSIDE_PHASES)
         phase_of_instance = np.append(instances.phase, len(instances.phases)).astype(np.int32)
         self.phase = phase_of_instance[np.append(self.attributed.instances_of_operations[0], NONE)]
 
@@ -238,7 +238,7 @@ class ProcessWork:
         last_end = np.clip(last_end, calls.start, calls.end)
         after_work = calls.end - last_end - self.profiler_busy.covered_within(last_end, calls.end)
         is_unrecorded = waits & (calls.call == SYNCHRONIZE) & (after_work >= _UNRECORDED_WAIT_NS)
-        self.unrecorded_ns = np.where(is_unrecorded, after_work, 0)
+        self.unrecorded_wait_ns = np.where(is_unrecorded, after_work, 0)
 
     def _find_busy(self, first: int, last: int) -> Stretches:
         """Finds the stretches between two times in which the program pauses, allocates, or executes a slow call."""
@@ -254,15 +254,21 @@ class ProcessWork:
 
     def _find_busy_calls(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
         """Returns the calls that allocate, are slow, or wait for unrecorded work, as the columns of ``Stretches``."""
-        calls, unrecorded = self.calls, np.flatnonzero(self.unrecorded_ns)
+        calls, unrecorded = self.calls, np.flatnonzero(self.unrecorded_wait_ns)
         index = np.unique(np.concatenate([self.allocating_calls, self.slow_calls, unrecorded]))
         # If two threads execute such calls at the same time, the common time counts for the first call only.
-        begin = np.where(self.unrecorded_ns > 0, calls.end - self.unrecorded_ns, calls.start)[index]
+        begin = np.where(self.unrecorded_wait_ns > 0, calls.end - self.unrecorded_wait_ns, calls.start)[index]
         begin = np.maximum(begin, find_latest_earlier_ends(calls.end[index]))
         index, begin = index[calls.end[index] > begin], begin[calls.end[index] > begin]
         is_slow, is_unrecorded = np.isin(index, self.slow_calls), np.isin(index, unrecorded)
         cause = np.select([is_slow, is_unrecorded], [_LAUNCH, _UNRECORDED], _ALLOCATOR)
-        return begin, calls.end[index], cause, self.ranges_at(calls.start[index]), calls.name[index].astype(np.int64)
+        return (
+            begin,
+            calls.end[index],
+            cause,
+            self.find_range_codes(calls.start[index]),
+            calls.name[index].astype(np.int64),
+        )
 
     def _find_pauses(self, first: int, last: int) -> tuple[Ints, Ints, Ints, Ints, Ints]:
         """Finds the pauses between two times, and divides each pause where its innermost range changes.
@@ -277,7 +283,7 @@ class ProcessWork:
         edges = distinct(np.concatenate([ranges.start[self.ranges], ranges.end[self.ranges]]))
         in_pause = np.searchsorted(start, edges) > np.searchsorted(end, edges, side="right")
         begin = np.sort(np.concatenate([start, edges[in_pause]]))
-        pause, name = np.searchsorted(start, begin, side="right") - 1, self.ranges_at(begin)
+        pause, name = np.searchsorted(start, begin, side="right") - 1, self.find_range_codes(begin)
         changes = np.append(True, (np.diff(pause) != 0) | (np.diff(name) != 0))[: len(begin)]
         begin, pause, name = begin[changes], pause[changes], name[changes]
         part_end = np.minimum(np.append(begin[1:], last), end[pause])
@@ -314,32 +320,32 @@ class ProcessWork:
         precedes: Bools = copies_next & ~(in_step & step_ends_inside)
         return precedes
 
-    def innermost_ranges_at(self, time: Ints) -> Ints:
+    def find_innermost_ranges(self, time: Ints) -> Ints:
         """Returns the index of the program's innermost range at each time, ``NONE`` outside of ranges."""
         return np.append(self.ranges, NONE)[self._open_ranges.open_at(np.full(len(time), self.process), time)]
 
-    def ranges_at(self, time: Ints) -> Ints:
+    def find_range_codes(self, time: Ints) -> Ints:
         """Returns the code of the name of the innermost range at each time.
 
         It is ``NONE`` outside of ranges, and where the innermost range is that of a step or a request.
         """
         return self._names[self._open_ranges.open_at(np.full(len(time), self.process), time)]
 
-    def pauses_between(self, start: Ints, end: Ints) -> tuple[Ints, Ints]:
+    def measure_loading(self, start: Ints, end: Ints) -> tuple[Ints, Ints]:
         """Returns the time in which the program loads a batch in each stretch [start, end), ns, and the pause's range.
 
         The range is the code of a name, or ``NONE``. If the program loads a batch, it is the range of the longest part
         in which it does so. Otherwise, it is the range of the longest part in which the program is busy.
         """
-        stretch, part, part_start, part_end = find_overlaps(self.busy.start, self.busy.end, start, end)
-        loads, duration = self.busy.cause[part] == _DATA, part_end - part_start
+        stretch, part, part_start, part_end = find_overlaps(self.delays.start, self.delays.end, start, end)
+        loads, duration = self.delays.cause[part] == _DATA, part_end - part_start
         order = np.lexsort((duration, loads, stretch))
-        range_ = self.ranges_at((start + end) // 2)
-        range_[stretch[order]] = self.busy.range[part[order]]  # of equal indices, the last assignment remains
+        range_ = self.find_range_codes((start + end) // 2)
+        range_[stretch[order]] = self.delays.range[part[order]]  # of equal indices, the last assignment remains
         return np.bincount(stretch[loads], duration[loads], len(start)).astype(np.int64), range_
 
-    def dissect(self, windows: Windows, device: int) -> Iterator[tuple[Windows, Anatomy]]:
-        """Dissects steps on a device, and yields blocks of steps with about ``OPERATIONS_AT_ONCE`` operations each."""
+    def dissect_blocks(self, windows: Windows, device: int) -> Iterator[tuple[Windows, Anatomy]]:
+        """Dissects steps on a device. Yields blocks of steps with about ``OPERATIONS_PER_BLOCK`` operations each."""
         operations, index = self.attributed.trace.operations, self.devices[device]
         start = operations.start[index]
         if (start[1:] < start[:-1]).any():
@@ -348,18 +354,21 @@ class ProcessWork:
         low = np.searchsorted(np.maximum.accumulate(operations.end[index]), windows.start, side="right")
         # The operation after the last window is needed too, since it ends the last gap.
         high = np.minimum(np.searchsorted(start, windows.end) + 1, len(index))
-        block = (np.cumsum(high - low) - 1) // OPERATIONS_AT_ONCE
+        block = (np.cumsum(high - low) - 1) // OPERATIONS_PER_BLOCK
         for number in np.unique(block).tolist():
             in_block = np.flatnonzero(block == number)
             steps, near = windows.select(in_block), index[int(low[in_block].min()) : int(high[in_block].max())]
-            yield steps, dissect(steps, operations, near, self.activity)
+            yield steps, dissect_steps(steps, operations, near, self.activity)
 
-    def find_idle(self, windows: Windows, device: int) -> Idle:
+    def find_idle_stretches(self, windows: Windows, device: int) -> Idle:
         """Finds the stretches in which a device idles in the given steps, with their causes."""
-        parts = [self.find_causes(anatomy.gaps).columns().values() for _, anatomy in self.dissect(windows, device)]
+        parts = [
+            self.find_idle_causes(anatomy.gaps).columns().values()
+            for _, anatomy in self.dissect_blocks(windows, device)
+        ]
         return Idle(*map(np.concatenate, zip(*parts, strict=True)))
 
-    def find_causes(self, gaps: Gaps) -> Idle:
+    def find_idle_causes(self, gaps: Gaps) -> Idle:
         """Finds the causes of the gaps of a device."""
         # The device waits for the program until the launch of the operation that ends the gap. A slow launch, such as
         # that of a graph, delays the operation until the launching call returns.
@@ -371,9 +380,9 @@ class ProcessWork:
         launch = np.maximum(launch, np.where(is_known, slow_launch_end[launch_of_next], 0))
         is_queued = is_known & (launch <= gaps.start - CLOCK_SKEW_NS)
         late_until = np.where(is_queued, gaps.start, np.clip(launch, gaps.start, gaps.end))
-        # Before `late_until`, the cause of the idle time is the cause of the stretch of `self.busy`, if there is one.
-        gap, part, start, end = find_overlaps(self.busy.start, self.busy.end, gaps.start, late_until)
-        busy = self.busy.select(part)
+        # Before `late_until`, the cause of the idle time is the cause of the stretch of `self.delays`, if there is one.
+        gap, part, start, end = find_overlaps(self.delays.start, self.delays.end, gaps.start, late_until)
+        busy = self.delays.select(part)
         # The cause of the remaining idle time is the call that waits when the gap begins, or the launch.
         waiting = self.waiting_calls
         last_wait = np.searchsorted(self.calls.start[waiting], gaps.start + CLOCK_SKEW_NS, side="right") - 1
@@ -389,7 +398,7 @@ class ProcessWork:
         call = np.where(waits & ~is_queued, np.append(waiting, NONE)[last_wait], NONE)
         has_call = call != NONE
         range_, api = np.full((2, len(call)), NONE)
-        range_[has_call] = self.ranges_at(self.calls.start[call[has_call]])
+        range_[has_call] = self.find_range_codes(self.calls.start[call[has_call]])
         api[has_call] = self.calls.name[call[has_call]]
         gap_of_rest, *bounds = Cover.from_intervals(start, end).find_gaps(gaps.start, gaps.end)
         first_of_part, first_of_rest = (

@@ -42,7 +42,7 @@ _HEAD_LENGTH = 64
 
 
 @dataclass(frozen=True)
-class Repeats:
+class Repetition:
     """A period at which a sequence of operations repeats.
 
     Attributes:
@@ -61,7 +61,7 @@ class Repeats:
 
 def find_repeats(
     symbols: Integers, ns: Ints, pause: Ints, count: int = 0, begins_launch: Bools | None = None
-) -> Iterator[Repeats]:
+) -> Iterator[Repetition]:
     """Yields the periods at which a sequence of operations repeats for most of the time, the best period first.
 
     A unit always consists of whole launches. Periods of the sequence of operations come first, then periods of the
@@ -88,10 +88,10 @@ def find_repeats(
     for repeats in _repeats_of(launched, np.add.reduceat(ns, starts), pause[starts], count):
         unit, behind = repeats.starts[0], len(symbols) - int(bounds[len(starts) - repeats.behind])
         period = int(bounds[unit + repeats.period] - bounds[unit])
-        yield Repeats(period, bounds[repeats.starts], int(bounds[repeats.end]), int(bounds[repeats.before]), behind)
+        yield Repetition(period, bounds[repeats.starts], int(bounds[repeats.end]), int(bounds[repeats.before]), behind)
 
 
-def _repeats_of(symbols: Integers, ns: Ints, pause: Ints, count: int) -> Iterator[Repeats]:
+def _repeats_of(symbols: Integers, ns: Ints, pause: Ints, count: int) -> Iterator[Repetition]:
     """Yields the periods of one sequence, the best period first; see ``find_repeats``."""
     total, running = float(ns.sum()), np.append(0, np.cumsum(ns))
     candidates = []
@@ -114,7 +114,7 @@ def _repeats_of(symbols: Integers, ns: Ints, pause: Ints, count: int) -> Iterato
         first_regular, end_regular = _longest_stretch(is_regular)
         regular_ns = running[bounds[end_regular]] - running[bounds[first_regular]]
         covered_ns = max(running[stop] - running[first], regular_ns)
-        repeats = Repeats(period, starts, end, low, len(symbols) - high)
+        repeats = Repetition(period, starts, end, low, len(symbols) - high)
         candidates.append((-same_share * float(covered_ns), period, repeats))
     yield from (repeats for _, _, repeats in sorted(candidates, key=lambda candidate: candidate[:2]))
 

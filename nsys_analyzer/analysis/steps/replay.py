@@ -31,14 +31,14 @@ MIN_STEPS = 3
 #: The offset between the numbers of collectives in two repetitions of a step, more than any capture has collectives.
 _COLLECTIVE_NUMBERS_PER_REPETITION = 2**40
 #: Columns of ``Replay`` with a value for each call, except ``awaited``, which contains indices.
-CALL_COLUMNS = ("cpu_ns", "min_wait_ns", "return_ns", "profiler_ns", "pause_ns", "noted_ns")
+CALL_COLUMNS = ("cpu_ns", "min_wait_ns", "return_ns", "max_profiler_ns", "pause_ns", "profiler_work_ns")
 #: Columns of ``Replay`` with a value for each operation, except ``launch`` and ``joined``, which contain indices.
 OPERATION_COLUMNS = ("latency_ns", "spacing_ns", "work_ns", "stream", "join_gap_ns")
 #: Columns of ``Replay`` that are empty if the collectives of a run's ranks are not matched.
 COLLECTIVE_COLUMNS = ("collective", "waits_for_ranks")
 
 
-class Arrival(NamedTuple):
+class CollectiveArrival(NamedTuple):
     """The start of a rank's part of a collective.
 
     Attributes:
@@ -52,7 +52,7 @@ class Arrival(NamedTuple):
     waits: bool
 
 
-class Run(NamedTuple):
+class ReplayedTimes(NamedTuple):
     """The times of one replayed rank, ns.
 
     Attributes:
@@ -66,7 +66,7 @@ class Run(NamedTuple):
 
 
 #: Yields the arrival at each collective, and receives the time at which the collective begins.
-_Running: TypeAlias = Generator[Arrival, float, Run]
+_ReplayGenerator: TypeAlias = Generator[CollectiveArrival, float, ReplayedTimes]
 
 
 class _Limits(NamedTuple):
@@ -106,7 +106,7 @@ class Replay:
             the last rank has started the collective.
         first_call: shape (ranks · (steps + 1),), the index of the first call of each step, and the index after the last
             call of the last step, for each rank.
-        profiler_ns: for each call, the upper bound of the time that the profiler added to ``cpu_ns``.
+        max_profiler_ns: for each call, the upper bound of the time that the profiler added to ``cpu_ns``.
         pause_ns: for each call, the part of ``cpu_ns`` in which the program pauses: the time from the end of the call
             to the next call if this time is long, else 0. Cheaper launches do not shorten a pause.
         stream: for each operation, a code of its stream.
@@ -119,8 +119,8 @@ class Replay:
             operation that sends data may start before another rank receives the data.
         rank_begin_ns: for each rank, the start of its first call, ns.
         unawaited_ranks: the indices of the ranks that no other rank waits for.
-        noted_ns: for each call, the part of ``cpu_ns`` that the profiler recorded as its own work. The column is empty
-            if the profiler recorded no work of its own.
+        profiler_work_ns: for each call, the part of ``cpu_ns`` that the profiler recorded as its own work. The column
+            is empty if the profiler recorded no work of its own.
     """
 
     cpu_ns: Floats
@@ -132,7 +132,7 @@ class Replay:
     spacing_ns: Floats
     work_ns: Floats
     first_call: Ints
-    profiler_ns: Floats
+    max_profiler_ns: Floats
     pause_ns: Floats
     stream: Ints
     joined: Ints
@@ -142,7 +142,7 @@ class Replay:
     waits_for_ranks: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
     rank_begin_ns: tuple[float, ...] = (0.0,)
     unawaited_ranks: frozenset[int] = frozenset()
-    noted_ns: Floats = field(default_factory=lambda: np.zeros(0))
+    profiler_work_ns: Floats = field(default_factory=lambda: np.zeros(0))
 
     @property
     def steps(self) -> int:
@@ -204,22 +204,22 @@ class Replay:
         is_short = self.steps < MIN_STEPS
         ranks = [rank._repeat() if is_short else rank for rank in self._awaited_ranks]
         first = self.steps if is_short else 1
-        pairs = zip(ranks, run_together(ranks), strict=True)
+        pairs = zip(ranks, replay_ranks(ranks), strict=True)
         return max((rank.step_lengths_ns(run)[first:] for rank, run in pairs), key=np.mean)
 
     @property
     def total_ns(self) -> float:
         """Returns the time from the first call to the end of all work, ns."""
-        runs = run_together(self._awaited_ranks)
+        runs = replay_ranks(self._awaited_ranks)
         return max(float(max(run.call_starts[-1], run.operation_ends.max())) for run in runs)
 
     @property
-    def launching_ns(self) -> float:
+    def median_launch_ns(self) -> float:
         """Returns the median time that the CPU needs for a launch, from the call to the next call, ns."""
         launching = (self.cpu_ns - self.pause_ns)[self.launch]
         return float(np.median(launching)) if len(launching) else 0.0
 
-    def step_lengths_ns(self, run: Run) -> Floats:
+    def step_lengths_ns(self, run: ReplayedTimes) -> Floats:
         """Returns the length of each step, ns, shape (steps,).
 
         A step begins with its first call, or when the GPU has done the work of all earlier steps, whichever is later.
@@ -257,11 +257,11 @@ class Replay:
         return latest[np.searchsorted(self.launch, self.first_call)]
 
     @cached_property
-    def preceding(self) -> Ints:
+    def previous_operation(self) -> Ints:
         """Returns the index of the previous operation on each operation's stream, or ``NONE``; shape (operations,)."""
         return find_previous_on_stream(self.stream)
 
-    def run(self) -> _Running:
+    def run(self) -> _ReplayGenerator:
         """Replays one rank: yields each arrival at a collective, and receives the time at which the collective begins.
 
         The calls are divided into segments, each of which ends with a call that waits. All calls of a segment shift by
@@ -275,27 +275,27 @@ class Replay:
             zip(linked.tolist(), _rows(linked, self.joined, self.join_gap_ns, collective, waits_for_ranks), strict=True)
         )
         earliest_starts = offsets[self.launch] + self.latency_ns
-        operations = _rows(slice(None), earliest_starts, self.preceding, self.spacing_ns, self.work_ns)
+        operations = _rows(slice(None), earliest_starts, self.previous_operation, self.spacing_ns, self.work_ns)
         launched_count = np.searchsorted(self.launch, np.arange(len(self.cpu_ns)), side="right")
         segments = _rows(waits, offsets, self.min_wait_ns, self.return_ns, self.awaited, launched_count)
         last_segment = (0.0, 0.0, 0.0, NONE, len(self.work_ns))
         shifts, operation_ends, operation = [*self.rank_begin_ns], [_LONG_AGO] * (len(self.work_ns) + 1), 0
         for offset, min_wait, return_ns, awaited, end_operation in (*segments, last_segment):
             shift = shifts[-1]
-            for earliest, preceding, spacing, work in islice(operations, end_operation - operation):
-                start = max(earliest + shift, operation_ends[preceding] + spacing)
+            for earliest, previous_operation, spacing, work in islice(operations, end_operation - operation):
+                start = max(earliest + shift, operation_ends[previous_operation] + spacing)
                 if operation in links:
                     joined, gap, collective_of_operation, waits_for_others = links[operation]
                     start = max(start, operation_ends[joined] + gap)
                     if collective_of_operation != NONE:
-                        start = yield Arrival(collective_of_operation, start, waits_for_others)
+                        start = yield CollectiveArrival(collective_of_operation, start, waits_for_others)
                 operation_ends[operation] = start + work
                 operation += 1
             if awaited != NONE:
                 # ``offset`` is the start of the call if no call waits. ``shift`` is the sum of the waits so far.
                 shifts.append(max(shift + min_wait, operation_ends[awaited] + return_ns - offset))
         calls_of_segment = np.diff(np.concatenate([[0], waits + 1, [len(offsets)]]))
-        return Run(offsets + np.repeat(shifts, calls_of_segment), np.array(operation_ends))
+        return ReplayedTimes(offsets + np.repeat(shifts, calls_of_segment), np.array(operation_ends))
 
     # --- the critical path
 
@@ -308,7 +308,7 @@ class Replay:
         that wait. At a collective, the path continues on the rank that started the collective last.
         """
         ranks = self._awaited_ranks
-        runs = run_together(ranks)
+        runs = replay_ranks(ranks)
         limits = [rank._find_limits(run) for rank, run in zip(ranks, runs, strict=True)]
         call_shares = [np.zeros(len(rank.cpu_ns)) for rank in ranks]
         operation_shares = [np.zeros(len(rank.work_ns)) for rank in ranks]
@@ -361,16 +361,16 @@ class Replay:
             operation_shares.insert(position, np.zeros(len(self.ranks[position].work_ns)))
         return np.concatenate(call_shares), np.concatenate(operation_shares)
 
-    def _find_limits(self, run: Run) -> _Limits:
+    def _find_limits(self, run: ReplayedTimes) -> _Limits:
         """Finds the dependencies that determined when each call and each operation of this rank could continue."""
         call_starts, operation_ends = run
         waits = np.flatnonzero(self.awaited >= 0)
         gpu_done = operation_ends[self.awaited[waits]] + self.return_ns[waits]
         starts = operation_ends[:-1] - self.work_ns - _ROUNDING_NS
         by_join = (self.joined != NONE) & (operation_ends[self.joined] + self.join_gap_ns >= starts)
-        by_stream = operation_ends[self.preceding] + self.spacing_ns >= starts
+        by_stream = operation_ends[self.previous_operation] + self.spacing_ns >= starts
         by_launch = call_starts[self.launch] + self.latency_ns >= starts
-        limiting_operation = np.where(by_join, self.joined, np.where(by_stream, self.preceding, NONE))
+        limiting_operation = np.where(by_join, self.joined, np.where(by_stream, self.previous_operation, NONE))
         if len(self.collective):
             last_arrivals = np.flatnonzero((self.collective != NONE) & (by_join | by_stream | by_launch))
             arrivals = [
@@ -400,7 +400,7 @@ class Replay:
         steps = self.without_waits(calls)
         return replace(steps, cpu_ns=np.where(calls, self.pause_ns, steps.cpu_ns))
 
-    def with_pauses(self, calls: Bools, ns: float | Floats) -> Replay:
+    def limit_pauses(self, calls: Bools, ns: float | Floats) -> Replay:
         """Returns the steps with pauses of at most ``ns`` after the given calls.
 
         Args:
@@ -410,7 +410,7 @@ class Replay:
         saved = np.where(calls, np.maximum(self.pause_ns - ns, 0.0), 0.0)
         return replace(self, cpu_ns=self.cpu_ns - saved, pause_ns=self.pause_ns - saved)
 
-    def with_launching(self, factor: Floats, max_saved_ns: float = np.inf) -> Replay:
+    def scale_launches(self, factor: Floats, max_saved_ns: float = np.inf) -> Replay:
         """Returns the steps with the time of launches, without pauses, multiplied by a factor.
 
         Args:
@@ -421,7 +421,7 @@ class Replay:
             self, cpu_ns=self.cpu_ns - np.minimum((self.cpu_ns - self.pause_ns) * (1 - factor), max_saved_ns)
         )
 
-    def with_work(self, factor: Floats) -> Replay:
+    def scale_work(self, factor: Floats) -> Replay:
         """Returns the steps with the duration of each operation multiplied by a factor, shape (operations,).
 
         An operation with the factor 0 also loses the time between it and the previous operation.
@@ -429,26 +429,36 @@ class Replay:
         spacing_ns = np.where(factor == 0, 0.0, self.spacing_ns)
         return replace(self, work_ns=self.work_ns * factor, spacing_ns=spacing_ns)
 
-    def with_events_costing(self, multiple: float) -> Replay:
-        """Returns the steps without the profiler's cost, which is ``multiple`` times ``profiler_ns`` for each call.
+    def without_profiler_cost(self, multiple: float) -> Replay:
+        """Returns the steps without the profiler's cost, which is ``multiple`` times ``max_profiler_ns`` for each call.
 
         A call keeps at least a tenth of its time. The time that the profiler recorded as its own work is also removed.
         """
         cpu_ns, latency_ns = self.cpu_ns, self.latency_ns
-        if len(self.noted_ns):
-            cpu_ns, latency_ns = cpu_ns - self.noted_ns, np.maximum(latency_ns - self.noted_ns[self.launch], 0.0)
-        cpu_ns = cpu_ns - np.minimum(self.profiler_ns * multiple, 0.9 * cpu_ns)
+        if len(self.profiler_work_ns):
+            cpu_ns, latency_ns = (
+                cpu_ns - self.profiler_work_ns,
+                np.maximum(latency_ns - self.profiler_work_ns[self.launch], 0.0),
+            )
+        cpu_ns = cpu_ns - np.minimum(self.max_profiler_ns * multiple, 0.9 * cpu_ns)
         pause_ns = np.minimum(self.pause_ns, cpu_ns)
-        return replace(self, cpu_ns=cpu_ns, pause_ns=pause_ns, latency_ns=latency_ns, noted_ns=self.noted_ns[:0])
+        return replace(
+            self,
+            cpu_ns=cpu_ns,
+            pause_ns=pause_ns,
+            latency_ns=latency_ns,
+            profiler_work_ns=self.profiler_work_ns[:0],
+        )
 
-    def at_pace(self, factor: float, unrecorded_ns: Ints) -> Replay:
+    def scale_cpu_time(self, factor: float, unrecorded_wait_ns: Ints) -> Replay:
         """Returns the steps with the CPU's time multiplied by a factor, except for waits for unrecorded GPU work.
 
         Args:
             factor: the factor for the CPU's time.
-            unrecorded_ns: shape (calls,), the part of each pause in which the program waits for unrecorded work, ns.
+            unrecorded_wait_ns: shape (calls,), the part of each pause in which the program waits for unrecorded work,
+                ns.
         """
-        gpu_ns = np.minimum(unrecorded_ns, self.pause_ns)
+        gpu_ns = np.minimum(unrecorded_wait_ns, self.pause_ns)
         return replace(
             self,
             cpu_ns=gpu_ns + (self.cpu_ns - gpu_ns) * factor,
@@ -473,13 +483,13 @@ class Replay:
         )
 
 
-def run_together(ranks: Sequence[Replay]) -> list[Run]:
+def replay_ranks(ranks: Sequence[Replay]) -> list[ReplayedTimes]:
     """Replays ranks together. Each collective begins to transfer data when its last rank has started it."""
     running: list[Any] = [rank.run() for rank in ranks]
     missing = Counter(collective for rank in ranks for collective in rank.collective.tolist())
     arrived = defaultdict[int, dict[int, float]](dict)  # for each collective that has not begun, the start on each rank
     passed: set[tuple[int, int]] = set()  # (collective, rank) of each arrival that did not wait for other ranks
-    ended: dict[int, Run] = {}
+    ended: dict[int, ReplayedTimes] = {}
     ready: list[tuple[int, float | None]] = [(rank, None) for rank in range(len(ranks))]
     while len(ended) < len(ranks):
         if ready:

@@ -140,7 +140,7 @@ class Serving:
     held_up: HeldUp | None = None
     requests: Requests | None = None
 
-    def with_least(
+    def with_memory_bounds(
         self, weights: float, of_position: float | None, bytes_per_s: float | None, *, counted: bool
     ) -> Serving:
         """Returns a copy with the minimum bytes that a decode step reads.

@@ -292,16 +292,18 @@ class StepSummary(DissectedSteps):
 
     def adapt_to_pass(self, words: StrOrText) -> StrOrText:
         """Returns a sentence about a step, with "pass" instead of "step" if the whole capture counts as one step."""
-        return name_pass(words) if self.is_pass else words
+        return replace_step_by_pass(words) if self.is_pass else words
 
     def idle_of(self, *causes: Cause) -> float:
         """Returns the mean idle time of the given causes in a step, ms."""
         return sum(row.ms for row in self.idle_by_cause if row.cause in causes)
 
 
-def name_pass(text: StrOrText) -> StrOrText:
+def replace_step_by_pass(text: StrOrText) -> StrOrText:
     """Returns a sentence with "pass" instead of "step". Code, options and names are not changed."""
     if isinstance(text, str):
         return _STEP_WORD.sub(lambda word: ("P" if word[1] == "S" else "p") + ("asses" if word[2] else "ass"), text)
-    spans = (span if span.kind == "code" else replace(span, text=str(name_pass(span.text))) for span in text.spans)
+    spans = (
+        span if span.kind == "code" else replace(span, text=str(replace_step_by_pass(span.text))) for span in text.spans
+    )
     return Text(tuple(spans))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from nsys_analyzer.analysis.steps.lines import Line, Votes
+from nsys_analyzer.analysis.steps.lines import Line, StackSamples
 from nsys_analyzer.analysis.steps.replay import MIN_STEPS, Replay
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.trace.arrays import Bools, Codes, Floats, Integers, Ints, SmallInts
@@ -37,7 +37,7 @@ class StudiedCalls(Columns):
         pause_range: the index in ``Study.ranges`` of the range after the call, until the next call. If the program
             loads a batch, it is the range in which it does so; else the range of the longest part.
         loading_ns: the part of the pause after the call in which the program loads a batch, ns.
-        unrecorded_ns: the part of the pause after the call in which the call still waits for unrecorded work, ns.
+        unrecorded_wait_ns: the part of the pause after the call in which the call still waits for unrecorded work, ns.
         off_cpu_ns: the part of the time until the next call in which the program's thread has no CPU, ns; NaN if it is
             unknown.
     """
@@ -49,7 +49,7 @@ class StudiedCalls(Columns):
     range: Ints
     pause_range: Ints
     loading_ns: Ints
-    unrecorded_ns: Ints
+    unrecorded_wait_ns: Ints
     off_cpu_ns: Floats
 
 
@@ -115,12 +115,12 @@ class Study:
         kernels, classes: the name and the class of each kernel.
         phases, apis, callers, ranges: the texts that columns refer to by index. The first caller is empty.
         phase_ranges: the names of the ranges that are phases.
-        measured_ns: the mean length of the steps under the profiler, ns. The first of several steps is left out, as in
-            a replay.
+        profiled_step_ns: the mean length of the steps under the profiler, ns. The first of several steps is left out,
+            as in a replay.
         min_cost_share: the lower bound of the profiler's cost, as a share of the upper bound.
         gpu: the studied device; None if the trace does not describe it.
         lines: for each cause of idle time, the lines that the program executes meanwhile.
-        votes: the samples that show which lines launch work; None if stacks were not sampled.
+        call_samples: the samples that show which lines launch work; None if stacks were not sampled.
         group: the name of the group that the steps belong to.
         other_groups: the studies of the groups that are not measured.
     """
@@ -137,11 +137,11 @@ class Study:
     callers: tuple[str, ...]
     ranges: tuple[str, ...]
     phase_ranges: frozenset[str]
-    measured_ns: float
+    profiled_step_ns: float
     min_cost_share: float
     gpu: Gpu | None
     lines: Mapping[str, tuple[Line, ...]] = field(default_factory=dict)
-    votes: Votes | None = None
+    call_samples: StackSamples | None = None
     group: str = "usual"
     other_groups: tuple[StudiedGroup, ...] = ()
 
@@ -201,7 +201,7 @@ class Study:
         calls[self.replay.launch[operations]] = True
         return calls
 
-    def copy_calls(self, copies: Bools) -> Bools:
+    def calls_of_copies(self, copies: Bools) -> Bools:
         """Returns True for each call that launched one of the copies, and for a synchronization directly after it."""
         calls = self.calls_of(copies)
         mask: Bools = calls | (np.append(False, calls[:-1]) & (self.calls.kind == SYNCHRONIZE))
@@ -293,7 +293,7 @@ class Study:
         Operations of the backward pass count only if all given operations are of the backward pass, because the same
         line launches the whole backward pass.
         """
-        if not self.votes:
+        if not self.call_samples:
             return ()
         not_backward = operations & ~self.in_phase("backward")
         work_ns = np.where(not_backward if not_backward.any() else operations, self.operations.exposed_ns, 0.0)
@@ -301,7 +301,7 @@ class Study:
         # Call i of a step corresponds to call i of any other step if all steps have the same number of calls.
         lengths = set(np.diff(self.replay.first_call).tolist())
         period = lengths.pop() if len(lengths) == 1 else len(self.calls)
-        return self.votes.lines_of(launched_ns, np.arange(len(self.calls)) % period, self.steps)
+        return self.call_samples.lines_of(launched_ns, np.arange(len(self.calls)) % period, self.steps)
 
 
 @dataclass(frozen=True)

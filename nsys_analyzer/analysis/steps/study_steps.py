@@ -15,7 +15,7 @@ from nsys_analyzer.analysis.steps.dependencies import LaunchedOperations, Launch
 from nsys_analyzer.analysis.steps.groups import Steps
 from nsys_analyzer.analysis.steps.process import PAUSE_NS, ProcessWork
 from nsys_analyzer.analysis.steps.profiler_cost import bound_recording_costs
-from nsys_analyzer.analysis.steps.replay import MIN_STEPS, Replay, Run
+from nsys_analyzer.analysis.steps.replay import MIN_STEPS, Replay, ReplayedTimes
 from nsys_analyzer.analysis.steps.study import (
     DEVICE_SHIFT,
     RangeSpans,
@@ -91,7 +91,7 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
         callers=tuple(caller_codes),
         ranges=ranges.names,
         phase_ranges=frozenset(ranges.names[code] for code in leaf_phases),
-        measured_ns=_measured_ns(replay, windows, calls, operations),
+        profiled_step_ns=_measured_ns(replay, windows, calls, operations),
         min_cost_share=float(min_cost_ns.sum() / max_cost_ns.sum()) if max_cost_ns.any() else 1.0,
         gpu=attributed.trace.metadata.gpu(pid_of(work.process), device),
         group=steps.names[steps.positions[0]],
@@ -141,9 +141,9 @@ def _find_calls(work: ProcessWork, steps: Steps, windows: Windows) -> LaunchingC
     low, high = int(first_call[0]), int(first_call[-1])
     if high - low < 2:
         return None
-    unrecorded_ns = work.unrecorded_ns[low:high]
+    unrecorded_wait_ns = work.unrecorded_wait_ns[low:high]
     table = work.calls.select(slice(low, high))
-    table = replace(table, end=table.end - unrecorded_ns)
+    table = replace(table, end=table.end - unrecorded_wait_ns)
     step_follows = bool(np.isin(bounds[-1], steps.recorded.cpu_start))
     end = work.calls.start[high] if step_follows and high < len(work.calls) else max(bounds[-1], table.end[-1])
     if not np.isin(bounds[-1], steps.windows.cpu_start):
@@ -153,7 +153,7 @@ def _find_calls(work: ProcessWork, steps: Steps, windows: Windows) -> LaunchingC
     return LaunchingCalls(
         table,
         slice(low, high),
-        unrecorded_ns,
+        unrecorded_wait_ns,
         np.append(table.start[1:], end),
         first_call - low,
         (table.start[0] - bounds[0], end - bounds[-1]),
@@ -211,7 +211,7 @@ def _find_operations(work: ProcessWork, device: int, calls: LaunchingCalls) -> L
 def _describe_calls(work: ProcessWork, calls: LaunchingCalls, caller: Ints) -> StudiedCalls:
     """Describes each call, and the time until the next call."""
     idle_start, off_cpu_of_threads = np.minimum(calls.end, calls.next_start), work.attributed.trace.off_cpu
-    loading_ns, pause_range = work.pauses_between(idle_start, calls.next_start)
+    loading_ns, pause_range = work.measure_loading(idle_start, calls.next_start)
     # The thread of the next call may have no CPU in the time before that call.
     next_thread = np.append(calls.table.thread[1:], calls.table.thread[-1:])
     off_cpu_ns = np.full(len(calls.table), np.nan)
@@ -224,10 +224,10 @@ def _describe_calls(work: ProcessWork, calls: LaunchingCalls, caller: Ints) -> S
         kind=calls.table.call,
         api=calls.table.name,
         caller=caller,
-        range=work.ranges_at(calls.start),
+        range=work.find_range_codes(calls.start),
         pause_range=pause_range,
         loading_ns=np.where(calls.idle_ns >= PAUSE_NS, loading_ns, 0),
-        unrecorded_ns=calls.unrecorded_ns,
+        unrecorded_wait_ns=calls.unrecorded_wait_ns,
         off_cpu_ns=off_cpu_ns,
     )
 
@@ -264,7 +264,7 @@ def _measured_ns(replay: Replay, windows: Windows, calls: LaunchingCalls, operat
     """Returns the mean length of the recorded steps, ns, computed as in a replay."""
     if replay.steps >= MIN_STEPS:
         call_starts = np.append(calls.start, calls.next_start[-1])
-        recorded = Run(call_starts, np.append(operations.end, operations.stream_ready.max()))
+        recorded = ReplayedTimes(call_starts, np.append(operations.end, operations.stream_ready.max()))
         return float(replay.step_lengths_ns(recorded)[1:].mean())
     # Measure from the first call of the steps to the first call after the steps.
     first_delay_ns, end_delay_ns = calls.delays_ns

@@ -14,10 +14,24 @@ from nsys_analyzer.analysis.attribution.processes import runs_on_cpu
 from nsys_analyzer.analysis.intervals import NONE, Cover, find_overlaps
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.statistics import Stats, StepTimes, sample_ms
-from nsys_analyzer.analysis.steps.anatomy import ACTIVITIES, COMPUTE, Anatomy, Fragments, dissect, measure_exposed_ns
+from nsys_analyzer.analysis.steps.anatomy import (
+    ACTIVITIES,
+    COMPUTE,
+    Anatomy,
+    Fragments,
+    dissect_steps,
+    measure_exposed_ns,
+)
 from nsys_analyzer.analysis.steps.groups import Steps
 from nsys_analyzer.analysis.steps.lines import Line, SampledProgram
-from nsys_analyzer.analysis.steps.process import CAUSES, OPERATIONS_AT_ONCE, OUTSIDE, Idle, ProcessWork, is_loading
+from nsys_analyzer.analysis.steps.process import (
+    CAUSES,
+    OPERATIONS_PER_BLOCK,
+    OUTSIDE_PHASES,
+    Idle,
+    ProcessWork,
+    is_loading,
+)
 from nsys_analyzer.analysis.steps.replay import MIN_STEPS
 from nsys_analyzer.analysis.steps.step import (
     INPUT,
@@ -60,7 +74,7 @@ def summarize_steps(work: ProcessWork, steps: Steps) -> tuple[StepSummary, Study
     # In a long capture, only evenly spread blocks of steps are dissected, which suffices for means.
     windows, operations = all_windows, sum(map(len, work.devices.values()))
     stride = -(-operations // _MAX_OPERATIONS)
-    block = max(1, OPERATIONS_AT_ONCE * len(windows) // max(operations, 1))
+    block = max(1, OPERATIONS_PER_BLOCK * len(windows) // max(operations, 1))
     if stride > 1 and len(windows) >= 2 * stride * block:
         windows = windows.select(np.flatnonzero(np.arange(len(windows)) // block % stride == 0))
     sampled = {}
@@ -103,7 +117,7 @@ def summarize_steps(work: ProcessWork, steps: Steps) -> tuple[StepSummary, Study
             cause: program.lines_of_cause(code, None if cause == "copy" else summary.idle_of(cause))
             for code, cause in enumerate(CAUSES)
         }
-        study = replace(study, lines=lines, votes=program.votes_of_calls(study.calls.start))
+        study = replace(study, lines=lines, call_samples=program.samples_of_calls(study.calls.start))
     return summary, study
 
 
@@ -116,12 +130,12 @@ def _critical_path(work: ProcessWork, study: Study, step: StepSummary) -> Iterat
     """
     # As in a replay, the first of several steps is left out, because it begins with an idle GPU.
     windows = study.windows.select(np.arange(study.steps) >= int(study.steps >= MIN_STEPS))
-    busy_ns = sum(int(anatomy.parts[:-1].sum()) for _, anatomy in work.dissect(windows, step.device))
+    busy_ns = sum(int(anatomy.parts[:-1].sum()) for _, anatomy in work.dissect_blocks(windows, step.device))
     operations = work.attributed.trace.operations
     critical = study.critical_operations
     critical = critical[np.argsort(operations.start[critical], kind="stable")]
     on_main_device = operations.device[critical] == step.device
-    fragments = dissect(windows, operations, critical[on_main_device], work.activity).fragments
+    fragments = dissect_steps(windows, operations, critical[on_main_device], work.activity).fragments
     names = (*work.classes, "copies", COMMUNICATION)  # in the order of activities
     last_class = work.class_code.dtype.type(len(work.classes) - 1)
     name_code = np.where(work.activity == COMPUTE, work.class_code, last_class + work.activity)
@@ -130,7 +144,7 @@ def _critical_path(work: ProcessWork, study: Study, step: StepSummary) -> Iterat
     parts_on_gpu = [OnPath("GPU", name, ms) for name, ms in zip(names, by_name.tolist(), strict=True)]
     yield from _longest(parts_on_gpu)
     # While the main GPU is idle, critical work of another GPU replaces the cause of the idle time.
-    idle, elsewhere = work.find_idle(windows, step.device), critical[~on_main_device]
+    idle, elsewhere = work.find_idle_stretches(windows, step.device), critical[~on_main_device]
     index, stretch, start, end = find_overlaps(
         idle.start, idle.end, operations.start[elsewhere], operations.end[elsewhere]
     )
@@ -163,7 +177,7 @@ def dissect_device(
         program: the sampled stacks, if there are any.
     """
     sums = _DeviceSums(work, *find_bounds_near_median(windows.length))
-    for steps, anatomy in work.dissect(windows, device):
+    for steps, anatomy in work.dissect_blocks(windows, device):
         sums.add(steps, anatomy)
     # The mean length of the steps near the median differs a little from the median length. So communication and idle
     # time are scaled to the time that compute and copies leave.
@@ -235,7 +249,7 @@ class _DeviceSums:
         self.busy_ns.append(windows.length - anatomy.parts[-1])
         self._add_phases(anatomy, near)
         self._add_compute(anatomy.fragments, near)
-        self._add_idle(self._work.find_causes(anatomy.gaps), near)
+        self._add_idle(self._work.find_idle_causes(anatomy.gaps), near)
 
     def _add_phases(self, anatomy: Anatomy, near: Bools) -> None:
         """Adds the work and the gaps of each phase. A gap belongs to the phase of the operation after the gap."""
@@ -366,7 +380,7 @@ def _by_ranges(
             phases.append(PhaseParts(compute_ms, 0.0, 0.0, ms - compute_ms, name))
         rest_ms -= ms
     compute_ms = max(device.compute_ms - sum(phase.compute_ms for phase in phases), 0.0)
-    phases.append(PhaseParts(compute_ms, 0.0, 0.0, max(rest_ms - compute_ms, 0.0), OUTSIDE))
+    phases.append(PhaseParts(compute_ms, 0.0, 0.0, max(rest_ms - compute_ms, 0.0), OUTSIDE_PHASES))
     lines = program.lines_between_operators(device.idle_ms) if program else ()
     idle_ms, gaps = device.idle_ms, sum(idle.gaps for idle in device.idle_by_cause)
     return replace(

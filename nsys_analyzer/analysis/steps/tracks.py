@@ -32,11 +32,11 @@ from nsys_analyzer.trace.phase_names import REQUEST_RANGE
 from nsys_analyzer.trace.stacks import StackFrame
 
 #: The approximate number of operations on a page. If a capture has more, some steps around a median step are shown.
-MOST_OPERATIONS = 1_000_000
+MAX_OPERATIONS_OF_TRACKS = 1_000_000
 #: The thread ID that stands for the ranges of requests, which belong to no thread.
 _REQUESTS_THREAD = ~PROCESS_MASK
 
-Kind = Literal["ranges", "calls", "lines", "stream", "idle"]
+TrackKind = Literal["ranges", "calls", "lines", "stream", "idle"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Track:
     """
 
     title: str
-    kind: Kind
+    kind: TrackKind
     start: Ints
     duration: Ints
     name: Ints
@@ -207,7 +207,7 @@ class _TrackMaker:
         )
 
     def _make_track(
-        self, title: str, kind: Kind, start: Ints, end: Ints, name: Ints, group: Ints | None = None
+        self, title: str, kind: TrackKind, start: Ints, end: Ints, name: Ints, group: Ints | None = None
     ) -> Track:
         """Makes a track of boxes. Boxes may be nested, except for the kind "idle"."""
         zeros = np.zeros(len(start), np.int64)
@@ -350,8 +350,10 @@ class _TrackMaker:
 
     def _make_idle_track(self, device: int) -> IdleTrack:
         """Makes the track of a device's idle time: the cause of each stretch, and the program's range and stack."""
-        idle, ranges = self.work.find_idle(self.windows, device), self.attributed.trace.ranges
-        around = np.append(ranges.name, len(ranges.names))[self.work.innermost_ranges_at((idle.start + idle.end) // 2)]
+        idle, ranges = self.work.find_idle_stretches(self.windows, device), self.attributed.trace.ranges
+        around = np.append(ranges.name, len(ranges.names))[
+            self.work.find_innermost_ranges((idle.start + idle.end) // 2)
+        ]
         names, causes = self.names.codes((*ranges.names, ""), around), self.groups.codes(CAUSES, idle.cause)
         track = self._make_track(f"{self._name_gpu(device)} idle", "idle", idle.start, idle.end, names, causes)
         stack = np.zeros(len(idle), np.int64)

@@ -149,7 +149,7 @@ class LaunchedWork:
 
     def end_with_work(self, windows: Windows) -> Windows:
         """Returns the windows with a later ``body_end``: a step ends no earlier than the work that it launched."""
-        body_end = np.maximum(windows.body_end, find_last_ends(windows, self.time, self.end))
+        body_end = np.maximum(windows.body_end, find_work_ends(windows, self.time, self.end))
         return replace(windows, body_end=np.minimum(body_end, windows.cpu_end))
 
     def symbols(self, index: Integers) -> Ints:
@@ -159,7 +159,7 @@ class LaunchedWork:
         return np.where(operations.name[index] >= 0, operations.name[index], not_kernels + operations.copy[index])
 
 
-def find_last_ends(windows: Windows, time: Ints, end: Ints) -> Ints:
+def find_work_ends(windows: Windows, time: Ints, end: Ints) -> Ints:
     """Returns the latest end of the work that each step launched; shape (steps,), ns.
 
     For a step that launched nothing, it is the start of the first step.
@@ -175,7 +175,7 @@ def find_last_ends(windows: Windows, time: Ints, end: Ints) -> Ints:
     return latest
 
 
-def trains(attributed: AttributedTrace, process: int) -> bool:
+def runs_training(attributed: AttributedTrace, process: int) -> bool:
     """Checks whether a process runs backward passes or an optimizer."""
     instances = attributed.instances
     phases = [instances.phases.index(name) for name in ("backward", "optimizer")]

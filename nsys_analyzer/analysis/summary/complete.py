@@ -177,14 +177,14 @@ def _complete_serving(capture: CaptureSummary, serving: Serving) -> Serving:
     """
     run, peak = capture.run, find_memory_bandwidth(capture.device)
     if run and run.weights_bytes:
-        return serving.with_least(run.weights_bytes, run.cache_bytes, peak, counted=True)
+        return serving.with_memory_bounds(run.weights_bytes, run.cache_bytes, peak, counted=True)
     precision = max(capture.precisions, key=lambda name: capture.precisions[name], default="unknown")
     model = capture.configuration.model if capture.configuration else None
     element_bytes = ELEMENT_BYTES.get(precision)
     if model is None or element_bytes is None:
         return serving
     weights_bytes, token_bytes = read_weights_bytes(model, element_bytes), count_cached_bytes(model, 1, element_bytes)
-    return serving.with_least(weights_bytes, token_bytes, peak, counted=False)
+    return serving.with_memory_bounds(weights_bytes, token_bytes, peak, counted=False)
 
 
 def _complete_unprofiled(capture: CaptureSummary, unprofiled: Unprofiled) -> Unprofiled:

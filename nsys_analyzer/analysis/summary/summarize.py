@@ -76,7 +76,7 @@ def summarize(
     attributed = AttributedTrace(trace, names)
     processes = find_processes(trace)
     steps = {process.global_pid: find_steps(attributed, process.global_pid) for process in processes}
-    start_ups = {pid: found.start_up for pid, found in steps.items() if found and found.start_up}
+    start_ups = {pid: found.start_up_bounds for pid, found in steps.items() if found and found.start_up_bounds}
     attributed = attributed.with_start_ups_as_warmup(start_ups) if start_ups else attributed
     summaries = []
     for process in processes:
@@ -108,7 +108,11 @@ class _ProcessSummarizer:
             configuration = structs.replace(configuration, model=None, model_name=None)
         whole_capture = self.whole() if len(self.operations) else None
         coverage = self.coverage()
-        matmuls = [row for row in whole_capture.kernels if row.kernel_class in (MATMUL, FUSED_ATTENTION)] if whole_capture else []
+        matmuls = (
+            [row for row in whole_capture.kernels if row.kernel_class in (MATMUL, FUSED_ATTENTION)]
+            if whole_capture
+            else []
+        )
         gpu = trace.metadata.gpu(self.process.pid, int(self.operations.device[0])) if whole_capture else None
         by_ranges = self.steps is None or self.steps.windows.source in _RANGE_SOURCES
         modules = summarize_modules(self.attributed, self.process.global_pid, by_ranges=by_ranges)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from msgspec import structs
 
 from nsys_analyzer.analysis.findings.finding import Finding, FindingFigures, FindingTexts, FindingWithFigures
-from nsys_analyzer.analysis.steps.step import name_pass
+from nsys_analyzer.analysis.steps.step import replace_step_by_pass
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.facts import say, say_facts
 from nsys_analyzer.report.finding_texts import kernels, waits
@@ -79,10 +79,10 @@ def write_finding(finding: Finding, texts_of_figures: Texts = TEXTS) -> Finding:
     if finding.is_pass:
         texts = replace(
             texts,
-            title=str(name_pass(texts.title)),
-            evidence=tuple(map(name_pass, texts.evidence)),
-            derivation=name_pass(texts.derivation),
-            disproof=name_pass(texts.disproof),
+            title=str(replace_step_by_pass(texts.title)),
+            evidence=tuple(map(replace_step_by_pass, texts.evidence)),
+            derivation=replace_step_by_pass(texts.derivation),
+            disproof=replace_step_by_pass(texts.disproof),
         )
     values = {field.name: getattr(finding, field.name) for field in fields(Finding) if field.init}
     return Finding(**(values | vars(texts)))

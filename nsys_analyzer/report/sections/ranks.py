@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from nsys_analyzer.analysis.ranks.run import LATE_SHARE
-from nsys_analyzer.analysis.steps.process import OUTSIDE
+from nsys_analyzer.analysis.steps.process import OUTSIDE_PHASES
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import CAUSE_WORDS, Evidence, median_cell
 from nsys_analyzer.report.model import Answer, Block, Details, Field, Listing, Paragraph, Section, make_table
@@ -164,7 +164,7 @@ def _describe_loss(row: LostTime) -> StrOrText:
     loss = phrase("{} ({})", lost, reason) if plain(reason) else lost
     if row.part == "transferring":
         return loss
-    return join_texts(" ", (loss, row.phase if row.phase == OUTSIDE else f"in {row.phase}"))
+    return join_texts(" ", (loss, row.phase if row.phase == OUTSIDE_PHASES else f"in {row.phase}"))
 
 
 def _describe_reason(row: LostTime) -> StrOrText:
