@@ -91,7 +91,7 @@ def test_other_hardware_and_other_ways_to_time() -> None:
     with pytest.raises(DifferentConditionsError, match="train ran on CPU A, train on CPU B"):
         require_comparisons(compare_runs([one], [other]))
     assert compare_runs([one], [replace(other, run=None)]).compared, "its processor is not known"
-    assert compare_runs([one], [other], force=True).compared[0].is_of_other_conditions
+    assert compare_runs([one], [other], force=True).compared[0].conditions_differ
     by_torch = replace(on_gpu, profiler="torch")
     with pytest.raises(DifferentConditionsError, match="train was timed under nsys, train under torch"):
         require_comparisons(compare_runs([on_gpu], [by_torch]))

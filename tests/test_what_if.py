@@ -124,16 +124,16 @@ def test_copies_from_pinned_memory() -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"classes": {"convolution": 0.5}}, "no kernel of class 'convolution'. They hold: matmul"),
-        ({"ranges": {"logs": 0}}, "no range 'logs'. They hold: forward, log"),
+        ({"classes": {"convolution": 0.5}}, "no kernel of class 'convolution'. They contain: matmul"),
+        ({"ranges": {"logs": 0}}, "no range 'logs'. They contain: forward, log"),
         ({"pinned": True}, "no large copy from pageable memory"),
         ({"launches": float("nan")}, "A factor is a number from 0 to 1,000,000"),
         ({"classes": {"matmul": 1e308}}, "A factor is a number from 0 to 1,000,000"),
         ({"ranges": {"log": -1.0}}, "A factor is a number from 0 to 1,000,000"),
-        ({"network": 0.0}, "A network's factor is a number from 0.000001 to 1,000,000"),
-        ({"network": 1e-308}, "A network's factor is a number from 0.000001 to 1,000,000"),
-        ({"classes": {"": 1.0}}, "no kernel of class ''. They hold: matmul"),
-        ({}, "Nothing is changed"),
+        ({"network": 0.0}, "The factor of the network is a number from 0.000001 to 1,000,000"),
+        ({"network": 1e-308}, "The factor of the network is a number from 0.000001 to 1,000,000"),
+        ({"classes": {"": 1.0}}, "no kernel of class ''. They contain: matmul"),
+        ({}, "The question changes nothing"),
     ],
 )
 def test_what_cannot_be_asked(asked: dict[str, object], message: str) -> None:

@@ -11,10 +11,10 @@ import numpy as np
 
 from nsys_analyzer.analysis.facts import Fact, FactOrText
 from nsys_analyzer.analysis.findings.diagnosis import estimate_baselines, estimate_interval, estimate_unprofiled_ms
-from nsys_analyzer.analysis.findings.finding import Change, saved_work
+from nsys_analyzer.analysis.findings.finding import ReplayChange, saved_work
 from nsys_analyzer.analysis.findings.waits import find_pageable_copies, pin_copies, scale_launches
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, FILLS, UNKNOWN
-from nsys_analyzer.analysis.ranks.joined_study import ReplayedCaptures, join_replays
+from nsys_analyzer.analysis.ranks.joined_study import CapturesToReplay, join_replays
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
@@ -24,20 +24,20 @@ from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.columns import GRAPH
 from nsys_analyzer.trace.schema import NS_PER_MS
 
-#: The location of a part of the critical path; "queue" is the time between a launch and the start of its work.
-Where = Literal["GPU", "CPU", "queue"]
+#: Where a part of the critical path takes place; "queue" is the time between a launch and the start of its work.
+PathLocation = Literal["GPU", "CPU", "queue"]
 #: The parts of the critical path that are not the GPU's work.
 LAUNCHING, LOADING, PAUSES, LATENCY = "calls and launches", "loading of batches", "pauses", "latency and gaps"
-_SIDES: dict[str, Where] = {LAUNCHING: "CPU", LOADING: "CPU", PAUSES: "CPU", LATENCY: "queue"}
+_LOCATION_OF_PART: dict[str, PathLocation] = {LAUNCHING: "CPU", LOADING: "CPU", PAUSES: "CPU", LATENCY: "queue"}
 #: The maximum latency of a collective, which a faster network does not shorten, ns.
 _MAX_LATENCY_NS = 100_000.0
-#: The largest factor that a question may contain. A larger factor would exceed the precision of times.
+#: The largest factor that a question may contain. A larger one would make times that a float cannot represent exactly.
 _LARGEST_FACTOR = 1e6
 #: A part of the critical path is listed only if it takes at least this share of a step.
 _SMALLEST_LISTED_SHARE = 0.005
 
-#: A change under the assumption with which it saves least, and under the assumption with which it saves most.
-_ChangePair = tuple[Change, Change]
+#: One change twice: under the assumption with which it saves least, and under the assumption with which it saves most.
+_ChangePair = tuple[ReplayChange, ReplayChange]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class PathPart:
     """
 
     part: str
-    where: Where
+    where: PathLocation
     before_ms: float
     after_ms: float
     rank: str = ""
@@ -111,7 +111,7 @@ class WhatIf(Saving):
 
 
 @dataclass(frozen=True)
-class Question:
+class WhatIfQuestion:
     """The changes of a what-if question. The attributes are the arguments of ``what_if``."""
 
     classes: Mapping[str, float] = field(default_factory=dict)
@@ -148,13 +148,15 @@ def what_if(
         CannotAnswerError: the steps cannot be replayed.
         ConfigurationError: the question is invalid, or the steps do not contain a class, range or copy in the question.
     """
-    answers = list(answer_all(captures, Question(classes or {}, ranges or {}, launches, pinned, on_time, network)))
+    answers = list(
+        answer_all(captures, WhatIfQuestion(classes or {}, ranges or {}, launches, pinned, on_time, network))
+    )
     if len(answers) != 1:
         raise ConfigurationError("These are not the captures of one run whose ranks can be replayed together")
     return answers[0]
 
 
-def answer_all(captures: Sequence[CaptureSummary], question: Question) -> Iterator[WhatIf]:
+def answer_all(captures: Sequence[CaptureSummary], question: WhatIfQuestion) -> Iterator[WhatIf]:
     """Yields the answer for each run whose ranks can be replayed together, and for each other capture.
 
     Raises:
@@ -169,9 +171,9 @@ def answer_all(captures: Sequence[CaptureSummary], question: Question) -> Iterat
         raise ConfigurationError(f"A factor is a number from 0 to {largest}", hint)
     if question.network is not None and not 1 / _LARGEST_FACTOR <= question.network <= _LARGEST_FACTOR:
         hint = "2 is twice as fast, 0.5 half as fast"
-        raise ConfigurationError(f"A network's factor is a number from {smallest} to {largest}", hint)
-    if question == Question():
-        raise ConfigurationError("Nothing is changed", "Give a kernel class, a range, launches, or copies")
+        raise ConfigurationError(f"The factor of the network is a number from {smallest} to {largest}", hint)
+    if question == WhatIfQuestion():
+        raise ConfigurationError("The question changes nothing", "Give a kernel class, a range, launches, or copies")
     for subject in join_replays(captures):
         doubtful = next(
             (capture for capture in subject.captures if not capture.diagnosis or capture.diagnosis.doubt), None
@@ -184,7 +186,7 @@ def answer_all(captures: Sequence[CaptureSummary], question: Question) -> Iterat
         yield _answer(subject, subject.study, question)
 
 
-def _answer(subject: ReplayedCaptures, study: Study, question: Question) -> WhatIf:
+def _answer(subject: CapturesToReplay, study: Study, question: WhatIfQuestion) -> WhatIf:
     """Answers a question for the steps of a capture, or of all ranks of a run."""
     _check_that_steps_contain(subject, (study, *(group.study for group in study.other_groups)), question)
     diagnoses = [capture.diagnosis for capture in subject.captures if capture.diagnosis]
@@ -201,12 +203,15 @@ def _answer(subject: ReplayedCaptures, study: Study, question: Question) -> What
     replays = _replay_changes(study, question, changes, length_ms, busy_ms, timed_ms)
     before, after = sorted(replays.pairs, key=lambda pair: pair[0].step_ns)[len(replays.pairs) // 2]
     saving = replace(replays.saving, group=study.group, steps=steps[0].instances)
+    scale = replays.scale
     before_ms, after_ms = (_path_parts_ms(study, replay, subject.labels or ("",)) for replay in (before, after))
     parts = [
-        PathPart(part, _SIDES.get(part, "GPU"), ms * replays.scale, after_ms[part, rank] * replays.scale, rank)
+        PathPart(
+            part, _LOCATION_OF_PART.get(part, "GPU"), ms * replays.scale, after_ms[part, rank] * replays.scale, rank
+        )
         for (part, rank), ms in before_ms.items()
     ]
-    least_ms = _SMALLEST_LISTED_SHARE * before.step_ns / NS_PER_MS * replays.scale
+    least_ms = _SMALLEST_LISTED_SHARE * before.step_ns / NS_PER_MS * scale
     listed_parts = [part for part in parts if max(part.before_ms, part.after_ms) >= least_ms]
     return WhatIf(
         steps=saving.steps,
@@ -216,7 +221,7 @@ def _answer(subject: ReplayedCaptures, study: Study, question: Question) -> What
         saves_ms_high=saving.saves_ms_high,
         capture=subject.title,
         changes=names,
-        less_ms=(_work_ms(before) - _work_ms(after)) * replays.scale / len(steps),
+        less_ms=(_work_ms(before) - _work_ms(after)) * scale / len(steps),
         path=tuple(sorted(listed_parts, key=lambda part: -part.before_ms)),
         ranks=subject.labels,
         groups=tuple(_replay_groups(study, question, saving)) if is_alone else (),
@@ -241,7 +246,7 @@ class _ChangedReplays:
 
 
 def _replay_changes(
-    study: Study, question: Question, changes: Iterable[_ChangePair], length_ms: float, busy_ms: float,
+    study: Study, question: WhatIfQuestion, changes: Iterable[_ChangePair], length_ms: float, busy_ms: float,
     timed_ms: float | None = None,
 ) -> _ChangedReplays:  # fmt: skip
     """Replays steps before and after changes.
@@ -270,7 +275,7 @@ def _replay_changes(
     return _ChangedReplays(tuple(pairs), scale, saving)
 
 
-def _replay_groups(study: Study, question: Question, usual: Saving) -> Iterator[Saving]:
+def _replay_groups(study: Study, question: WhatIfQuestion, usual: Saving) -> Iterator[Saving]:
     """Yields the saving in each group of steps, then the mean over all steps; nothing if there is only one group."""
     savings = [usual]
     for group in study.other_groups:
@@ -295,7 +300,7 @@ def _replay_groups(study: Study, question: Question, usual: Saving) -> Iterator[
         )
 
 
-def _check_that_steps_contain(subject: ReplayedCaptures, studies: Sequence[Study], question: Question) -> None:
+def _check_that_steps_contain(subject: CapturesToReplay, studies: Sequence[Study], question: WhatIfQuestion) -> None:
     """Checks that some steps contain the classes, ranges, copies and ranks of the question.
 
     Raises:
@@ -311,16 +316,18 @@ def _check_that_steps_contain(subject: ReplayedCaptures, studies: Sequence[Study
     ):
         for name in (name for name in names if name not in present):
             present_names = ", ".join(sorted(present)) or "none"
-            raise ConfigurationError(f"The steps hold no {kind} {name!r}", f"They hold: {present_names}")
+            raise ConfigurationError(f"The steps contain no {kind} {name!r}", f"They contain: {present_names}")
     if question.pinned and not any(find_pageable_copies(study).any() for study in studies):
-        raise ConfigurationError("The steps hold no large copy from pageable memory to the GPU")
+        raise ConfigurationError("The steps contain no large copy from pageable memory to the GPU")
     if question.on_time and not set(question.on_time) < set(subject.ranks):
         ranks = ", ".join(map(str, question.on_time))
         hint = "Give the captures of all ranks. At least one of them must stay late"
         raise ConfigurationError(f"No other rank of {subject.title} is known to wait for rank {ranks}", hint)
 
 
-def _make_changes(study: Study, question: Question, ranks: Sequence[int | None]) -> Iterator[tuple[Fact, _ChangePair]]:
+def _make_changes(
+    study: Study, question: WhatIfQuestion, ranks: Sequence[int | None]
+) -> Iterator[tuple[Fact, _ChangePair]]:
     """Yields each change of a question: the fact from which a report makes its name, and the change itself."""
     for name, factor in question.classes.items():
         change = saved_work(study.of_class(name) * (1 - factor))
@@ -341,7 +348,7 @@ def _make_changes(study: Study, question: Question, ranks: Sequence[int | None])
         yield Fact("faster_network", factor=question.network), _speed_up_network(study, question.network)
 
 
-def _scale_range(study: Study, name: str, factor: float) -> Change:
+def _scale_range(study: Study, name: str, factor: float) -> ReplayChange:
     """Returns a change that multiplies the time of calls, pauses and GPU work in a range.
 
     The factor 0 also removes the waits for the GPU in the range.

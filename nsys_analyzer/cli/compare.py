@@ -138,7 +138,7 @@ def compare(
     if (fail_above is not None and comparisons.unmatched) or unknown:
         ctx.exit(1)
     if fail_above is not None and refused:
-        ctx.exit(DifferentConditionsError.exit_status if all(pair.is_of_other_conditions for pair in refused) else 1)
+        ctx.exit(DifferentConditionsError.exit_status if all(pair.conditions_differ for pair in refused) else 1)
     if fail_above is not None:
         unclear = sum(pair.verdict(fail_above) == "unclear" for pair in compared)
         if unclear:

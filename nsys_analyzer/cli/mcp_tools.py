@@ -13,8 +13,7 @@ from typing import Any
 
 from nsys_analyzer.analysis.comparison.comparison import DEFAULT_THRESHOLD
 from nsys_analyzer.analysis.comparison.pairs import compare_runs
-from nsys_analyzer.analysis.what_if import Question as WhatIfQuestion
-from nsys_analyzer.analysis.what_if import answer_all
+from nsys_analyzer.analysis.what_if import WhatIfQuestion, answer_all
 from nsys_analyzer.cli.confined_reader import ConfinedReader
 from nsys_analyzer.cli.kernels import list_kernels
 from nsys_analyzer.cli.modules import NO_MODULES

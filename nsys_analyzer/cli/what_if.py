@@ -99,14 +99,14 @@ def what_if(
     saving, and what limits the new step. The ranks of a run are replayed together. Any other capture is replayed
     separately.
     """
-    from nsys_analyzer.analysis.what_if import Question, answer_all
+    from nsys_analyzer.analysis.what_if import WhatIfQuestion, answer_all
     from nsys_analyzer.inputs.saved_reports import GENERATOR
     from nsys_analyzer.report.model import Report
     from nsys_analyzer.report.renderers.json_report import SCHEMA_VERSION, to_plain_data
     from nsys_analyzer.report.sections.what_if import what_if_section
 
-    question = Question(dict(classes), dict(ranges), launches, copies == "pinned", tuple(dict(on_time)), network)
-    if question == Question():
+    question = WhatIfQuestion(dict(classes), dict(ranges), launches, copies == "pinned", tuple(dict(on_time)), network)
+    if question == WhatIfQuestion():
         raise click.UsageError("Give a change: --class, --range, --launches, --copies, --rank or --network.")
     answers = list(answer_all(evidence().captures, question))
     if output_format == "json":

@@ -97,14 +97,14 @@ def _compare_steps(before: Side, after: Side, spread: RunSpread) -> StepChange |
         kind, name = key
         # A run without the part has 0 in each step.
         estimates = [[of_step.get(key, Estimate.nothing(step.instances)) for step, of_step in side] for side in parts]
-        change = _change_of_runs(estimates, busy_correlation if kind == "compute" else wall_correlation)
+        change = _compare_estimates(estimates, busy_correlation if kind == "compute" else wall_correlation)
         of_class = tuple(kernel for kernel_class, kernel in kernels if key == ("compute", kernel_class))
         changes.append(PartChange(kind, name, change, of_class))
     launches = (sum(step.launches for step in side) / len(side) for side in sides)
     return StepChange(wall, busy, tuple(sorted(changes, key=lambda part: -abs(part.change.ms))), *launches)
 
 
-def _change_of_runs(sides: Iterable[Sequence[Estimate]], correlation: SerialCorrelation | None = None) -> Change:
+def _compare_estimates(sides: Iterable[Sequence[Estimate]], correlation: SerialCorrelation | None = None) -> Change:
     """Returns the change between two sides, each with the estimates of its runs."""
     before, after = map(Estimate.of_runs, sides)
     return Change.of(before, after, correlation)
@@ -121,7 +121,7 @@ def _compare_times(
     """
     runs = [values(run) for side in sides for run in side]
     correlation = SerialCorrelation.of(*runs) if len(runs) == len(sides) else None
-    return _change_of_runs(([estimate(run) for run in side] for side in sides), correlation), correlation
+    return _compare_estimates(([estimate(run) for run in side] for side in sides), correlation), correlation
 
 
 # --- kernels
@@ -213,7 +213,7 @@ def _compare_unprofiled(before: Side, after: Side, phase: str, spread: RunSpread
         [estimate for run in side.runs if (estimate := estimate_unprofiled(run, phase, spread))]
         for side in (before, after)
     ]
-    return _change_of_runs(sides) if all(sides) else None
+    return _compare_estimates(sides) if all(sides) else None
 
 
 def _compare_findings(before: Side, after: Side) -> tuple[FindingChange, ...] | None:

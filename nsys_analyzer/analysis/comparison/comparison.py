@@ -238,7 +238,7 @@ class Comparison:
         return self.unprofiled or (self.step.wall if self.step else None)
 
     @property
-    def is_of_other_conditions(self) -> bool:
+    def conditions_differ(self) -> bool:
         """Returns whether the sides ran on different hardware, or were timed in different ways."""
         return any(obstacle.kind in ("hardware", "timing") for obstacle in self.cautions)
 

@@ -22,7 +22,7 @@ from nsys_analyzer.trace.phase_names import STEP
 #: A part of the step: its kind, and its kernel class or cause.
 PartKey: TypeAlias = "tuple[PartKind, str]"
 Limit = Annotated[float, msgspec.Meta(ge=0)]
-_EXAMPLE = "step_ms = 40, or [classes_ms] and below it matmul = 25"
+_BUDGET_EXAMPLE = "step_ms = 40, or [classes_ms] and below it matmul = 25"
 _LAUNCHES, _MEMORY = "launches", "peak memory"
 
 
@@ -129,7 +129,7 @@ def read_budgets(path: Path) -> Budgets:
     Raises:
         ConfigurationError: the file contains anything else.
     """
-    budgets = read_toml(path, Budgets, _EXAMPLE)
+    budgets = read_toml(path, Budgets, _BUDGET_EXAMPLE)
     if unknown := budgets.classes_ms.keys() - known_classes():
         hint = f"There are: {', '.join(known_classes())}"
         raise ConfigurationError(f"{path}: there is no kernel class {min(unknown)!r}", hint)

@@ -46,14 +46,15 @@ _GRAPH_NODE_NS = 420.0
 #: The assumed relative difference of a saving of GPU work between two runs of one program.
 _GPU_TIME_TOLERANCE = 0.03
 #: The assumed relative difference of a saving of CPU time between two runs of one program. On three rented hosts, 26
-#: savings were measured in another run than the captured run. Two thirds of them differed by less than this.
+#: savings were measured in another run than the captured run. Two thirds of the savings differed by less than this.
 _CPU_TIME_TOLERANCE = 0.29
-#: The same if the length of a step was measured without the profiler. Of 14 savings, 12 differed by less than this.
+#: The assumed relative difference of a saving of CPU time between two runs if the length of a step was measured without
+#: the profiler. Of 14 savings, 12 differed by less than this.
 _TIMED_CPU_TIME_TOLERANCE = 0.2
 #: Savings are not trusted if the length of the replayed steps differs from the recorded length by more than this share.
 _MAX_REPLAY_ERROR = 0.1
 #: A report warns about the profiler's cost if it exceeds this share of a profiled step.
-_HIDING_OVERHEAD = 0.3
+_NOTABLE_OVERHEAD_SHARE = 0.3
 #: If a change saves less than this share of a step on one baseline, it is not replayed on the other baselines.
 _NEGLIGIBLE_SAVING = 0.005
 #: Two lengths of steps count as equal if they differ by at most this share.
@@ -66,10 +67,10 @@ _MAX_PROFILER_COST = 4.0
 _ONE_TIME_SHARE = 0.25
 #: A call that does not wait initializes CUDA or loads kernels if it takes at least this long, ns.
 _START_UP_CALL_NS = 3_000_000
-#: For each cause of a wait: the causes of the idle time after the wait, until the next launches. After calls of the
-#: allocator, the program allocates memory again.
+#: For each cause of a wait: the causes of the idle time from the end of the wait to the next launches. A change that
+#: removes the wait also removes this idle time.
 _CAUSES_AFTER = {"sync": {"launch"}, "copy": {"launch"}, "allocator": {"launch", "host"}}
-#: The columns of a replay that are times.
+#: The columns of a replay that contain times. All of them are scaled to fit a measured length of a step.
 _TIME_COLUMNS = (
     "cpu_ns", "min_wait_ns", "return_ns", "latency_ns", "spacing_ns", "work_ns", "pause_ns", "join_gap_ns",
 )  # fmt: skip
@@ -105,22 +106,24 @@ def diagnose(
     baselines, scale = estimate_baselines(study, profiled_ms, unprofiled_ms)
     replayed_ms = [replay.step_ns / NS_PER_MS * scale for replay in baselines]
     shortest_ms, longest_ms = min(replayed_ms), max(replayed_ms)
-    low, high = (unprofiled_ms or estimate_unprofiled_ms(ms, busy_ms, profiled_ms) for ms in (shortest_ms, longest_ms))
+    low_ms, high_ms = (
+        unprofiled_ms or estimate_unprofiled_ms(ms, busy_ms, profiled_ms) for ms in (shortest_ms, longest_ms)
+    )
     doubt: Fact | None = None
     if not unprofiled_ms and busy_ms > (1 + _MAX_REPLAY_ERROR) * longest_ms:
         doubt = Fact("earlier_work")
     if abs(replay_error) > _MAX_REPLAY_ERROR:
         doubt = Fact("replay_differs", error=replay_error)
-    happens_once = _find_cold_start(step, study)
+    one_time_reason = _find_cold_start(step, study)
     if study.recording_share >= _ONE_TIME_SHARE:
-        happens_once = Fact("captures_graphs")
+        one_time_reason = Fact("captures_graphs")
     if out_of_memory and step.is_pass:
-        happens_once = out_of_memory
-    doubt = happens_once or doubt
+        one_time_reason = out_of_memory
+    doubt = one_time_reason or doubt
     findings: list[Finding] = []
     if not doubt:
-        is_timed, middle = bool(unprofiled_ms), (low + high) / 2
-        steps = StepsToExplain(step, study, baselines, scale, middle, is_torch, is_timed, high, warned_lines or {})
+        is_timed, middle_ms, warned = bool(unprofiled_ms), (low_ms + high_ms) / 2, warned_lines or {}
+        steps = StepsToExplain(step, study, baselines, scale, middle_ms, is_torch, is_timed, high_ms, warned)
         candidates = [candidate for rule in RULES for candidate in rule(steps)]
         for point, rule in load_plugins(FINDINGS):
             with skip_failing_plugin(point):
@@ -128,22 +131,22 @@ def diagnose(
                 for candidate in plugin_candidates:
                     _find_saving(steps, candidate, (), 0.0)  # raises if a change fails, so that the plugin is skipped
                 candidates += plugin_candidates
-        findings = list(_rank(steps, candidates))
+        findings = list(_rank_candidates(steps, candidates))
     explained = {"unrecorded", "profiler", *(finding.place.name for finding in findings if finding.place)}
     if waits_for_ranks:
         explained.add("communication")
-    idle = _find_idle_gpu(step, profiled_ms if doubt else (low + high) / 2, explained)
+    idle = _find_idle_gpu(step, profiled_ms if doubt else (low_ms + high_ms) / 2, explained)
     # If the replay cannot be trusted, idle time with an unknown cause is not reported.
     is_vague = doubt is not None and idle is not None and idle.place == Place("idle", "unknown")
-    if idle and not happens_once and not is_vague:
+    if idle and not one_time_reason and not is_vague:
         position = sum(finding.saves_ms >= idle.saves_ms for finding in findings)
         left_ms = findings[position - 1].left_after_all_ms if position else idle.step_ms
         lines = study.lines.get(idle.place.name, ()) if idle.place else ()
         findings.insert(position, replace(idle, left_after_all_ms=left_ms, lines=lines))
-    hides = profiled_ms - longest_ms > _HIDING_OVERHEAD * profiled_ms
-    overhead_ms = (profiled_ms - longest_ms, profiled_ms - shortest_ms) if hides else None
+    is_notable = profiled_ms - longest_ms > _NOTABLE_OVERHEAD_SHARE * profiled_ms
+    overhead_ms = (profiled_ms - longest_ms, profiled_ms - shortest_ms) if is_notable else None
     return Diagnosis(
-        low, high, profiled_ms, busy_ms, replay_error, bool(unprofiled_ms), overhead_ms, tuple(findings), doubt
+        low_ms, high_ms, profiled_ms, busy_ms, replay_error, bool(unprofiled_ms), overhead_ms, tuple(findings), doubt
     )
 
 
@@ -207,7 +210,7 @@ def estimate_unprofiled_ms(replayed_ms: float, busy_ms: float, profiled_ms: floa
 
 
 def _fit_to_length(study: Study, most_cost: Replay, step_ns: float) -> list[Replay]:
-    """Returns the steps without a cost of the profiler that is fitted so that a step has the length ``step_ns``.
+    """Subtracts the profiler's cost from the steps. The cost is fitted so that a step has the length ``step_ns``.
 
     If this cost exceeds its upper bound, the CPU may have been faster instead. The list then also contains the steps
     with a fitted speed of the CPU.
@@ -237,7 +240,7 @@ class _SavingInterval:
     high: float = 0.0
 
 
-def _rank(steps: StepsToExplain, candidates: Sequence[Candidate]) -> Iterator[FindingWithFigures]:
+def _rank_candidates(steps: StepsToExplain, candidates: Sequence[Candidate]) -> Iterator[FindingWithFigures]:
     """Yields the findings that save enough time, the largest saving first.
 
     Each finding contains the length of a step after this finding and all earlier findings were fixed. The saving of the
@@ -296,13 +299,14 @@ def _find_saving(
         if max(saved_ms) < _NEGLIGIBLE_SAVING * steps.step_ms:
             return _SavingInterval()  # the saving on the other baselines is about as small
     low, high = estimate_interval(saved_ms, of_cpu=candidate.saves_cpu_time, is_timed=steps.is_timed)
+    middle = (low + high) / 2
     # A candidate saves at most the time of its cause, and at most the step without the remaining work.
     study, step, replay = steps.study, steps.summary, steps.study.replay
     changed = candidate.changes[-1](replay)
     work_ms = study.work_ms(changed.work_ns < replay.work_ns if candidate.operations is None else candidate.operations)
     # If waits are removed, the program saves the waiting time. It usually waits for the work that the candidate is
     # about, so only the larger of both times counts.
-    waits_ms = steps.paused_ms(steps.waited_ns[(replay.awaited >= 0) & (changed.awaited < 0)])
+    waits_ms = steps.pause_ms_per_step(steps.waited_ns[(replay.awaited >= 0) & (changed.awaited < 0)])
     name = candidate.place.name if candidate.place and candidate.saves_cpu_time else ""
     has_fewer_launches = candidate.operations is not None and (changed.cpu_ns < replay.cpu_ns).any()
     causes = {"launch"} if has_fewer_launches else {name, *_CAUSES_AFTER.get(name, ())}
@@ -312,9 +316,10 @@ def _find_saving(
     # If the measured step without the profiler is longer than the profiled step, its parts may be longer, too.
     pace = max(steps.step_ms / step.length_ms, 1.0) if step.length_ms else 1.0
     rest_ms = max(steps.longest_step_ms, steps.step_ms) - remaining_work_ms - earlier_ms
-    most = max(min((max(work_ms, waits_ms) + idle_ms) * pace, rest_ms, steps.step_ms), 0.0)
+    limit_ms = max(min((max(work_ms, waits_ms) + idle_ms) * pace, rest_ms, steps.step_ms), 0.0)
     # If the limit is below the lower end of the interval, the interval is scaled to the limit.
-    return _SavingInterval(low if low <= most else most * low / high, min((low + high) / 2, most), min(high, most))
+    low = low if low <= limit_ms else limit_ms * low / high
+    return _SavingInterval(low, min(middle, limit_ms), min(high, limit_ms))
 
 
 def estimate_interval(saved_ms: Sequence[float], *, of_cpu: bool, is_timed: bool) -> tuple[float, float]:
@@ -345,7 +350,7 @@ class GpuIdleFigures(FindingFigures):
         compute_share: the share of the step in which the GPU computes.
         range_name: the range with most of the idle time of this cause; empty if it is outside of ranges.
         api: the API call with most of the idle time of this cause, if it is outside of ranges; else empty.
-        is_mostly_there: whether most of the idle time of this cause is in this range or call.
+        is_mostly_in_place: whether most of the idle time of this cause is in ``range_name`` or ``api``.
         is_pass: whether the whole capture counts as one step.
     """
 
@@ -355,7 +360,7 @@ class GpuIdleFigures(FindingFigures):
     compute_share: float
     range_name: str
     api: str
-    is_mostly_there: bool
+    is_mostly_in_place: bool
     is_pass: bool
 
 
@@ -388,10 +393,10 @@ def _find_idle_gpu(step: StepSummary, step_ms: float, explained: set[str]) -> Fi
         place = (row.range, "") if row.range else ("", row.api or "")
         ms_by_place[place] += row.ms * (row.cause == cause)
     (range_name, api), longest_ms = max(ms_by_place.items(), key=lambda pair: pair[1], default=(("", ""), 0.0))
-    is_mostly_there = longest_ms >= waits.MOST_SHARE * causes_ms.get(cause, 0.0)
+    is_mostly_in_place = longest_ms >= waits.MOST_SHARE * causes_ms.get(cause, 0.0)
     ms = min(ms, step_ms)
     figures = GpuIdleFigures(
-        cause, is_exposed, ms, step.compute_ms / step_ms, range_name, api, is_mostly_there, step.is_pass
+        cause, is_exposed, ms, step.compute_ms / step_ms, range_name, api, is_mostly_in_place, step.is_pass
     )
     return FindingWithFigures(
         id="gpu_idle",

@@ -22,13 +22,14 @@ from nsys_analyzer.text import StrOrText
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.schema import NS_PER_MS
 
+#: Matches the names of kernels of a backward pass.
 _BACKWARD_KERNEL = re.compile("(?i)backward|_bwd")
 #: The maximum number of callers of API calls that a finding names.
 _MAX_CALLERS = 3
 #: A share of the work of each operation, 0 to 1, shape (operations,).
-Shares = npt.NDArray[np.floating[Any]]
+WorkShares = npt.NDArray[np.floating[Any]]
 #: A function that changes a replay of steps.
-Change = Callable[[Replay], Replay]
+ReplayChange = Callable[[Replay], Replay]
 
 
 @dataclass(frozen=True)
@@ -211,33 +212,33 @@ class StepsToExplain:
         """Returns the share of a step in which the GPU is idle, without the profiler."""
         return max(1 - self.study.busy_ms / self.step_ms, 0.0) if self.step_ms else 0.0
 
-    def recurring(self, operations: Bools) -> Bools:
-        """Returns the mask of operations, or an empty mask if only the last of several steps contains some of them.
+    def without_work_after_loop(self, operations: Bools) -> Bools:
+        """Returns the mask of operations, all False if each of them is in the last of several steps.
 
-        Operations that only the last step contains run after the loop.
+        Such operations are assumed to run after the loop.
         """
         last_step_start = int(self.study.replay.first_call[-2])
         recurs = self.study.steps == 1 or bool((self.study.replay.launch[operations] < last_step_start).any())
         return operations & recurs
 
-    def paused_ms(self, pause_ns: Floats | Ints) -> float:
-        """Returns the sum of the given pauses per profiled step, ms.
+    def pause_ms_per_step(self, pause_ns: Floats | Ints) -> float:
+        """Returns the total length of the given pauses per profiled step, ms.
 
-        The studied steps differ a little from the mean step, so the sum is scaled to the length of a step.
+        The studied steps differ a little from the mean step, so the total is scaled to the length of the mean step.
         """
         total_ms = float(pause_ns.sum()) / self.study.steps / NS_PER_MS
         measured_ms = self.study.profiled_step_ns / NS_PER_MS
         return total_ms * self.summary.length_ms / measured_ms if measured_ms else total_ms
 
     def off_cpu_share(self, pauses: Bools) -> float | None:
-        """Returns the share of the pauses after the given calls in which the thread has no CPU; None if unknown."""
+        """Returns the share of the pauses after the given calls in which the thread runs on no CPU; None if unknown."""
         recorded = pauses & (self.study.calls.off_cpu_ns >= 0)
         if not recorded.any():
             return None
         return float(self.study.calls.off_cpu_ns[recorded].sum() / self.study.replay.pause_ns[recorded].sum())
 
     def callers_of(self, calls: Bools) -> tuple[Caller, ...]:
-        """Returns the functions of PyTorch that make most of the given calls, as backtraces show them."""
+        """Returns the PyTorch functions that backtraces show as the callers of most of the given API calls."""
         counts = Counter(self.study.callers[code] for code in self.study.calls.caller[calls].tolist())
         counts.pop("", None)
         return tuple(Caller(name, count / self.study.steps) for name, count in counts.most_common(_MAX_CALLERS))
@@ -259,7 +260,7 @@ class Candidate:
 
     id: str
     figures: FindingFigures
-    changes: tuple[Change, ...]
+    changes: tuple[ReplayChange, ...]
     place: Place | None = None
     operations: Bools | None = None
 
@@ -279,7 +280,7 @@ class Candidate:
 
     @property
     def is_general_cause(self) -> bool:
-        """Returns whether the cause is waiting for launches: the general cause of idle time without another cause."""
+        """Returns whether the GPU waits for launches: the general cause, for idle time that has no other cause."""
         return self.place == Place("idle", "launch")
 
     @property
@@ -296,13 +297,13 @@ def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, names)))
 
 
-def saved_work(share: Shares) -> Change:
+def saved_work(share: WorkShares) -> ReplayChange:
     """Returns a change that removes the given share of each operation's work."""
     remaining = (1 - share).astype(np.float64)
     return lambda replay: replay.scale_work(remaining)
 
 
-def saved_launches(steps: StepsToExplain, share: Shares) -> Change:
+def saved_launches(steps: StepsToExplain, share: WorkShares) -> ReplayChange:
     """Returns a change that removes the given share of each operation's work and of its launch.
 
     A call that launches several operations, such as that of a CUDA graph, is not shortened. No call saves more than the

@@ -16,12 +16,12 @@ import numpy as np
 
 from nsys_analyzer.analysis.findings.finding import (
     Candidate,
-    Change,
     FindingFigures,
     Place,
+    ReplayChange,
     Rule,
-    Shares,
     StepsToExplain,
+    WorkShares,
     saved_launches,
     saved_work,
 )
@@ -36,11 +36,11 @@ from nsys_analyzer.trace.phase_names import ATTENTION_PARTS
 
 #: A call saves at most this many usual launches. A longer call is the first launch of a kernel, which loads the kernel.
 _LOADING_FACTOR = 10
-#: The smallest and the largest share of TF32's theoretical gain, by the peaks, that is reached in practice.
+#: The smallest and the largest share of the theoretical speedup of TF32, which follows from the peaks, that is assumed.
 TF32_GAIN_SHARE = (0.3, 0.8)
 #: The minimum ratio of the TF32 peak to the fp32 peak for which a finding is reported.
 _LEAST_TF32_SPEEDUP = 1.5
-#: Matches kernels that multiply by a vector. They read each element once, so tensor cores do not make them faster.
+#: Matches kernels that multiply by a vector. Such kernels read each element once, so tensor cores do not help.
 _VECTOR_PRODUCT = re.compile(r"(?i)gemv|dot_kernel")
 #: The minimum duration of a matmul that tensor cores are assumed to make faster, ns.
 _SHORTEST_MATMUL_NS = 15_000
@@ -58,22 +58,25 @@ _MAX_KERNELS_BETWEEN_MATMULS = 20
 #: A grid size identifies attention's kernels in a backward pass only if the forward kernels outside of attention with
 #: this grid size take at most this share of the time of attention's forward kernels with this grid size.
 _MAX_OUTSIDE_SHARE = 0.5
-#: Match the names of kernels of a loss over the vocabulary, of a backward pass, and of the maximum before a softmax.
+#: Match the names of kernels: of a loss over the vocabulary, of a backward pass, and of the maximum before a softmax.
 _LOSS_SOFTMAX, _BACKWARD, _MAXIMUM = re.compile("(?i)log"), re.compile("(?i)backward|bwd"), re.compile("(?i)max")
+#: The classes of the kernels that unfused attention runs on its scores.
 _CLASSES_ON_SCORES = ("elementwise", "reduction", "softmax", "copy/layout", "random")
-#: Matches kernels of the router of a mixture of experts, which has a softmax between matmuls, too. The router then
-#: selects the largest values.
+#: Matches kernels with which the router of a mixture of experts selects experts. The router also has a softmax between
+#: matmuls, which must not be taken for attention.
 _ROUTING_KERNEL = re.compile(r"(?i)top_?k|gating")
 #: Matches kernels that torch.compile or XLA generated.
 _COMPILED_KERNEL = re.compile("^triton_|_fusion")
-_PLAIN_CLASSES = ("elementwise", "copy/layout")
-_ONE_PASS_CLASSES = (*_PLAIN_CLASSES, "reduction", "normalization", "softmax")
+#: The classes whose kernels a compiler fuses completely into their neighbors.
+_FULLY_FUSIBLE_CLASSES = ("elementwise", "copy/layout")
+#: The classes whose kernels pass once over the data, so that a compiler can fuse them with their neighbors.
+_FUSIBLE_CLASSES = (*_FULLY_FUSIBLE_CLASSES, "reduction", "normalization", "softmax")
 #: The smallest and the largest share of an optimizer's work that fusing is assumed to save. For each parameter, a fused
 #: AdamW reads or writes 7 tensors, and an unfused AdamW 20. Tensors that fit into the cache cost less.
 FUSED_OPTIMIZER_SAVINGS = (0.4, 0.7)
 #: Matches kernels of a fused optimizer of PyTorch, of Apex and similar libraries, or of a compiler.
 _FUSED_OPTIMIZER_KERNEL = re.compile(r"[Ff]used\w*(?:MathFunctor|[Aa]dam|[Ss]gd)|AdamFunctor|^triton_")
-#: A fused optimizer launches fewer kernels than this.
+#: A fused optimizer launches fewer kernels per step than this.
 FUSED_OPTIMIZER_KERNELS = 40
 #: The minimum number of consecutive copies that are a chain.
 SHORTEST_CHAIN = 3
@@ -81,11 +84,12 @@ SHORTEST_CHAIN = 3
 CHAIN_SAVINGS = (0.65, 1.0)
 #: The smallest and the largest share of a cache's copies that writing keys and values in place is assumed to save.
 CACHE_COPY_SAVINGS = (0.7, 1.0)
+#: Matches the kernel with which PyTorch concatenates tensors.
 _CONCATENATING_KERNEL = re.compile("CatArrayBatchedCopy")
 #: The maximum number of consecutive copies that are a chain. More copies copy different tensors, as an average of
 #: weights does.
 _LONGEST_CHAIN = 16
-#: The maximum ratio of the grid sizes of two copies of one tensor. They differ because of the sizes of element types.
+#: The maximum ratio of the grid sizes of two copies of one tensor. The sizes differ if the element types differ.
 _MAX_BLOCK_RATIO = 4
 #: Matches kernels that copy one tensor, possibly into another layout or type.
 _COPY_KERNEL = re.compile(r"(?i)copy|transpose|permute|nchwto|nhwcto")
@@ -203,7 +207,9 @@ def find_unfused_attention(steps: StepsToExplain) -> Iterator[Candidate]:
         study.work_ms(matmuls),
     )
     calls = study.calls_of(on_scores)
-    changes = tuple(_fewer_kernels(on_scores + matmuls * (1 - ratio), calls, 0.0) for ratio in FUSED_ATTENTION_RATIOS)
+    changes = tuple(
+        _shorten_with_calls(on_scores + matmuls * (1 - ratio), calls, 0.0) for ratio in FUSED_ATTENTION_RATIOS
+    )
     yield Candidate("unfused_attention", figures, changes, Place("class", "softmax"), matmuls | on_scores)
 
 
@@ -307,13 +313,12 @@ class UnfusedElementwiseFigures(FindingFigures):
 def find_unfused_elementwise(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds elementwise kernels, casts, norms and reductions outside the optimizer that no compiler generated.
 
-    A compiler fuses a chain of k kernels that follow each other into one kernel: between 1/k and 2/k of their time
-    remains. A norm, a softmax or a sum is already a single pass over the data. It is part of a chain, and keeps its
-    time.
+    A compiler fuses a chain of k consecutive kernels into one kernel: between 1/k and 2/k of their time remains. A
+    norm, a softmax or a sum counts towards k but keeps its time, because it is already a single pass over the data.
     """
     study = steps.study
     separate = (
-        study.of_class(*_ONE_PASS_CLASSES) & ~study.kernel_matches(_COMPILED_KERNEL) & ~study.in_phase("optimizer")
+        study.of_class(*_FUSIBLE_CLASSES) & ~study.kernel_matches(_COMPILED_KERNEL) & ~study.in_phase("optimizer")
     )
     # Other rules report attention's kernels and chains of copies.
     separate &= ~_find_attention(study)[1] & ~_find_copy_chains(study)
@@ -323,9 +328,9 @@ def find_unfused_elementwise(steps: StepsToExplain) -> Iterator[Candidate]:
     # saving of fewer launches: compiling made one such model 43 % faster, and another one 2 %.
     save = saved_work if steps.idle_share >= LEAST_IDLE_SHARE else partial(saved_launches, steps)
     index, chain_length = np.flatnonzero(separate), np.ones(len(separate))
-    chain_length[index] = _row_lengths(np.append(True, np.diff(index) > 1))
-    least = np.where(study.of_class(*_PLAIN_CLASSES), np.maximum(1 - 2 / chain_length, 0.0), 0.0)
-    most = np.where(study.of_class(*_PLAIN_CLASSES, "reduction"), 1 - 1 / chain_length, 0.0)
+    chain_length[index] = _find_run_lengths(np.append(True, np.diff(index) > 1))
+    least = np.where(study.of_class(*_FULLY_FUSIBLE_CLASSES), np.maximum(1 - 2 / chain_length, 0.0), 0.0)
+    most = np.where(study.of_class(*_FULLY_FUSIBLE_CLASSES, "reduction"), 1 - 1 / chain_length, 0.0)
     ms = study.work_ms(separate)
     mean_length = float(np.average(chain_length[separate], weights=study.replay.work_ns[separate]))
     figures = UnfusedElementwiseFigures(study.operations_per_step(separate), ms, ms / steps.step_ms, mean_length)
@@ -379,13 +384,16 @@ def _find_copy_chains(study: Study) -> Bools:
         return in_chain
     size = np.maximum(study.operations.size[index], 1)
     is_unlike = np.maximum(size[1:], size[:-1]) > _MAX_BLOCK_RATIO * np.minimum(size[1:], size[:-1])
-    length = _row_lengths(np.append(True, (np.diff(index) > 1) | is_unlike))
+    length = _find_run_lengths(np.append(True, (np.diff(index) > 1) | is_unlike))
     in_chain[index[(length >= SHORTEST_CHAIN) & (length <= _LONGEST_CHAIN)]] = True
     return in_chain
 
 
-def _row_lengths(starts: Bools) -> Ints:
-    """Returns the length of the row that contains each operation. ``starts`` is True at the start of each row."""
+def _find_run_lengths(starts: Bools) -> Ints:
+    """Returns the length of the run of operations that contains each operation.
+
+    ``starts`` is True for the first operation of each run.
+    """
     first = np.flatnonzero(starts)
     lengths = np.diff(np.append(first, len(starts)))
     return np.repeat(lengths, lengths)
@@ -423,7 +431,7 @@ class UnfusedOptimizerFigures(FindingFigures):
 
 
 def find_unfused_optimizer(steps: StepsToExplain) -> Iterator[Candidate]:
-    """Finds an optimizer with many kernels and no fused kernel. A fused optimizer reads and writes a parameter once."""
+    """Finds an optimizer that launches many kernels and no fused kernel."""
     study = steps.study
     updates = study.in_phase("optimizer") & study.of_class("optimizer", "elementwise", "reduction", "copy/layout")
     is_fused = (study.kernel_matches(_FUSED_OPTIMIZER_KERNEL) & updates).any()
@@ -433,11 +441,11 @@ def find_unfused_optimizer(steps: StepsToExplain) -> Iterator[Candidate]:
     foreach = study.of_class("optimizer") & updates
     figures = UnfusedOptimizerFigures(kernels, study.work_ms(updates), bool(foreach.sum() > 0.5 * updates.sum()))
     calls, remaining = study.calls_of(updates), FUSED_OPTIMIZER_KERNELS / kernels
-    changes = tuple(_fewer_kernels(updates * share, calls, remaining) for share in FUSED_OPTIMIZER_SAVINGS)
+    changes = tuple(_shorten_with_calls(updates * share, calls, remaining) for share in FUSED_OPTIMIZER_SAVINGS)
     yield Candidate("unfused_optimizer", figures, changes, Place("phase", "optimizer"), updates)
 
 
-def _fewer_kernels(share: Shares, calls: Bools, remaining: float) -> Change:
+def _shorten_with_calls(share: WorkShares, calls: Bools, remaining: float) -> ReplayChange:
     """Returns a change that shortens the work of operations and the time of calls.
 
     No call saves more than ten usual launches, since a longer call loads its kernel.

@@ -15,9 +15,9 @@ import numpy as np
 from nsys_analyzer.analysis.findings.finding import (
     Caller,
     Candidate,
-    Change,
     FindingFigures,
     Place,
+    ReplayChange,
     Rule,
     StepsToExplain,
     distinct_names,
@@ -52,11 +52,11 @@ REMAINING_GAP_NS = (200_000, 20_000)
 PINNED_BYTES_PER_S = 25e9
 #: A range is named only if it contains at least this share of the time of all pauses.
 _SMALLEST_NAMED_SHARE = 0.1
-#: A part is called most of a whole if it is at least this share of the whole.
+#: A sentence says "most of" a time if the part is at least this share of the time.
 MOST_SHARE = 0.5
 #: The minimum size of a copy that may be a batch, bytes.
 _SMALLEST_BATCH_BYTES = 64 << 10
-#: The maximum number of separate copies, or rows of copies, per step that count as a batch: its inputs and targets.
+#: The maximum number of runs of consecutive copies per step that count as a batch: its inputs and its targets.
 _MAX_TENSORS_OF_BATCH = 2
 #: The assumed pause for a batch that another thread has copied into pinned memory, ns.
 _PINNED_BATCH_NS = 50_000
@@ -102,14 +102,14 @@ def find_data_loading(steps: StepsToExplain) -> Iterator[Candidate]:
     other_pause_ns = study.replay.pause_ns - study.calls.loading_ns
     names = distinct_names(study.range_names(study.calls.pause_range[loading]))
     figures = DataLoadingFigures(
-        steps.paused_ms(study.calls.loading_ns),
+        steps.pause_ms_per_step(study.calls.loading_ns),
         study.calls_per_step(loading),
         names,
         any("MultiProcessingDataLoader" in name for name in names),
         steps.summary.is_pass,
         steps.off_cpu_share(loading),
     )
-    changes = tuple(_shorter_pauses(loading, other_pause_ns + ns) for ns in READY_BATCH_NS)
+    changes = tuple(_shorten_pauses(loading, other_pause_ns + ns) for ns in READY_BATCH_NS)
     yield Candidate("data_loading", figures, changes, Place("idle", "data"))
 
 
@@ -135,18 +135,18 @@ class PageableCopyFigures(FindingFigures):
 def find_pageable_copy(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds large copies to the GPU from pageable memory. Such copies are slow, and the program waits for them."""
     study = steps.study
-    copies = steps.recurring(find_pageable_copies(study))
+    copies = steps.without_work_after_loop(find_pageable_copies(study))
     if not copies.any():
         return
     calls = study.calls_of_copies(copies)
     # The tensors of a batch are copied directly after each other, so consecutive copies count once.
-    starts_row = copies & ~np.append(False, copies[:-1])
-    is_batch = steps.is_torch and study.operations_per_step(starts_row) <= _MAX_TENSORS_OF_BATCH
+    starts_run = copies & ~np.append(False, copies[:-1])
+    is_batch = steps.is_torch and study.operations_per_step(starts_run) <= _MAX_TENSORS_OF_BATCH
     # If a batch is copied into pinned memory ahead of its use, the program still takes the time to make the batch, but
     # not the time to fetch it.
     fetching = study.is_loading & (study.replay.pause_ns <= study.operations.duration_ns[copies].max())
 
-    def prefetched(replay: Replay) -> Replay:
+    def prefetch_batches(replay: Replay) -> Replay:
         """Returns the steps with batches that were copied ahead of their use."""
         ready = replay.limit_pauses(fetching, _PINNED_BATCH_NS).without_waits(calls)
         return ready.without_calls(calls & (study.calls.kind == COPY)).scale_work(np.where(copies, 0.0, 1.0))
@@ -158,7 +158,7 @@ def find_pageable_copy(steps: StepsToExplain) -> Iterator[Candidate]:
         is_batch,
         steps.callers_of(calls),
     )
-    yield Candidate("pageable_copy", figures, (pin_copies(study), prefetched), Place("idle", "copy"))
+    yield Candidate("pageable_copy", figures, (pin_copies(study), prefetch_batches), Place("idle", "copy"))
 
 
 def find_pageable_copies(study: Study) -> Bools:
@@ -167,7 +167,7 @@ def find_pageable_copies(study: Study) -> Bools:
     return copies
 
 
-def pin_copies(study: Study) -> Change:
+def pin_copies(study: Study) -> ReplayChange:
     """Returns a change that makes the pageable copies as if from pinned memory: faster, and without a wait."""
     copies = find_pageable_copies(study)
     calls = study.calls_of_copies(copies)
@@ -203,21 +203,21 @@ class DeviceToHostCopyFigures(FindingFigures):
 def find_device_to_host_copy(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds device-to-host copies that are larger than a few scalars: a checkpoint, or outputs that are logged."""
     study = steps.study
-    copies = steps.recurring(np.isin(study.operations.copy, INTO_HOST) & ~_scalar_copies(study))
+    copies = steps.without_work_after_loop(np.isin(study.operations.copy, INTO_HOST) & ~_find_scalar_copies(study))
     if not copies.any():
         return
     calls = study.calls_of_copies(copies)
-    copying_calls = calls | _calls_in_ranges_of(study, calls, study.calls.range)
+    copying_calls = calls | _is_range_around(study, calls, study.calls.range)
     # Between two of these copies, the program allocates memory for the next copy.
-    pausing = _calls_in_ranges_of(study, calls, study.calls.pause_range) | (calls & np.append(calls[1:], False))
+    pausing = _is_range_around(study, calls, study.calls.pause_range) | (calls & np.append(calls[1:], False))
     if (copying_calls & study.calls_of(study.operations.kind == KERNEL)).any():  # the ranges contain other work, too
         copying_calls = calls
 
-    def asynchronous(replay: Replay) -> Replay:
+    def make_asynchronous(replay: Replay) -> Replay:
         """Returns the steps with copies that the program does not wait for."""
         return replay.without_waits(calls).scale_work(np.where(copies, _REMAINING_COPY_SHARE, 1.0))
 
-    def removed(replay: Replay) -> Replay:
+    def remove_copies(replay: Replay) -> Replay:
         """Returns the steps without the copies."""
         shorter = replay.without_calls(copying_calls).limit_pauses(pausing, 0.0)
         return shorter.scale_work(np.where(copies, 0.0, 1.0))
@@ -232,19 +232,19 @@ def find_device_to_host_copy(steps: StepsToExplain) -> Iterator[Candidate]:
         steps.is_torch,
         steps.summary.is_pass,
     )
-    yield Candidate("device_to_host_copy", figures, (asynchronous, removed), Place("idle", "copy"))
+    yield Candidate("device_to_host_copy", figures, (make_asynchronous, remove_copies), Place("idle", "copy"))
 
 
-def _scalar_copies(study: Study) -> Bools:
+def _find_scalar_copies(study: Study) -> Bools:
     """Returns True for each device-to-host copy of a few scalars, such as a loss; shape (operations,)."""
     scalars: Bools = np.isin(study.operations.copy, INTO_HOST) & (study.operations.size <= _LARGEST_SCALAR_BYTES)
     return scalars
 
 
-def _calls_in_ranges_of(study: Study, calls: Bools, range_codes: Ints) -> Bools:
-    """Returns True for each element of ``range_codes`` that is also the range of one of ``calls``.
+def _is_range_around(study: Study, calls: Bools, range_codes: Ints) -> Bools:
+    """Returns True for each element of ``range_codes`` that is the range around one of ``calls``.
 
-    Ranges that are phases do not count.
+    The result is False for ranges that are phases.
     """
     codes = [code for code in np.unique(study.calls.range[calls]).tolist() if code >= 0]
     no_phases = [code for code in codes if study.ranges[code] not in study.phase_ranges]
@@ -287,7 +287,7 @@ _MAX_WARNED_LINES = 3
 def find_host_sync(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds synchronizations and device-to-host copies of a few scalars, in which the program waits for the GPU."""
     study = steps.study
-    scalars = _scalar_copies(study)
+    scalars = _find_scalar_copies(study)
     reading = study.calls_of(scalars)
     # A synchronization directly after a larger copy waits for this copy, so it does not count.
     copying = study.calls_of((study.operations.copy > 0) & ~scalars) & (study.calls.kind == COPY)
@@ -299,11 +299,11 @@ def find_host_sync(steps: StepsToExplain) -> Iterator[Candidate]:
         return
     half_the_time, without_scalars = np.where(waiting, 0.5, 1.0), np.where(scalars, 0.0, 1.0)
 
-    def without_waits(replay: Replay) -> Replay:
+    def remove_waits(replay: Replay) -> Replay:
         """Returns the steps in which the program does not wait for the scalars."""
         return replay.without_waits(waiting).scale_launches(half_the_time)
 
-    def without_calls(replay: Replay) -> Replay:
+    def remove_calls(replay: Replay) -> Replay:
         """Returns the steps without the calls and the copies of the scalars."""
         return replay.without_calls(waiting).scale_work(without_scalars)
 
@@ -319,7 +319,7 @@ def find_host_sync(steps: StepsToExplain) -> Iterator[Candidate]:
         steps.trains,
         tuple(most_often),
     )
-    yield Candidate("host_sync", figures, (without_waits, without_calls), Place("idle", "sync"))
+    yield Candidate("host_sync", figures, (remove_waits, remove_calls), Place("idle", "sync"))
 
 
 @dataclass(frozen=True)
@@ -357,14 +357,14 @@ def find_host_stall(steps: StepsToExplain) -> Iterator[Candidate]:
         float(stalls.sum()) / study.steps,
         float(pause_ns[stalls].sum()) / study.steps / NS_PER_MS,
         float(pause_ns[stalls].max()) / NS_PER_MS,
-        _ranges_with_most_time(study.calls.pause_range[without_loading], pause_ns[without_loading], study.ranges),
+        _find_longest_ranges(study.calls.pause_range[without_loading], pause_ns[without_loading], study.ranges),
         steps.off_cpu_share(stalls),
     )
-    changes = tuple(_shorter_pauses(stalls, study.replay.pause_ns - pause_ns + ns) for ns in REMAINING_PAUSE_NS)
+    changes = tuple(_shorten_pauses(stalls, study.replay.pause_ns - pause_ns + ns) for ns in REMAINING_PAUSE_NS)
     yield Candidate("host_stall", figures, changes, Place("idle", "host"))
 
 
-def _ranges_with_most_time(codes: Ints, ns: Floats, ranges: Sequence[str]) -> tuple[str, ...]:
+def _find_longest_ranges(codes: Ints, ns: Floats, ranges: Sequence[str]) -> tuple[str, ...]:
     """Returns the names of up to three ranges that together contain at least half of the time, the longest first.
 
     If the time is spread over more ranges, the tuple is empty.
@@ -398,7 +398,7 @@ def find_between_steps(steps: StepsToExplain) -> Iterator[Candidate]:
     between &= study.replay.pause_ns > 0
     if not steps.summary.kind or not between.any():
         return
-    figures = BetweenStepsFigures(steps.paused_ms(study.replay.pause_ns[between]))
+    figures = BetweenStepsFigures(steps.pause_ms_per_step(study.replay.pause_ns[between]))
     changes = tuple(lambda replay, ns=ns: replay.limit_pauses(between, ns) for ns in REMAINING_GAP_NS)
     yield Candidate("between_steps", figures, changes, Place("idle", "host"))
 
@@ -477,21 +477,21 @@ def find_launch_bound(steps: StepsToExplain) -> Iterator[Candidate]:
     short_pauses = find_launching_calls(study) & (study.replay.pause_ns < LONG_PAUSE_NS)
     free_launches = scale_launches(study, 0.0)
 
-    def without_pauses(replay: Replay) -> Replay:
+    def remove_pauses(replay: Replay) -> Replay:
         """Returns the steps without launch time and without short pauses."""
         return free_launches(replay).limit_pauses(short_pauses, study.calls.unrecorded_wait_ns.astype(np.float64))
 
     operations = float(study.on_device.sum()) / study.steps
     gpu_us, program_us = (ms / max(operations, 1) * US_PER_MS for ms in (study.busy_ms, steps.step_ms))
     figures = LaunchBoundFigures(operations, gpu_us, program_us, idle_ms["launch"])
-    yield Candidate("launch_bound", figures, (free_launches, without_pauses), Place("idle", "launch"))
+    yield Candidate("launch_bound", figures, (free_launches, remove_pauses), Place("idle", "launch"))
 
 
 def find_launching_calls(study: Study) -> Bools:
     """Returns True for each call that a CUDA graph could contain; shape (calls,).
 
-    A graph cannot contain a wait. So calls between two waits that closely follow each other do not count, and neither
-    do calls that allocate or free memory, and calls after which a batch is loaded.
+    A graph cannot contain a wait. So the result is False for calls between two waits that closely follow each other,
+    for calls that allocate or free memory, and for calls after which a batch is loaded.
     """
     calls = len(study.calls.kind)
     waits = np.flatnonzero(study.replay.awaited >= 0)
@@ -503,13 +503,13 @@ def find_launching_calls(study: Study) -> Bools:
     return ~is_outside_graphs
 
 
-def scale_launches(study: Study, factor: float) -> Change:
+def scale_launches(study: Study, factor: float) -> ReplayChange:
     """Returns a change that multiplies the time of launching calls, up to the next call and without pauses."""
     factors = np.where(find_launching_calls(study), factor, 1.0)
     return lambda replay: replay.scale_launches(factors)
 
 
-def _shorter_pauses(calls: Bools, ns: float | Floats) -> Change:
+def _shorten_pauses(calls: Bools, ns: float | Floats) -> ReplayChange:
     """Returns a change that shortens the pauses after the given calls to at most ``ns``."""
     return lambda replay: replay.limit_pauses(calls, ns)
 

@@ -167,9 +167,9 @@ class _Inference:
         self.work_ns, self.classes = work_ns[launched_here], classes[launched_here]
         bounding = self.ranges.select(roles.has_role(STEP, WARMUP) & self.in_process)
         open_ranges = trace.open_ranges
-        endless = roles.has_role(WARMUP, ranges=open_ranges) & (process_of(open_ranges.thread) == process)
+        is_endless = roles.has_role(WARMUP, ranges=open_ranges) & (process_of(open_ranges.thread) == process)
         #: The starts and ends of steps and of warm-up ranges, ns. No inferred phase extends beyond such a time.
-        self.bounds = np.concatenate([bounding.start, bounding.end, open_ranges.start[endless]]).tolist()
+        self.bounds = np.concatenate([bounding.start, bounding.end, open_ranges.start[is_endless]]).tolist()
 
     def infer(self) -> Iterator[_InferredPhases]:
         """Yields the phases of each thread that runs steps: from function ranges, else from operators or launches."""
@@ -207,9 +207,9 @@ class _Inference:
         backward = _keep_outermost(backward)
         optimizer = [_cut_to_after_backward(span, backward) for span in _keep_outermost(optimizer)]
         # A call is part of a forward pass if it neither lies inside a backward pass or an optimizer, nor contains one.
-        passes = _columns([*backward, *optimizer])
-        calls = _keep_outermost(list(compress(calls, ~contains_any_time(*passes[:2], *_columns(calls)))))
-        calls = list(compress(calls, ~is_in_any_range(*passes, *_columns(calls)[:2])))
+        passes = _span_columns([*backward, *optimizer])
+        calls = _keep_outermost(list(compress(calls, ~contains_any_time(*passes[:2], *_span_columns(calls)))))
+        calls = list(compress(calls, ~is_in_any_range(*passes, *_span_columns(calls)[:2])))
         return {
             "forward": self._join_calls(calls, backward, optimizer),
             "backward": backward,
@@ -414,14 +414,14 @@ def _sort_by_frequency(threads: Ints) -> list[int]:
     return [int(values[i]) for i in np.argsort(-counts, kind="stable")]
 
 
-def _columns(spans: _Spans) -> tuple[Ints, Ints, Ints]:
+def _span_columns(spans: _Spans) -> tuple[Ints, Ints, Ints]:
     """Returns the groups (all 0), the starts and the ends of spans, each with the shape (spans,)."""
     start, end = np.array(spans, np.int64).reshape(len(spans), 2).T
     return np.zeros(len(spans), np.int64), start, end
 
 
 def _keep_outermost(spans: _Spans) -> _Spans:
-    return list(compress(spans, ~is_inside_another_range(*_columns(spans))))
+    return list(compress(spans, ~is_inside_another_range(*_span_columns(spans))))
 
 
 def _cut_to_after_backward(span: tuple[int, int], backward: _Spans) -> tuple[int, int]:

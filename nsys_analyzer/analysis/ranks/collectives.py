@@ -28,28 +28,31 @@ from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS
 
 #: A message with at most this many bytes is assumed to contain a loss, a norm or a flag, and no tensor of the model.
 _SMALL_MESSAGE_BYTES = 4096
-#: If sizes are unknown, collectives count as small messages if their number is below this share of that of the most
-#: frequent collectives.
+#: If message sizes are unknown, a kind of collective in one phase counts as small messages if there are fewer of these
+#: collectives than this share of the number of the most frequent ones.
 _RARE_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class Waits:
-    """The waiting of one rank for others, on its own clock.
+    """The times that one rank waits for other ranks in collectives, on the rank's own clock.
 
     Attributes:
-        transfer_start: the time at which the last rank has started each collective, shape (collectives,), ns.
-        waiting: the time in each step in which all running collectives wait, shape (steps,), ns.
-        exposed_waiting: the part of the waiting in which nothing else runs on the GPU, shape (steps,), ns.
+        transfer_start_ns: the time at which the last rank has started each collective, shape (collectives,), ns.
+        waiting_ns: the time in each step in which all running collectives wait, shape (steps,), ns.
+        exposed_waiting_ns: the part of ``waiting_ns`` in which nothing else runs on the GPU, shape (steps,), ns.
     """
 
-    transfer_start: Ints
-    waiting: Ints
-    exposed_waiting: Ints
+    transfer_start_ns: Ints
+    waiting_ns: Ints
+    exposed_waiting_ns: Ints
 
 
 def find_waits(members: Sequence[Member], matches: Sequence[Match], clocks: Sequence[Clock]) -> list[Waits]:
-    """Returns the waiting of each member. Collectives without a match are assumed to transfer from their start."""
+    """Returns the waiting times of each member.
+
+    A collective without a match is assumed to transfer data from its start.
+    """
     starts = [clock.aligned(member.collectives.start) for member, clock in zip(members, clocks, strict=True)]
     last_starts = [start.copy() for start in starts]
     for match in matches:
@@ -59,20 +62,20 @@ def find_waits(members: Sequence[Member], matches: Sequence[Match], clocks: Sequ
     waits = []
     for member, start, last_start in zip(members, starts, last_starts, strict=True):
         collectives = member.collectives
-        transfer_start = np.minimum(collectives.start + last_start - start, collectives.end)
-        order = np.argsort(transfer_start, kind="stable")
-        transfers = Cover.from_intervals(transfer_start[order], collectives.end[order])
+        transfer_start_ns = np.minimum(collectives.start + last_start - start, collectives.end)
+        order = np.argsort(transfer_start_ns, kind="stable")
+        transfers = Cover.from_intervals(transfer_start_ns[order], collectives.end[order])
         running = Cover.from_intervals(collectives.start, collectives.end)
         all_wait = (transfers.find_gaps(*stretches) for stretches in ((running.start, running.end), member.exposed))
         in_steps = (
             Cover.from_intervals(begin, end).covered_within(member.start, member.end) for _, begin, end in all_wait
         )
-        waits.append(Waits(transfer_start, *in_steps))
+        waits.append(Waits(transfer_start_ns, *in_steps))
     return waits
 
 
-#: The kind, phase and bytes of a collective, and the number of ranks that take part, which is 0 if it is not known.
-_Key = tuple[int, str, int, int]
+#: The properties by which collectives are grouped: kind, phase, bytes, and the number of ranks (0 if it is not known).
+_GroupKey = tuple[int, str, int, int]
 
 
 def summarize_collectives(
@@ -84,13 +87,13 @@ def summarize_collectives(
     Args:
         members: the members of the run.
         matches: the collectives that members share.
-        steps: the indices of the steps in the steps of each member, the same number for all members.
-        waits: the waiting of each member; empty if it is not known.
-        lacks_ranks: whether some ranks of the run are not among the members, so that waiting for them is not known.
+        steps: the indices of the compared steps among the steps of each member; all members have equally many.
+        waits: the waiting times of each member; empty if they are not known.
+        lacks_ranks: whether some ranks of the run are not among the members, so that waits for them are not known.
     """
     durations = [member.collectives.end - member.collectives.start for member in members]
     transfer_starts = (
-        [wait.transfer_start for wait in waits] if waits else [member.collectives.start for member in members]
+        [wait.transfer_start_ns for wait in waits] if waits else [member.collectives.start for member in members]
     )
     waited = [start - member.collectives.start for start, member in zip(transfer_starts, members, strict=True)]
     is_match = [np.zeros(len(member.collectives), np.bool_) for member in members]
@@ -98,16 +101,16 @@ def summarize_collectives(
         for position, index in match.items():
             is_match[position][index] = True
     figures = []
-    for (kind, phase, size, ranks), rows in _group_alike(members, steps, lacks_ranks=lacks_ranks).items():
-        duration, waiting, matched = (
+    for (kind, phase, size, ranks), rows in _group_collectives(members, steps, lacks_ranks=lacks_ranks).items():
+        duration, waiting_ns, matched = (
             np.concatenate([columns[position][index] for position, index in rows])
             for columns in (durations, waited, is_match)
         )
         participants = len({position for position, _ in rows})
         divisor = participants * len(steps[0]) * NS_PER_MS  # from a total in ns to ms per step and rank
         is_known = bool(waits) and bool(matched.any()) and not lacks_ranks
-        transfer = Stats.of_ns((duration - waiting)[matched]) if is_known else Stats()
-        link_bytes = _bytes_per_link(kind, size, ranks)
+        transfer = Stats.of_ns((duration - waiting_ns)[matched]) if is_known else Stats()
+        link_bytes = _count_link_bytes(kind, size, ranks)
         figures.append(
             CollectiveFigures(
                 kind=COLLECTIVE_KINDS[kind],
@@ -116,21 +119,21 @@ def summarize_collectives(
                 ranks=ranks or None,
                 count=len(duration) / participants / len(steps[0]),
                 duration_ms=Stats.of_ns(duration),
-                waiting_ms=float(waiting.sum()) / divisor if is_known else None,
-                transfer_ms=float((duration - waiting).sum()) / divisor if is_known else None,
+                waiting_ms=float(waiting_ns.sum()) / divisor if is_known else None,
+                transfer_ms=float((duration - waiting_ns).sum()) / divisor if is_known else None,
                 bus_bytes_per_s=link_bytes / (transfer.median / MS_PER_S) if link_bytes and transfer.median else None,
             )
         )
     return tuple(sorted(figures, key=lambda row: -(row.duration_ms.mean or 0.0) * row.count))
 
 
-def _group_alike(
+def _group_collectives(
     members: Sequence[Member], steps: Sequence[Ints], *, lacks_ranks: bool
-) -> dict[_Key, list[tuple[int, Ints]]]:
-    """Returns the collectives of the steps, grouped by key: positions of members, and indices into their collectives.
+) -> dict[_GroupKey, list[tuple[int, Ints]]]:
+    """Groups the collectives of the given steps. A group lists positions of members and indices into their collectives.
 
-    The number of ranks of a communicator with an ID is the number that NCCL records, else the number of members that
-    use the communicator. It is not known if NCCL does not record it and some ranks of the run are not members.
+    The number of ranks of a communicator is the number that NCCL records. If NCCL records none, it is the number of
+    members that use the communicator, and 0 if some ranks of the run are not members.
     """
     is_whole = not lacks_ranks and (len(members) > 1 or members[0].world_size == 1)
     users: dict[int, int] = defaultdict(int)
@@ -138,7 +141,7 @@ def _group_alike(
     for member in members:
         ids, sizes = member.collectives.communicator, member.collectives.ranks
         first, _ = distinct_rows(ids, sizes)
-        recorded_sizes |= {int(ids[at]): int(sizes[at]) for at in first if sizes[at]}
+        recorded_sizes |= {int(ids[row]): int(sizes[row]) for row in first if sizes[row]}
         for communicator in np.unique(ids[ids > 0]).tolist():
             users[communicator] += 1
     ranks_of = {
@@ -146,7 +149,7 @@ def _group_alike(
         for communicator, count in users.items()
     }
     all_ranks = len(members) if is_whole else 0
-    alike: dict[_Key, list[tuple[int, Ints]]] = defaultdict(list)
+    groups: dict[_GroupKey, list[tuple[int, Ints]]] = defaultdict(list)
     for position, member in enumerate(members):
         collectives = member.collectives
         index = np.flatnonzero(np.isin(collectives.step, steps[position]))
@@ -156,19 +159,20 @@ def _group_alike(
         first, group = distinct_rows(*(column[index] for column in columns))
         count = np.bincount(group, minlength=len(first))
         in_groups, ends = index[np.argsort(group, kind="stable")], np.cumsum(count)
-        for at, begin, end in zip(index[first], ends - count, ends, strict=True):
-            kind, phase, size, communicator, ranks = (int(column[at]) for column in columns)
+        for example, begin, end in zip(index[first], ends - count, ends, strict=True):
+            kind, phase, size, communicator, ranks = (int(column[example]) for column in columns)
             name = collectives.names[phase] if phase != NONE else ""
             key = kind, name, size, ranks or ranks_of.get(communicator, all_ranks)
-            alike[key].append((position, in_groups[begin:end]))
-    return alike
+            groups[key].append((position, in_groups[begin:end]))
+    return groups
 
 
-def _bytes_per_link(kind: int, size: int, ranks: int) -> float | None:
-    """Returns the bytes that pass each rank's link, as nccl-tests (PERFORMANCE.md) defines bus bandwidth.
+def _count_link_bytes(kind: int, size: int, ranks: int) -> float | None:
+    """Counts the bytes that pass each rank's link, as nccl-tests (PERFORMANCE.md) defines bus bandwidth.
 
-    For an all-reduce, a broadcast and a reduce, NCCL's message size is the size of the whole message. For other kinds
-    it is the size of one rank's part, or of the part between two ranks. Returns None if the bytes are not known.
+    For an all-reduce, a broadcast and a reduce, NCCL's message size is the size of the whole message. For other kinds,
+    it is the size of one rank's part, or of the part that one rank sends to another. Returns None if the bytes are not
+    known.
     """
     if size <= 0 or ranks < 2 or kind == OTHER_KIND:
         return None

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from nsys_analyzer.analysis.findings.diagnosis import SMALLEST_SAVING
 from nsys_analyzer.analysis.findings.finding import FindingFigures, FindingWithFigures, Place
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranks.run import DATA_PARALLEL, SHARDED, LostTime, ParallelRun, Part, RankFigures
+from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 
-#: A timeline shows the findings of a run by its collectives.
+#: What a timeline highlights for every finding about a run: the collectives.
 _COLLECTIVES = Place("class", COMMUNICATION)
-#: The shares by which equal work differs in time: GPU work in two runs, on two GPUs, and CPU work in two runs.
+#: The shares by which the time of equal work differs: GPU work in two runs, GPU work on two GPUs, CPU work in two runs.
 _GPU_TIME_TOLERANCE, _TWO_GPUS_TOLERANCE, _CPU_TIME_TOLERANCE = 0.03, 0.1, 0.29
 #: PyTorch's default size of a bucket of gradients, bytes.
 DEFAULT_BUCKET_BYTES = 25 * 2**20
@@ -27,7 +28,7 @@ _TOO_LARGE_FACTOR = 2
 #: Hidden collectives slow down the work beside them by at most this share of their own time: by a quarter to a third
 #: on an H200 (all-reduce of two ranks, over NVLink and over the host's memory).
 HIDDEN_COLLECTIVE_COST = 0.35
-#: At most this many of the last buckets stay exposed, because they may be ready late.
+#: The largest number of buckets that is assumed to stay exposed. The last buckets may be ready only when backward ends.
 MAX_EXPOSED_BUCKETS = 3
 #: A cause explains a loss if it makes up at least this share of the loss.
 _LEAST_EXPLAINED_SHARE = 0.5
@@ -41,15 +42,15 @@ Key = TypeVar("Key", bound=Hashable)
 def find_losses(
     slow: tuple[RankFigures, CaptureSummary], fast: tuple[RankFigures, CaptureSummary]
 ) -> tuple[tuple[LostTime, ...], float] | None:
-    """Returns where a rank needs more own time than a faster one, ms per step; None if a step is unknown.
+    """Compares the own times of a slow and a fast rank by phase and part, ms per step; None if a step is unknown.
 
-    A waiting collective occupies a part of the GPU. If it waits beside other work, the kernels of this work take longer
-    than on the rank for which the collective waits.
+    A waiting collective occupies a part of the GPU. If other work runs at the same time, its kernels take longer than
+    on the rank for which the collective waits.
 
     Returns:
-        The differences by phase and part, the largest first, and the time by which the work of the faster rank took
-        longer because its collectives waited beside this work. The sum of the differences minus this time is the
-        difference of the ranks' steps without exposed waiting, if all steps were analyzed.
+        The differences by phase and part, the largest first, and the time by which waiting collectives slowed the work
+        of the fast rank down. The sum of the differences minus this time is the difference of the ranks' steps without
+        exposed waiting, if all steps were analyzed.
     """
     devices = [
         device
@@ -99,13 +100,13 @@ def find_losses(
 
 
 def _subtract_slowdown(lost_ms: dict[tuple[str, Part], float], fast: RankFigures) -> float:
-    """Subtracts from the losses the time by which waiting collectives slowed the faster rank's kernels down.
+    """Corrects the losses for the time by which waiting collectives slowed the faster rank's kernels down.
 
-    The faster rank was slowed down in the phases in which it computes for longer, unless its other parts are shorter
-    there: kernels that take longer leave less idle time.
+    The faster rank was slowed down in the phases in which it computes for longer. If its other parts are shorter in
+    such a phase, the phase was slowed down by less: kernels that take longer leave less idle time.
 
     Returns:
-        The subtracted time, ms.
+        The time by which the kernels were slowed down, ms.
     """
     hidden_waiting_ms = (fast.waiting_ms or 0.0) - (fast.exposed_waiting_ms or 0.0)
     slowed_ms = 0.0
@@ -135,7 +136,7 @@ def _find_explanation(loss_ms: float, difference_ms: Mapping[Key, float]) -> Key
 # --- changes that would make the steps of all ranks shorter
 
 
-def find_in_run(run: ParallelRun) -> tuple[FindingWithFigures, ...]:
+def find_run_findings(run: ParallelRun) -> tuple[FindingWithFigures, ...]:
     """Returns the findings about all ranks of a run, the largest saving first."""
     slowest = run.slowest_rank
     # If ranks are missing, it is unknown which ranks wait for them.
@@ -143,19 +144,44 @@ def find_in_run(run: ParallelRun) -> tuple[FindingWithFigures, ...]:
         return ()
     # No step is shorter than the GPU's own work, whatever the other ranks do.
     most_ms = max(run.step_ms - slowest.compute_ms - slowest.exposed_copy_ms, 0.0)
-    # Exposed communication has the finding on large buckets if there are any, else the general finding.
+    # The general finding on exposed communication is reported only if large buckets do not explain it.
     exposed = list(_find_large_buckets(run, slowest)) or list(_find_exposed_communication(run, slowest))
     findings = []
     left_ms = run.step_ms
-    by_saving = sorted((*_find_late_rank(run, slowest), *exposed), key=lambda finding: -finding.saves_ms)
-    for finding in by_saving:
-        low, high = (min(ms, most_ms) for ms in (finding.saves_ms_low, finding.saves_ms_high))
-        if (low + high) / 2 >= SMALLEST_SAVING * run.step_ms:
+    for saving in sorted((*_find_late_rank(run, slowest), *exposed), key=lambda saving: -saving.middle_ms):
+        low_ms, high_ms = min(saving.low_ms, most_ms), min(saving.high_ms, most_ms)
+        if (low_ms + high_ms) / 2 >= SMALLEST_SAVING * run.step_ms:
             # The findings are about separate parts of the step, so their savings add up.
-            left_ms = max(left_ms - (low + high) / 2, 0.0)
-            finding = replace(finding, saves_ms_low=low, saves_ms_high=high)
-            findings.append(replace(finding, left_after_all_ms=left_ms, place=_COLLECTIVES))
+            left_ms = max(left_ms - (low_ms + high_ms) / 2, 0.0)
+            findings.append(
+                FindingWithFigures(
+                    id=saving.id,
+                    saves_ms_low=low_ms,
+                    saves_ms_high=high_ms,
+                    saves_ms=saving.middle_ms,
+                    step_ms=run.step_ms,
+                    left_after_all_ms=left_ms,
+                    place=_COLLECTIVES,
+                    figures=saving.figures,
+                    lines=saving.lines,
+                )
+            )
     return tuple(findings)
+
+
+class _RunSaving(NamedTuple):
+    """The ID and the figures of a possible finding about a run, the interval of its saving per step, and its lines."""
+
+    id: str
+    figures: FindingFigures
+    low_ms: float
+    high_ms: float
+    lines: tuple[Line, ...] = ()
+
+    @property
+    def middle_ms(self) -> float:
+        """Returns the middle of the interval, ms."""
+        return (self.low_ms + self.high_ms) / 2
 
 
 @dataclass(frozen=True)
@@ -181,8 +207,8 @@ class LateRankFigures(FindingFigures):
     place: str
 
 
-def _find_late_rank(run: ParallelRun, slowest: RankFigures) -> Iterator[FindingWithFigures]:
-    """Yields the finding on the rank that all other ranks wait for."""
+def _find_late_rank(run: ParallelRun, slowest: RankFigures) -> Iterator[_RunSaving]:
+    """Yields the saving if the slowest rank, for which all other ranks wait, were as fast as they are."""
     others_ms = sorted(rank.late_ms.median or 0.0 for rank in run.ranks if rank is not slowest and rank.late_ms)
     late_ms = run.skew_ms or 0.0
     # The stages of a pipeline are not meant to take equally long.
@@ -206,15 +232,9 @@ def _find_late_rank(run: ParallelRun, slowest: RankFigures) -> Iterator[FindingW
         tolerance,
         (largest_loss.range or largest_loss.module) if largest_loss else "",
     )
-    yield FindingWithFigures(
-        id="late_rank",
-        saves_ms_low=max(least_ms, 0.0) * (1 - tolerance),
-        saves_ms_high=min(max(middle_ms, 0.0) * (1 + tolerance), most_ms),
-        step_ms=run.step_ms,
-        left_after_all_ms=run.step_ms,
-        figures=figures,
-        lines=largest_loss.lines if largest_loss else (),
-    )
+    low_ms = max(least_ms, 0.0) * (1 - tolerance)
+    high_ms = min(max(middle_ms, 0.0) * (1 + tolerance), most_ms)
+    yield _RunSaving("late_rank", figures, low_ms, high_ms, largest_loss.lines if largest_loss else ())
 
 
 @dataclass(frozen=True)
@@ -235,8 +255,8 @@ class LargeBucketsFigures(FindingFigures):
     default_buckets: float
 
 
-def _find_large_buckets(run: ParallelRun, slowest: RankFigures) -> Iterator[FindingWithFigures]:
-    """Yields the finding on gradients that wait for the end of backward because their bucket is too large."""
+def _find_large_buckets(run: ParallelRun, slowest: RankFigures) -> Iterator[_RunSaving]:
+    """Yields the saving if the gradients were in smaller buckets, which need not wait for the end of backward."""
     exposed_ms = slowest.exposed_transfer_ms or 0.0
     # Only the all-reduces that backward launches, in a run with data parallelism alone.
     is_data_parallel = run.strategies == (DATA_PARALLEL,)
@@ -251,15 +271,10 @@ def _find_large_buckets(run: ParallelRun, slowest: RankFigures) -> Iterator[Find
     default_buckets = max(sum((row.bytes or 0) * row.count for row in rows) / DEFAULT_BUCKET_BYTES, 1.0)
     high_ms = exposed_ms - min(exposed_ms, transfer_ms / default_buckets)
     low_ms = exposed_ms - min(exposed_ms, MAX_EXPOSED_BUCKETS * transfer_ms / default_buckets)
-    low_ms -= HIDDEN_COLLECTIVE_COST * high_ms
-    yield FindingWithFigures(
-        id="large_buckets",
-        saves_ms_low=max(low_ms, 0.0) * (1 - _GPU_TIME_TOLERANCE),
-        saves_ms_high=min(high_ms * (1 + _GPU_TIME_TOLERANCE), exposed_ms),
-        step_ms=run.step_ms,
-        left_after_all_ms=run.step_ms,
-        figures=LargeBucketsFigures(count, sizes[-1], transfer_ms, min(exposed_ms, transfer_ms), default_buckets),
-    )
+    low_ms = max(low_ms - HIDDEN_COLLECTIVE_COST * high_ms, 0.0) * (1 - _GPU_TIME_TOLERANCE)
+    high_ms = min(high_ms * (1 + _GPU_TIME_TOLERANCE), exposed_ms)
+    figures = LargeBucketsFigures(count, sizes[-1], transfer_ms, min(exposed_ms, transfer_ms), default_buckets)
+    yield _RunSaving("large_buckets", figures, low_ms, high_ms)
 
 
 @dataclass(frozen=True)
@@ -279,17 +294,11 @@ class ExposedCommunicationFigures(FindingFigures):
     has_replicas: bool
 
 
-def _find_exposed_communication(run: ParallelRun, slowest: RankFigures) -> Iterator[FindingWithFigures]:
-    """Yields communication that nothing hides, except in a pipeline, whose stages wait by design."""
+def _find_exposed_communication(run: ParallelRun, slowest: RankFigures) -> Iterator[_RunSaving]:
+    """Yields the saving if all communication were hidden. A pipeline is left out, because its stages wait by design."""
     exposed_ms = slowest.exposed_transfer_ms or 0.0
     if run.is_pipeline:
         return
     has_replicas = not {DATA_PARALLEL, SHARDED}.isdisjoint(run.strategies)
-    yield FindingWithFigures(
-        id="exposed_communication",
-        saves_ms_low=0.0,
-        saves_ms_high=exposed_ms,
-        step_ms=run.step_ms,
-        left_after_all_ms=run.step_ms,
-        figures=ExposedCommunicationFigures(slowest.label, slowest.transfer_ms or 0.0, exposed_ms, has_replicas),
-    )
+    figures = ExposedCommunicationFigures(slowest.label, slowest.transfer_ms or 0.0, exposed_ms, has_replicas)
+    yield _RunSaving("exposed_communication", figures, 0.0, exposed_ms)

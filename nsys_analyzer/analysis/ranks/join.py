@@ -12,12 +12,12 @@ from msgspec import structs
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranks.collectives import Waits, find_waits, name_strategies, summarize_collectives
-from nsys_analyzer.analysis.ranks.findings import find_in_run, find_losses
+from nsys_analyzer.analysis.ranks.findings import find_losses, find_run_findings
 from nsys_analyzer.analysis.ranks.matching import (
     Clock,
     align_clocks,
     group_members,
-    knows_communicators,
+    has_known_communicators,
     match_collectives,
     missing_ranks,
     step_numbers,
@@ -46,12 +46,14 @@ from nsys_analyzer.trace.schema import NS_PER_MS
 _MAX_SPREAD_SHARE = 0.05
 #: The ranks take turns in being the slowest if no rank is the slowest in at least this share of the steps.
 _STEADY_SHARE = 0.75
-#: The profiler does not make the step longer if the unprofiled step takes at least this share of the profiled step.
+#: The profiler counts as not slowing a step down if the unprofiled step takes at least this share of the profiled step.
 _UNSLOWED_SHARE = 0.97
-#: The most ranks whose steps are replayed.
+#: The maximum number of ranks whose steps are replayed.
 _MOST_REPLAYED_RANKS = 8
-#: Steps are replayed with these costs of an event, as multiples of its highest cost. Other costs are interpolated.
+#: Steps are replayed with these costs of recording an event, as multiples of the highest cost. The length of a step at
+#: other costs is interpolated.
 _EVENT_COSTS = (0.0, 1.0, 3.0)
+#: Matches the word "rank" or "r" at the end of the common start of captures' names.
 _RANK_AT_END = re.compile(r"[\W_]*(?:rank|(?<![^\W_])r)?[\W_]*$", re.IGNORECASE)
 
 
@@ -62,8 +64,8 @@ def find_runs(captures: Sequence[CaptureSummary]) -> tuple[ParallelRun, ...]:
     runs = []
     for join in join_members([member for member, _ in pairs]):
         of_ranks = [capture_of[member.capture, member.process, member.device] for member in join.members]
-        run = _at_unprofiled_pace(_with_losses(join.summarize(), of_ranks), join, of_ranks)
-        runs.append(structs.replace(run, findings=find_in_run(run)))
+        run = _with_unprofiled_lateness(_with_losses(join.summarize(), of_ranks), join, of_ranks)
+        runs.append(structs.replace(run, findings=find_run_findings(run)))
     return tuple(runs)
 
 
@@ -84,7 +86,7 @@ def find_clocks(members: Sequence[Member]) -> dict[str, tuple[str, Clock]]:
 
 
 def _with_losses(run: ParallelRun, captures: Sequence[CaptureSummary]) -> ParallelRun:
-    """Adds to the run where the slowest rank loses time to the fastest one, and corrects how late each rank is."""
+    """Adds to the run the losses of the slowest rank, and corrects the lateness of all ranks."""
     if run.slowest is None or run.fastest is None or run.slowest == run.fastest:
         return run
     pairs = list(zip(run.ranks, captures, strict=True))
@@ -112,15 +114,15 @@ class JoinedRanks:
         matches: the collectives that ranks share.
         common: the numbers of the steps that all members have.
         differing: the numbers of the steps whose collectives differ from rank to rank.
-        shared: the numbers of the compared steps: the common steps without the differing steps.
+        shared: the numbers of the steps that are compared: the common steps without the differing steps.
         steps: the indices of the shared steps in the steps of each member; the indices of all steps if none are shared.
-        walls: the lengths of the steps in ``steps``, shape (steps,) for each member, ns.
+        walls_ns: the lengths of the steps in ``steps``, shape (steps,) for each member, ns.
         clocks: the clock of each member.
         alignment: how well the clocks agree; None if they could not be aligned.
-        waits: the waiting of each member; empty if it is not known.
-        own: the lengths of the steps without exposed waiting, shape (members, steps), ns; empty if waiting is not
+        waits: the waiting times of each member; empty if they are not known.
+        own_ns: the lengths of the steps without exposed waiting, shape (members, steps), ns; empty if waiting is not
             known.
-        ranks_from: where the rank numbers come from, if neither captures nor manifests hold them.
+        ranks_from: the source of the rank numbers, if neither captures nor manifests contain them.
     """
 
     def __init__(self, members: tuple[Member, ...], notes: tuple[JoinNote, ...]) -> None:
@@ -132,13 +134,13 @@ class JoinedRanks:
         self._all_differ = bool(self.differing) and not len(alike)
         shared = self.shared = self.common if self._all_differ else alike
         self.steps = [np.flatnonzero(np.isin(numbers, shared if len(shared) else numbers)) for numbers in self.numbers]
-        self.walls = [(m.end - m.start)[steps] for m, steps in zip(self.members, self.steps, strict=True)]
+        self.walls_ns = [(m.end - m.start)[steps] for m, steps in zip(self.members, self.steps, strict=True)]
         self.clocks = align_clocks(self.members, self.matches)
         self.alignment = self._find_alignment()
         clocks = [clock or Clock() for clock in self.clocks]
         self.waits = find_waits(self.members, self.matches, clocks) if self.alignment else []
-        rows = zip(self.waits, self.walls, self.steps, strict=False)
-        self.own = np.array([walls - waits.exposed_waiting[steps] for waits, walls, steps in rows])
+        rows = zip(self.waits, self.walls_ns, self.steps, strict=False)
+        self.own_ns = np.array([walls_ns - waits.exposed_waiting_ns[steps] for waits, walls_ns, steps in rows])
         by_name = any(member.name_without_rank for member in self.members)
         by_order = any(member.run == BY_ORDER for member in self.members)
         self.ranks_from: RanksFrom | None = "file names" if by_name else "order of the call" if by_order else None
@@ -147,11 +149,11 @@ class JoinedRanks:
         """Returns the figures of the run, without losses and findings."""
         slowest = fastest = skew = None
         takes_turns = False
-        if self.own.size:
-            median = np.median(self.own, axis=1)
+        if self.own_ns.size:
+            median = np.median(self.own_ns, axis=1)
             slowest, fastest = int(np.argmax(median)), int(np.argmin(median))
-            skew = max(float(np.median(self.own[slowest] - self.own[fastest])), 0.0) / NS_PER_MS
-            takes_turns = float((self.own.argmax(axis=0) == slowest).mean()) < _STEADY_SHARE
+            skew = max(float(np.median(self.own_ns[slowest] - self.own_ns[fastest])), 0.0) / NS_PER_MS
+            takes_turns = float((self.own_ns.argmax(axis=0) == slowest).mean()) < _STEADY_SHARE
         collectives: tuple[CollectiveFigures, ...] = ()
         if len(self.shared):
             lacks_ranks = len(self.missing) > 0
@@ -176,25 +178,25 @@ class JoinedRanks:
         )
 
     def _find_alignment(self) -> Alignment | None:
-        """Returns how well the clocks agree; None if they disagree, or if there is nothing to align."""
+        """Returns how well the clocks agree; None if they disagree, or if clocks cannot be aligned."""
         clocks = [clock for clock in self.clocks[1:] if clock]
         if not clocks or len(clocks) < len(self.members) - 1 or not self.matches or self._all_differ:
             return None
         spread_ns = max(clock.spread_ns for clock in clocks)
-        if spread_ns > _MAX_SPREAD_SHARE * np.median(self.walls[0]):
+        if spread_ns > _MAX_SPREAD_SHARE * np.median(self.walls_ns[0]):
             return None
         one_clock = len({member.capture for member in self.members}) == 1
         collectives = min(clock.collectives for clock in clocks if clock.collectives)
         return Alignment(one_clock, spread_ns / NS_PER_MS, collectives)
 
     def _summarize_rank(self, position: int) -> RankFigures:
-        """Returns the figures of a member: means of the shared steps near the median, and every shared step."""
-        member, steps, walls = self.members[position], self.steps[position], self.walls[position]
-        step_ms, near = Stats.of_ns(walls), steps
+        """Returns the figures of a member. Means are taken over the shared steps near the median."""
+        member, steps, walls_ns = self.members[position], self.steps[position], self.walls_ns[position]
+        step_ms, near = Stats.of_ns(walls_ns), steps
         length_ms = step_ms.median or 0.0
         if len(steps):
-            shortest, longest = find_bounds_near_median(walls)
-            near = steps[(walls >= shortest) & (walls <= longest)]
+            shortest, longest = find_bounds_near_median(walls_ns)
+            near = steps[(walls_ns >= shortest) & (walls_ns <= longest)]
 
         def mean_ms(ns: Ints) -> float:
             """Returns the mean of a column of times over the steps near the median, ms."""
@@ -207,7 +209,7 @@ class JoinedRanks:
         scale = max(length_ms - work_ms, 0.0) / scaled_ms if scaled_ms else 1.0
 
         exposed_ms = mean_ms(member.exposed_communication)
-        columns = [walls, self.own[position]] if self.waits else [walls]
+        columns = [walls_ns, self.own_ns[position]] if self.waits else [walls_ns]
         rows = zip(*((column / NS_PER_MS).tolist() for column in columns), strict=True)
         numbers = self.numbers[position][steps].tolist()
         figures = RankFigures(
@@ -228,9 +230,9 @@ class JoinedRanks:
         )
         if not self.waits:
             return figures
-        own_ns, clock = self.own[position], self.clocks[position]
-        exposed_waiting_ms = mean_ms(self.waits[position].exposed_waiting)
-        waiting_ms = mean_ms(self.waits[position].waiting) + (scale - 1) * exposed_waiting_ms
+        own_ns, clock = self.own_ns[position], self.clocks[position]
+        exposed_waiting_ms = mean_ms(self.waits[position].exposed_waiting_ns)
+        waiting_ms = mean_ms(self.waits[position].waiting_ns) + (scale - 1) * exposed_waiting_ms
         own_ms = Stats.of_ns(own_ns)
         return replace(
             figures,
@@ -239,14 +241,14 @@ class JoinedRanks:
             exposed_waiting_ms=scale * exposed_waiting_ms,
             exposed_transfer_ms=figures.exposed_communication_ms - scale * exposed_waiting_ms,
             own_ms=replace(own_ms, median=min(own_ms.median or 0.0, length_ms)),
-            late_ms=Stats.of_ns(own_ns - self.own[int(np.argmin(np.median(self.own, axis=1)))]),
-            slowest_steps=int((self.own.argmax(axis=0) == position).sum()),
+            late_ms=Stats.of_ns(own_ns - self.own_ns[int(np.argmin(np.median(self.own_ns, axis=1)))]),
+            slowest_steps=int((self.own_ns.argmax(axis=0) == position).sum()),
             offset_ms=self._offset_ms(member, clock) if clock else None,
             shift_ns=clock.offset_ns if clock else None,
         )
 
     def _offset_ms(self, member: Member, clock: Clock) -> float:
-        """Returns how far a member's clock is ahead of the first member's, in UTC if both starts are known."""
+        """Returns how far a member's clock is ahead of the first member's clock, in UTC if both starts are known."""
         first = self.members[0]
         starts = member.started_utc_ns - first.started_utc_ns if member.started_utc_ns and first.started_utc_ns else 0
         return (clock.offset_ns + starts) / NS_PER_MS
@@ -262,7 +264,7 @@ class JoinedRanks:
             yield JoinNote("different steps", labels, (len(self.common), *map(len, self.members)))
         if self.differing and not self._all_differ:
             yield JoinNote("differing collectives", numbers=tuple(self.differing))
-        if self.waits and len(self.members) > 2 and not all(map(knows_communicators, self.members)):
+        if self.waits and len(self.members) > 2 and not all(map(has_known_communicators, self.members)):
             yield JoinNote("unknown communicators", labels)
         if distance_ms := self._clock_distance_ms():
             yield JoinNote("distant clocks", ms=distance_ms)
@@ -281,16 +283,16 @@ class JoinedRanks:
             yield JoinNote("ends differ", ms=max(clock.spread_ns for clock in self.clocks if clock) / NS_PER_MS)
 
     def _clock_distance_ms(self) -> float:
-        """Returns the distance of the clocks if it shows that steps may have been joined wrongly, else 0.
+        """Returns how far the clocks are apart if this shows that different steps may have been joined, else 0.
 
-        Only steps without numbers in their ranges' names can be joined wrongly, because they are joined by position.
+        This can happen only if the names of step ranges contain no numbers, because steps are then joined by position.
         """
         if all(member.has_numbers for member in self.members) or not self.alignment:
             return 0.0
         pairs = zip(self.members, self.clocks, strict=True)
         offsets_ms = [abs(self._offset_ms(m, clock)) for m, clock in pairs if clock and m.started_utc_ns]
         distance_ms = max(offsets_ms, default=0.0) if self.members[0].started_utc_ns else 0.0
-        return distance_ms if distance_ms > float(np.median(self.walls[0])) / NS_PER_MS / 2 else 0.0
+        return distance_ms if distance_ms > float(np.median(self.walls_ns[0])) / NS_PER_MS / 2 else 0.0
 
 
 def name_run(members: Sequence[Member]) -> str:
@@ -313,11 +315,11 @@ def name_run(members: Sequence[Member]) -> str:
 # that is late under the profiler may not be late without it.
 
 
-def _at_unprofiled_pace(run: ParallelRun, join: JoinedRanks, captures: Sequence[CaptureSummary]) -> ParallelRun:
-    """Adds to the run the step without the profiler and, if that is shorter, how late each rank is without it.
+def _with_unprofiled_lateness(run: ParallelRun, join: JoinedRanks, captures: Sequence[CaptureSummary]) -> ParallelRun:
+    """Adds to the run the length of a step without the profiler and, if it is shorter, the lateness of each rank then.
 
-    There are two estimates of the ranks' pace without the profiler. The estimate in which the slowest rank is less late
-    is used.
+    There are two estimates of the ranks' speed without the profiler. The estimate in which the slowest rank is less
+    late is used.
     """
     times = [capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None for capture in captures]
     run = structs.replace(run, unprofiled_ms=max(filter(None, times)) if all(times) else None)
@@ -327,8 +329,8 @@ def _at_unprofiled_pace(run: ParallelRun, join: JoinedRanks, captures: Sequence[
     may_be_late = is_known and not run.takes_turns and (run.skew_ms or 0.0) >= LATE_SHARE * profiled_ms
     if not may_be_late or (run.unprofiled_ms or 0.0) >= _UNSLOWED_SHARE * profiled_ms:
         return run
-    # If there are many ranks, a few ranks that are evenly spread over the range of own times are enough.
-    order = sorted(range(len(run.ranks)), key=lambda place: -np.median(join.own[place]))
+    # If there are many ranks, only some ranks, whose own times are evenly spread, are replayed.
+    order = sorted(range(len(run.ranks)), key=lambda place: -np.median(join.own_ns[place]))
     replayed = order[:: -(-len(order) // _MOST_REPLAYED_RANKS)]
     rows = list(zip(studies, join.members, join.waits, strict=True))
     recorded, *unprofiled = _replay_alone([rows[place] for place in replayed], run.unprofiled_ms)
@@ -342,17 +344,18 @@ def _at_unprofiled_pace(run: ParallelRun, join: JoinedRanks, captures: Sequence[
 
 
 def _replay_alone(ranks: Sequence[tuple[Study, Member, Waits]], timed_ms: float | None) -> list[list[float]]:
-    """Returns the step of each rank in ms if no rank waits for another rank: as recorded, and without the profiler.
+    """Returns the length of a step of each rank, ms, if no rank waits for another rank.
 
-    There are two estimates without the profiler, because it is not known how much it slowed each rank down. In the
-    first one, an event costs the same on every rank. In the second one, all ranks launch as fast as the fastest one.
-    In both estimates, the longest step takes ``timed_ms``. If that is not known, the highest cost of recording is
-    subtracted.
+    Returns:
+        The lengths as recorded, and two estimates without the profiler, because it is unknown how much the profiler
+        slowed each rank down. In the first estimate, recording an event costs the same time on every rank. In the
+        second, all ranks launch as fast as the fastest rank. In both, the longest step takes ``timed_ms``; if that is
+        None, the highest cost of recording is subtracted.
     """
     replays = []
     for study, member, waits in ranks:
         operation, work = find_studied_collectives(study, member), study.replay.work_ns.copy()
-        work[operation[operation != NONE]] = (member.collectives.end - waits.transfer_start)[operation != NONE]
+        work[operation[operation != NONE]] = (member.collectives.end - waits.transfer_start_ns)[operation != NONE]
         replays.append(replace(study.replay, work_ns=work))
     pace = [max(float(np.median(replay.cpu_ns)), 1.0) for replay in replays]
     rows = zip(replays, pace, ranks, strict=True)
@@ -371,7 +374,7 @@ def find_studied_collectives(study: Study, member: Member) -> Ints:
 
 
 def _unprofiled_ms(replays: Sequence[Replay], timed_ms: float | None) -> list[float]:
-    """Returns the step of each rank, ms, with a cost of events that makes the longest step as long as measured."""
+    """Returns the step of each rank, ms. The cost of events is fitted so that the longest step takes ``timed_ms``."""
     if timed_ms is None:
         return _steps_ms(replays, 1.0)
     steps = np.array([_steps_ms(replays, cost) for cost in _EVENT_COSTS])

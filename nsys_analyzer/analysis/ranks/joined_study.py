@@ -15,14 +15,14 @@ import numpy as np
 
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.ranks.join import JoinedRanks, find_studied_collectives, join_members, name_run
-from nsys_analyzer.analysis.ranks.matching import END_TOGETHER
+from nsys_analyzer.analysis.ranks.matching import KINDS_WITH_COMMON_END
 from nsys_analyzer.analysis.steps.replay import CALL_COLUMNS, COLLECTIVE_COLUMNS, OPERATION_COLUMNS, Replay
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 
 
 @dataclass(frozen=True)
-class ReplayedCaptures:
+class CapturesToReplay:
     """The steps of one capture, or of all ranks of a run, to be replayed.
 
     Attributes:
@@ -40,7 +40,7 @@ class ReplayedCaptures:
     labels: tuple[str, ...] = ()
 
 
-def join_replays(captures: Sequence[CaptureSummary]) -> Iterator[ReplayedCaptures]:
+def join_replays(captures: Sequence[CaptureSummary]) -> Iterator[CapturesToReplay]:
     """Yields each run whose ranks can be replayed together, then every other capture by itself.
 
     Ranks can be replayed together if it is known which rank waits for which.
@@ -51,14 +51,14 @@ def join_replays(captures: Sequence[CaptureSummary]) -> Iterator[ReplayedCapture
         ranks = tuple(capture_of[member.capture, member.process] for member in join.members)
         if study := _join_studies(join, ranks):
             numbers, labels = zip(*((member.rank, member.label) for member in join.members), strict=True)
-            yield ReplayedCaptures(name_run(join.members), ranks, study, numbers, labels)
+            yield CapturesToReplay(name_run(join.members), ranks, study, numbers, labels)
             for capture in ranks:
                 separate.pop(id(capture), None)
-    yield from (ReplayedCaptures(capture.title, (capture,), capture.study) for capture in separate.values())
+    yield from (CapturesToReplay(capture.title, (capture,), capture.study) for capture in separate.values())
 
 
 def _join_studies(join: JoinedRanks, captures: Sequence[CaptureSummary]) -> Study | None:
-    """Returns the steps that the studies of all ranks contain; None if it is not known which rank waits for which."""
+    """Joins the steps that the studies of all ranks contain; None if it is not known which rank waits for which."""
     studies = [capture.study for capture in captures if capture.study]
     if not join.alignment or join.missing or len({id(study) for study in studies}) < len(join.members):
         return None
@@ -71,11 +71,11 @@ def _join_studies(join: JoinedRanks, captures: Sequence[CaptureSummary]) -> Stud
         return None
     firsts = [int(np.searchsorted(of_rank, steps[0])) for of_rank in numbers]
     studies = [study.select_steps(at, at + len(steps)) for study, at in zip(studies, firsts, strict=True)]
-    replays = _replays_with_shared_collectives(join, studies)
-    return _concatenate([replace(study, replay=replay) for study, replay in zip(studies, replays, strict=True)])
+    replays = _mark_shared_collectives(join, studies)
+    return _concatenate_studies([replace(study, replay=replay) for study, replay in zip(studies, replays, strict=True)])
 
 
-def _replays_with_shared_collectives(join: JoinedRanks, studies: Sequence[Study]) -> Iterator[Replay]:
+def _mark_shared_collectives(join: JoinedRanks, studies: Sequence[Study]) -> Iterator[Replay]:
     """Yields the replay of each rank, with the number of the shared collective that each operation takes part in."""
     places, collective_of_operations = [], []
     for study, member in zip(studies, join.members, strict=True):
@@ -94,11 +94,11 @@ def _replays_with_shared_collectives(join: JoinedRanks, studies: Sequence[Study]
     for study, member, waits, place, collective, begin in rows:
         is_studied, collectives = place != NONE, member.collectives
         # A send may end before the data is received.
-        is_free = (waits.transfer_start == collectives.end) & ~np.isin(collectives.kind, END_TOGETHER)
+        ends_alone = (waits.transfer_start_ns == collectives.end) & ~np.isin(collectives.kind, KINDS_WITH_COMMON_END)
         work_ns, waits_for_ranks = study.replay.work_ns.copy(), np.ones(len(collective), np.bool_)
-        transfer = collectives.end - waits.transfer_start
-        work_ns[place[is_studied & ~is_free]] = transfer[is_studied & ~is_free]
-        waits_for_ranks[place[is_studied & is_free]] = False
+        transfer = collectives.end - waits.transfer_start_ns
+        work_ns[place[is_studied & ~ends_alone]] = transfer[is_studied & ~ends_alone]
+        waits_for_ranks[place[is_studied & ends_alone]] = False
         yield replace(
             study.replay,
             collective=collective,
@@ -108,8 +108,8 @@ def _replays_with_shared_collectives(join: JoinedRanks, studies: Sequence[Study]
         )
 
 
-def _concatenate(studies: Sequence[Study]) -> Study:
-    """Returns the studies of all ranks as one study, which has the rows of the first rank first."""
+def _concatenate_studies(studies: Sequence[Study]) -> Study:
+    """Concatenates the studies of all ranks to one study, which has the rows of the first rank first."""
     replays = [study.replay for study in studies]
 
     def concatenate(tables: Sequence[Any], names: Iterable[str]) -> dict[str, Any]:

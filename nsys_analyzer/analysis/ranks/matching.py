@@ -28,13 +28,13 @@ from nsys_analyzer.trace.arrays import Ints, dense_codes
 
 #: The clocks of the hosts of one job are assumed to differ by less than this, ns.
 _LARGEST_CLOCK_DIFFERENCE_NS = 10_000_000_000
-#: A world size above this is treated as an error in the file.
-_MOST_RANKS = 1_000_000
+#: World sizes are limited to this value, because a larger one is an error in the file.
+_MAX_WORLD_SIZE = 1_000_000
 #: The kinds of collectives in which every rank waits for all others, so that all ranks finish at about the same time.
-END_TOGETHER = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL)
-#: A clock drifts if its drift over the capture exceeds the error of the measurement by this factor.
+KINDS_WITH_COMMON_END = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL)
+#: A clock counts as drifting if its drift over the capture exceeds the error of the measurement by this factor.
 _DRIFT_TO_ERROR = 3
-#: The standard deviation of a normal distribution ÷ its median absolute deviation.
+#: The standard deviation of a normal distribution divided by its median absolute deviation.
 _DEVIATION_TO_MEDIAN_DEVIATION = 1.4826
 
 
@@ -57,7 +57,7 @@ def group_members(members: Sequence[Member]) -> list[tuple[tuple[Member, ...], t
         else:
             original_of_copy[member.capture] = original.capture
     runs: list[tuple[list[Member], list[JoinNote]]] = []
-    for part in (part for joined in _join_by_keys(originals) for part in _split_by_rank(joined)):
+    for part in (part for joined in _group_by_keys(originals) for part in _split_by_rank(joined)):
         separations = [_find_separation(part, run) for run, _ in runs]
         if None in separations:
             runs[separations.index(None)][0].extend(part)
@@ -77,25 +77,25 @@ def group_members(members: Sequence[Member]) -> list[tuple[tuple[Member, ...], t
 
 def missing_ranks(group: Sequence[Member]) -> tuple[int, ...]:
     """Returns the ranks of a run without a member; nothing if the world size or the ranks of members are not known."""
-    size = min(max(member.world_size for member in group), _MOST_RANKS)
-    ranks = _ranks(group)
+    size = min(max(member.world_size for member in group), _MAX_WORLD_SIZE)
+    ranks = _known_ranks(group)
     return () if not ranks and len(group) >= size else tuple(sorted(set(range(size)) - ranks))
 
 
-def knows_communicators(member: Member) -> bool:
+def has_known_communicators(member: Member) -> bool:
     """Returns whether the communicators of a member's collectives are known."""
     return bool((member.collectives.communicator > 0).any())
 
 
 def _is_copy(first: Member, second: Member) -> bool:
-    """Returns whether two members are the same one, in two copies of a capture with different names."""
+    """Returns whether two captures with different names contain the same recording of one member."""
     if first.capture == second.capture or (first.process, first.device) != (second.process, second.device):
         return False
     columns = [(member.start, member.collectives.start, member.collectives.communicator) for member in (first, second)]
     return all(map(np.array_equal, *columns))
 
 
-def _join_by_keys(members: Sequence[Member]) -> Iterator[list[Member]]:
+def _group_by_keys(members: Sequence[Member]) -> Iterator[list[Member]]:
     """Yields the members in groups that share a communicator, a capture, or the run that their manifests name."""
     groups: list[tuple[set[Hashable], list[Member]]] = []
     for member in members:
@@ -114,21 +114,21 @@ def _join_by_keys(members: Sequence[Member]) -> Iterator[list[Member]]:
 
 
 def _split_by_rank(group: Sequence[Member]) -> list[list[Member]]:
-    """Splits a group into parts with each rank at most once. The first part has each rank's earliest capture."""
+    """Splits a group into parts that have each rank at most once. The first part has each rank's earliest capture."""
     parts: list[list[Member]] = []
     for member in sorted(group, key=lambda member: (member.started_utc_ns, member.capture)):
-        free = [part for part in parts if member.rank is None or member.rank not in _ranks(part)]
-        if free:
-            free[0].append(member)
+        lacks_rank = (part for part in parts if member.rank is None or member.rank not in _known_ranks(part))
+        if part := next(lacks_rank, None):
+            part.append(member)
         else:
             parts.append([member])
     return parts
 
 
 def _find_separation(group: Sequence[Member], earlier_group: Sequence[Member]) -> JoinNote | None:
-    """Returns why two groups without a common key do not belong to one run; None if they belong to one run."""
+    """Returns the reason why two groups without a common key are separate runs; None if they belong to one run."""
     members = (*group, *earlier_group)
-    shared_ranks = _ranks(group) & _ranks(earlier_group)
+    shared_ranks = _known_ranks(group) & _known_ranks(earlier_group)
     sizes = sorted({member.world_size for member in members if member.world_size})
     firsts = group[0], earlier_group[0]
     begin = max(int(member.start[0]) + member.started_utc_ns for member in firsts)
@@ -141,7 +141,7 @@ def _find_separation(group: Sequence[Member], earlier_group: Sequence[Member]) -
         reason = "unknown rank"
     elif len(sizes) > 1:
         reason, numbers = "different world sizes", (sizes[0], sizes[-1])
-    elif all(map(knows_communicators, members)):
+    elif all(map(has_known_communicators, members)):
         reason = "no common communicator"
     elif len({member.run for member in members if member.run}) > 1:
         reason = "different runs"
@@ -154,7 +154,8 @@ def _find_separation(group: Sequence[Member], earlier_group: Sequence[Member]) -
     return JoinNote(reason, (earlier_group[0].capture, group[0].capture), numbers)
 
 
-def _ranks(group: Sequence[Member]) -> set[int]:
+def _known_ranks(group: Sequence[Member]) -> set[int]:
+    """Returns the known rank numbers of members."""
     return {member.rank for member in group if member.rank is not None}
 
 
@@ -185,19 +186,21 @@ def _with_all_to_all(members: Sequence[Member]) -> tuple[Member, ...]:
 # --- the collectives that ranks share
 
 
-#: Collectives of one communicator: for the position of each member in the run, the indices into its collectives. In a
-#: match all members have the same number of indices, and those at the same place are one collective.
+#: Collectives of one communicator: the indices into the collectives of a member, by the member's position in the run.
+#: In a match, all members have the same number of indices, and equal positions in the arrays denote one collective.
 Match: TypeAlias = "dict[int, Ints]"
 
 
 def match_collectives(members: Sequence[Member]) -> tuple[list[Match], Ints, list[int]]:
-    """Returns the collectives that ranks share, the step numbers of all members, and the numbers of differing steps.
+    """Matches the collectives that ranks share.
 
-    The n-th collective of a step in a communicator is one collective on all ranks. Each match has one communicator. A
-    step differs if its collectives are not equal on all ranks: it is not known which rank waits in it.
+    The n-th collective of a step in a communicator is one collective on all ranks. Collectives that a program launches
+    between two steps, such as the average of a loss, are matched among themselves. They belong to no step, but a rank
+    may still wait for them in the next step.
 
-    Collectives that a program launches between two steps, such as the average of a loss, are matched among themselves.
-    They belong to no step, but a rank may still wait for them in the next one.
+    Returns:
+        The matches, each in one communicator. The numbers of the steps that all members have. The numbers of those
+        steps whose collectives differ between ranks: it is unknown which rank waits in such a step.
     """
     numbers, *numbers_of_others = step_numbers(members)
     for member_numbers in numbers_of_others:
@@ -223,16 +226,21 @@ def match_collectives(members: Sequence[Member]) -> tuple[list[Match], Ints, lis
 
 
 def step_numbers(members: Sequence[Member]) -> list[Ints]:
-    """Returns the step numbers of each member; positions if only some members have numbers in their ranges' names."""
+    """Returns the step numbers of each member.
+
+    If only some members have numbers in the names of their step ranges, steps are numbered by position on all members.
+    """
     alike = len({member.has_numbers for member in members}) == 1
     return [member.number if alike else np.arange(len(member)) for member in members]
 
 
 def _split_exchanges(members: Sequence[Member], users: Match) -> Iterator[Match]:
-    """Yields the collectives to match: first the collectives of all users, then the exchanges of each pair of ranks."""
+    """Yields the collectives to match: first those of all users, then the sends and receives of each pair of ranks."""
     for is_exchange in (False, True):
         kinds = {position: members[position].collectives.kind[index] for position, index in users.items()}
-        selected = {at: index[(kinds[at] == SEND_RECEIVE) == is_exchange] for at, index in users.items()}
+        selected = {
+            position: index[(kinds[position] == SEND_RECEIVE) == is_exchange] for position, index in users.items()
+        }
         selected = {position: index for position, index in selected.items() if len(index)}
         if not is_exchange or len(selected) <= 2:
             if len(selected) > 1:
@@ -240,7 +248,7 @@ def _split_exchanges(members: Sequence[Member], users: Match) -> Iterator[Match]
             continue
         # A peer is a rank of the communicator, which is a rank of the run if the communicator has all ranks.
         ranks = sorted(selected, key=lambda position: (members[position].rank or 0, members[position].device))
-        peers = {at: members[at].collectives.peer[index] for at, index in selected.items()}
+        peers = {position: members[position].collectives.peer[index] for position, index in selected.items()}
         for (low, first), (high, second) in combinations(enumerate(ranks), 2):
             pair = {first: selected[first][peers[first] == high], second: selected[second][peers[second] == low]}
             if all(map(len, pair.values())):
@@ -250,7 +258,8 @@ def _split_exchanges(members: Sequence[Member], users: Match) -> Iterator[Match]
 def _match_in_communicator(members: Sequence[Member], users: Match, numbers: Ints) -> tuple[Match, set[int]]:
     """Returns the shared collectives of one communicator, and the numbers of the steps in which its ranks differ.
 
-    Each step has two places for collectives: launched in the step, or launched between it and the next step.
+    Place 2·k contains the collectives that were launched in step k, and place 2·k + 1 those that were launched between
+    step k and the next step.
     """
     numbers_by_member = step_numbers(members)
     indices, places = [], []
@@ -267,10 +276,12 @@ def _match_in_communicator(members: Sequence[Member], users: Match, numbers: Int
         places.append(place[order])
     counts = np.array([np.bincount(place, minlength=2 * len(numbers)) for place in places])
     alike = (counts == counts[0]).all(axis=0)
-    # In the remaining places, all members have the same number of collectives.
+    # Only places in which all members have the same number of collectives are kept.
     indices = [index[alike[place]] for index, place in zip(indices, places, strict=True)]
     place = places[0][alike[places[0]]]
-    kinds = np.array([members[at].collectives.kind[index] for at, index in zip(users, indices, strict=True)])
+    kinds = np.array(
+        [members[position].collectives.kind[index] for position, index in zip(users, indices, strict=True)]
+    )
     alike[place[(kinds != kinds[0]).any(axis=0)]] = False
     matched = (index[alike[place]] for index in indices)
     return dict(zip(users, matched, strict=True)), set(numbers[~alike[::2]].tolist())
@@ -281,27 +292,29 @@ def _match_in_communicator(members: Sequence[Member], users: Match, numbers: Int
 
 @dataclass(frozen=True)
 class Clock:
-    """The clock of a member compared with that of the first member.
+    """The difference between the clock of a member and the clock of the first member.
 
     Attributes:
-        offset_ns: how far the member's clock is ahead in the middle of the capture.
+        offset_ns: the member's clock minus the first member's clock in the middle of the capture, ns.
         drift: the growth of the offset, ns per ns.
-        middle: the middle of the capture on its own clock, ns.
-        spread_ns: the standard deviation of the ends of shared collectives after alignment; 0 if none are shared.
-        collectives: the number of shared collectives that the alignment rests on.
+        middle_ns: the middle of the capture on the member's clock, ns.
+        spread_ns: the standard deviation of the difference between the two aligned ends of a shared collective, ns; 0
+            if no collective is shared.
+        collectives: the number of shared collectives from which the clock was fitted.
     """
 
     offset_ns: float = 0.0
     drift: float = 0.0
-    middle: float = 0.0
+    middle_ns: float = 0.0
     spread_ns: float = 0.0
     collectives: int = 0
 
     def aligned(self, time: Ints) -> Ints:
-        """Returns times of the member on the first member's clock, ns."""
-        # In one sum, an offset of days would round away the fractions of the drift. Halves round up for every offset.
+        """Converts times on the member's clock to the first member's clock, ns."""
+        # The whole part of the offset is subtracted as an integer, because a float that contains an offset of days
+        # lacks the precision for the drift.
         whole_ns = int(self.offset_ns // 1)
-        shift_ns = self.offset_ns - whole_ns + self.drift * (time - self.middle)
+        shift_ns = self.offset_ns - whole_ns + self.drift * (time - self.middle_ns)
         aligned: Ints = time - whole_ns - np.floor(shift_ns + 0.5).astype(np.int64)
         return aligned
 
@@ -312,7 +325,7 @@ def align_clocks(members: Sequence[Member], matches: Sequence[Match]) -> list[Cl
     Members of one capture have one clock.
     """
     clocks: list[Clock | None] = [Clock(), *(None for _ in members[1:])]
-    for _ in members:  # a chain of shared collectives has fewer links than there are members
+    for _ in members:  # no chain has more links than there are members
         for position in range(1, len(members)):
             if clocks[position] is None:
                 clocks[position] = _align_clock(members, matches, clocks, position)
@@ -330,21 +343,22 @@ def _align_clock(
     (ends, reference_ends), clock = ends_by_candidate[reference], clocks[reference]
     assert clock
     if same_capture:
-        # On one clock, ends that are far apart show that different collectives were matched.
+        # Members of one capture have one clock. Ends that are far apart then show that the match is wrong.
         spread = _robust_deviation((ends - reference_ends).astype(np.float64)) if len(ends) else 0.0
-        return Clock(clock.offset_ns, clock.drift, clock.middle, spread, len(ends))
+        return Clock(clock.offset_ns, clock.drift, clock.middle_ns, spread, len(ends))
     return _fit_clock(ends, clock.aligned(reference_ends)) if len(ends) else None
 
 
 def _fit_clock(ends: Ints, reference_ends: Ints) -> Clock:
-    """Fits a clock. Its drift is the slope from the median of the first third of the ends to that of the last third.
+    """Fits the offset and the drift of a clock to the ends of shared collectives.
 
-    The drift is 0 if it is not significant.
+    The drift is the slope from the median of the first third of the ends to the median of the last third. It is 0 if it
+    is not significant.
     """
     order = np.argsort(ends)
     ends, difference = ends[order], (ends - reference_ends)[order]
-    offset, middle = float(np.median(difference)), float(np.median(ends))
-    constant = Clock(offset, 0.0, middle, _robust_deviation(difference - offset), len(ends))
+    offset, middle_ns = float(np.median(difference)), float(np.median(ends))
+    constant = Clock(offset, 0.0, middle_ns, _robust_deviation(difference - offset), len(ends))
     third = len(ends) // 3
     run, rise = (
         float(np.median(times[-third:]) - np.median(times[:third])) if third else 0.0 for times in (ends, difference)
@@ -352,20 +366,23 @@ def _fit_clock(ends: Ints, reference_ends: Ints) -> Clock:
     if not run:
         return constant
     drift = rise / run
-    residual = difference - offset - drift * (ends - middle)
-    drifting = Clock(offset, drift, middle, _robust_deviation(residual), len(ends))
+    residual = difference - offset - drift * (ends - middle_ns)
+    drifting = Clock(offset, drift, middle_ns, _robust_deviation(residual), len(ends))
     return drifting if _DRIFT_TO_ERROR * drifting.spread_ns < abs(rise) else constant
 
 
 def _robust_deviation(differences: npt.NDArray[np.floating[Any]]) -> float:
-    """Returns the standard deviation, estimated by the median absolute deviation so that outliers do not count."""
+    """Estimates the standard deviation from the median absolute deviation, so that outliers have no effect."""
     return _DEVIATION_TO_MEDIAN_DEVIATION * float(np.median(np.abs(differences)))
 
 
 def _shared_ends(
     members: Sequence[Member], matches: Sequence[Match], position: int, reference: int
 ) -> tuple[Ints, Ints]:
-    """Returns the ends of shared collectives on two members, of only those kinds that end together if there are any."""
+    """Returns the ends of the collectives that two members share, for each member.
+
+    Only kinds that end at the same time on all ranks are used, if the members share such a collective.
+    """
     empty = np.zeros(0, np.int64)
     rows = [(empty, empty, empty)]
     for match in matches:
@@ -375,5 +392,5 @@ def _shared_ends(
             )
             rows.append((collectives.end, reference_collectives.end, collectives.kind))
     end, reference_end, kind = (np.concatenate(column) for column in zip(*rows, strict=True))
-    together = np.isin(kind, END_TOGETHER)
+    together = np.isin(kind, KINDS_WITH_COMMON_END)
     return (end[together], reference_end[together]) if together.any() else (end, reference_end)

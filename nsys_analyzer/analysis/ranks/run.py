@@ -27,11 +27,11 @@ NoteKind = Literal[
     "copy", "ranks from file names", "ranks from order", "missing ranks", "different steps", "differing collectives",
     "unknown communicators", "distant clocks", Separation, AlignmentFailure,
 ]  # fmt: skip
-#: The ways to share work between ranks on which findings depend.
+#: The parallel strategies on which findings depend.
 DATA_PARALLEL, SHARDED, PIPELINE = "data parallel (DDP)", "fully sharded (FSDP)", "pipeline parallel"
 
-#: A rank is late if it is late by at least this share of a step. In a replay without the profiler, the second share is
-#: the limit, because launch times differ from rank to rank there.
+#: A rank counts as late if its lateness is at least this share of a step. The second share applies to replays without
+#: the profiler, in which launch times differ more from rank to rank.
 LATE_SHARE, LATE_UNPROFILED_SHARE = 0.02, 0.1
 
 
@@ -58,7 +58,8 @@ class RankFigures:
     need the times of other ranks are None if those times are not known.
 
     Attributes:
-        label: "rank 1"; "device 1" if the rank is not known or if a process drives several devices.
+        label: the name of the rank in reports, such as "rank 1"; "device 1" if the rank is not known or if one process
+            uses several devices.
         rank: the number of the rank in the run; None if it is not known.
         process: the global ID of the rank's process.
         capture: the name of the rank's capture.
@@ -75,11 +76,11 @@ class RankFigures:
         transfer_ms: the part of the communication in which the collective transfers data.
         exposed_waiting_ms: the part of the exposed communication in which the last rank has not yet started.
         exposed_transfer_ms: the part of the exposed communication in which the collective transfers data.
-        own_ms: the step without exposed waiting, as if no other rank were late.
-        late_ms: the rank's own time minus the fastest rank's own time, step by step. It includes the time by which
-            collectives that waited beside the fastest rank's work slowed that work down.
-        late_unprofiled_ms: how late the rank is without the profiler, by a replay. None if
-            the profiler does not make the step longer, if no rank is late under it, or if no replay is possible.
+        own_ms: the length of the step without exposed waiting, as if no other rank were late.
+        late_ms: the rank's own time minus the fastest rank's own time, step by step. It is corrected for the waiting
+            collectives of the fastest rank, which slowed other work on that rank's GPU down.
+        late_unprofiled_ms: how late the rank is without the profiler, by a replay. None if the profiler does not make
+            the step longer, if no rank is late under it, or if no replay is possible.
         slowest_steps: the number of steps in which the rank has the longest own time.
         offset_ms: how far the rank's clock is ahead of the first rank's clock.
         shift_ns: how far the times in the rank's capture are ahead of the times in the first rank's capture.
@@ -147,15 +148,15 @@ class CollectiveFigures:
 
 @dataclass(frozen=True)
 class LostTime:
-    """A part of a rank's own time that another rank does not need.
+    """The difference between two ranks in one part of their own time.
 
     Attributes:
         phase: the phase of the work, or of the work that ends an idle gap; empty for transfers.
         part: what the time is spent on.
-        ms: the mean loss per step; negative if the rank needs less time than the other one.
+        ms: the mean time that the slower rank loses per step; negative if it needs less time than the faster rank.
         kernel_class, module: the class and the module that cause most of a loss in compute; empty if none does.
         cause, range: the cause and the range with most of a loss in idle time.
-        lines: the lines of the rank's program behind idle time of that cause, if its call stacks were sampled.
+        lines: the lines of the slower rank's program that cause the idle time, if its call stacks were sampled.
         module_line: the file and line of the module's class; empty if it is not known.
     """
 
@@ -177,7 +178,7 @@ class Alignment:
     Attributes:
         one_clock: whether all ranks are in one capture.
         spread_ms: the standard deviation of the times at which the ranks see the end of one collective.
-        collectives: the smallest number of shared collectives on which the alignment of a rank rests.
+        collectives: the smallest number of shared collectives from which the clock of a rank was aligned.
     """
 
     one_clock: bool
@@ -216,14 +217,14 @@ class ParallelRun(msgspec.Struct, frozen=True):
         collectives: the figures of the collectives.
         slowest, fastest: the positions of the ranks with the longest and the shortest own time; None if waiting is not
             known.
-        takes_turns: whether another rank has the longest own time in more than a quarter of the steps.
+        takes_turns: whether ranks other than ``slowest`` have the longest own time in more than a quarter of the steps.
         skew_ms: how late the slowest rank is under the profiler, as a median over the steps.
         unprofiled_ms: the longest step of a rank without the profiler, if it was measured on every rank.
         lost: the time that the slowest rank loses to the fastest rank, by part, the largest part first.
-        slowed_ms: how much longer the work of the fastest rank took because its collectives waited beside that work.
-            The sum of ``lost`` minus this value is the mean difference of the two ranks' own times.
+        slowed_ms: the time by which the work of the fastest rank took longer, because waiting collectives occupied a
+            part of its GPU. The sum of ``lost`` minus this value is the mean difference of the two ranks' own times.
         alignment: how well the ranks' clocks agree; None if the clocks could not be aligned.
-        ranks_from: where the rank numbers come from, if neither captures nor manifests hold them.
+        ranks_from: the source of the rank numbers, if neither captures nor manifests contain them.
         findings: changes that would make the step shorter, the largest saving first.
         notes: the notes on how the ranks were joined.
     """

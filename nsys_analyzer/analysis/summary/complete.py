@@ -59,7 +59,7 @@ def complete_captures(captures: Sequence[CaptureSummary]) -> tuple[CaptureSummar
         diagnosis, limits = capture.diagnosis, compare_with_peaks(capture)
         capture = replace(
             capture,
-            top_kernels=find_leaders(capture),
+            top_kernels=find_top_kernels(capture),
             matmul=_find_matmul_share(capture, diagnosed),
             limits=limits,
             attention=_without_impossible_rates(capture.attention, limits),
@@ -230,7 +230,7 @@ TRAINING_PHASES = ("forward", "backward", "optimizer")
 FORWARD_AND_BACKWARD = "forward+backward"
 
 
-def compared_phases(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
+def select_compared_phases(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
     """Returns forward, backward, optimizer and the user's own phases, then the step and the whole capture if needed.
 
     The step and the whole capture are needed if the phases do not represent the capture. A phase with an opaque graph
@@ -241,14 +241,14 @@ def compared_phases(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
     if parts and capture.phases_suffice:
         return parts
     steps = tuple(phase for phase in visible if phase.phase == STEP)
-    whole_capture = whole_if_needed(capture)
+    whole_capture = find_whole_if_needed(capture)
     if whole_capture is None or not whole_capture.kernels:
         return (*parts, *steps)
     has_opaque = whole_capture.opaque or any(phase.opaque for phase in capture.phases)
     return (*parts, *steps) if has_opaque else (*parts, *steps, whole_capture)
 
 
-def whole_if_needed(capture: CaptureSummary) -> PhaseSummary | None:
+def find_whole_if_needed(capture: CaptureSummary) -> PhaseSummary | None:
     """Returns the whole capture as a phase; None if the phases or the steps represent it."""
     whole_capture, step = capture.whole, capture.phase(STEP)
     if whole_capture is None or capture.phases_suffice:
@@ -258,19 +258,19 @@ def whole_if_needed(capture: CaptureSummary) -> PhaseSummary | None:
     return whole_capture if in_steps_ms <= _SUFFICIENT_SHARE_IN_STEPS * total_ms else None
 
 
-def parts_and_enclosing(capture: CaptureSummary) -> tuple[tuple[PhaseSummary, ...], tuple[PhaseSummary, ...]]:
+def split_compared_phases(capture: CaptureSummary) -> tuple[tuple[PhaseSummary, ...], tuple[PhaseSummary, ...]]:
     """Returns the compared phases in two groups: phases inside the step, and the step with the whole capture."""
-    compared = compared_phases(capture)
+    compared = select_compared_phases(capture)
     enclosing = tuple(phase for phase in compared if phase.phase == STEP or phase is capture.whole)
     return tuple(phase for phase in compared if phase not in enclosing), enclosing
 
 
-def find_leaders(capture: CaptureSummary) -> tuple[Leader, ...]:
+def find_top_kernels(capture: CaptureSummary) -> tuple[Leader, ...]:
     """Returns the top kernels of forward, backward and both together, then of the step and the whole capture.
 
     Without forward and backward, the first other phase takes their place.
     """
-    parts, enclosing = parts_and_enclosing(capture)
+    parts, enclosing = split_compared_phases(capture)
     passes = [phase for name in ("forward", "backward") for phase in parts if phase.phase == name]
     of_both = merge_kernels(*(phase.kernels for phase in passes)) if len(passes) == 2 else ()
     return (
@@ -297,7 +297,7 @@ def _find_matmul_share(capture: CaptureSummary, captures: Iterable[CaptureSummar
     )
     source, forward = next(forwards, (capture, None))
     return MatmulShare(
-        tuple(_class_shares(phase) for phase in compared_phases(capture)),
+        tuple(_class_shares(phase) for phase in select_compared_phases(capture)),
         _class_shares_of_step(capture),
         _class_shares(forward) if forward else None,
         None if source is capture else source.title,

@@ -16,7 +16,14 @@ import numpy as np
 from nsys_analyzer.analysis.facts import Fact, FactId
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, FUSED_ATTENTION, MATMUL
 from nsys_analyzer.analysis.summary.kernel_tables import find_precision_shares
-from nsys_analyzer.analysis.summary.summary import CaptureSummary, ClassRate, Limits, PhaseRate, PhaseSummary, TimeOf
+from nsys_analyzer.analysis.summary.summary import (
+    CaptureSummary,
+    ClassRate,
+    Limits,
+    PhaseRate,
+    PhaseSummary,
+    TimeOrigin,
+)
 from nsys_analyzer.analysis.transformer.models import (
     ELEMENT_BYTES,
     Configuration,
@@ -27,7 +34,7 @@ from nsys_analyzer.analysis.transformer.models import (
     forward_flops,
     fused_attention_elements,
 )
-from nsys_analyzer.analysis.transformer.peaks import GPU_BOUND, Peaks, find_memory_bandwidth, find_peaks
+from nsys_analyzer.analysis.transformer.peaks import GPU_BOUND_SHARE, Peaks, find_memory_bandwidth, find_peaks
 from nsys_analyzer.configuration import CountedFlops
 from nsys_analyzer.trace.columns import COPY_KINDS, MEMCPY, ON_DEVICE
 from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP
@@ -38,7 +45,7 @@ PEAK_TOLERANCE = 0.02
 #: Precisions with fewer than 16 bits.
 _NARROW_PRECISIONS = ("fp8", "fp4")
 #: A precision has its own peak in the report if it has at least this share of the matmul time.
-_LEAST_SHARE_OF_ROOF = 0.05
+_SMALLEST_PEAK_SHARE = 0.05
 #: The matmuls of unfused attention, which are also part of the class matmul.
 ATTENTION_MATMUL = "attention matmul"
 
@@ -88,7 +95,7 @@ class _RatesOfCapture:
         shares = {
             name: share
             for name, share in capture.precisions.items()
-            if name in peak_rates and share >= _LEAST_SHARE_OF_ROOF
+            if name in peak_rates and share >= _SMALLEST_PEAK_SHARE
         }
         self.roofs = tuple((name, peak_rates[name]) for name in shares)
         # The weighted mean assumes that the matmuls in each precision reach an equal share of the precision's peak.
@@ -190,7 +197,7 @@ class _RatesOfCapture:
             self.notes.append(Fact("several_passes_per_step", passes=passes_per_step, batch_size=batch_size))
         return passes_per_step * flops_of_pass
 
-    def find_time(self, name: str) -> tuple[float, TimeOf] | None:
+    def find_time(self, name: str) -> tuple[float, TimeOrigin] | None:
         """Returns the best known time of a phase in ms, and its origin; None without one.
 
         Without an unprofiled time, the profiled wall time is used if the GPU is busy throughout, because the
@@ -211,7 +218,7 @@ class _RatesOfCapture:
             return estimated_ms, "estimated"
         if phase is None or phase.uneven:
             return None
-        if wall_ms and busy_ms < GPU_BOUND * wall_ms:
+        if wall_ms and busy_ms < GPU_BOUND_SHARE * wall_ms:
             return (busy_ms, "gpu_busy") if busy_ms else (wall_ms, "wall")
         return (wall_ms, "wall") if wall_ms else (busy_ms, "gpu_busy") if busy_ms else None
 

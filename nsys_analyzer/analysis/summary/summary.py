@@ -38,7 +38,7 @@ from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP
 from nsys_analyzer.trace.schema import MS_PER_S
 
 #: The origin of a time: a run without the profiler, an estimate for the step, GPU work alone, or the profiled range.
-TimeOf = Literal["unprofiled", "estimated", "gpu_busy", "wall"]
+TimeOrigin = Literal["unprofiled", "estimated", "gpu_busy", "wall"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class PhaseRate:
     phase: str
     model_flops: int
     ms: float
-    time_of: TimeOf
+    time_of: TimeOrigin
     mfu: float | None
     mfu_of_best: float | None
 

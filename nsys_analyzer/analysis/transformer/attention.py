@@ -31,7 +31,7 @@ _BY_NAME = "softmax kernels by name inside the attention ranges"
 #: Two scopes of the figures: one forward pass, and the whole capture. The third scope is ``STEP``.
 FORWARD, CAPTURE = "forward", "capture"
 #: A kernel is memory-bound if it reaches this share of the peak bandwidth and its data does not fit into the cache.
-MEMORY_BOUND = 0.6
+MEMORY_BOUND_SHARE = 0.6
 #: The bytes of the softmax are unknown if kernels whose bytes cannot be counted take more than this share of its time.
 _MAX_UNCOUNTED_SHARE = 0.05
 
@@ -115,13 +115,13 @@ class AttentionSummary:
         """Computes the figures in FLOP/s."""
         fused_flops = (self.matmul_flops or 0) + (self.softmax_flops or 0)
         vars(self).update(
-            softmax_flops_per_s=_rate(self.softmax_flops, self.softmax_ms),
-            matmul_flops_per_s=_rate(self.matmul_flops, self.matmul_ms),
-            fused_flops_per_s=_rate(fused_flops, self.fused_ms),
+            softmax_flops_per_s=_flops_per_s(self.softmax_flops, self.softmax_ms),
+            matmul_flops_per_s=_flops_per_s(self.matmul_flops, self.matmul_ms),
+            fused_flops_per_s=_flops_per_s(fused_flops, self.fused_ms),
         )
 
 
-def _rate(flops: int | None, ms: float | None) -> float | None:
+def _flops_per_s(flops: int | None, ms: float | None) -> float | None:
     return flops / (ms / MS_PER_S) if flops and ms else None
 
 
@@ -175,7 +175,7 @@ def summarize_attention(
     )
 
 
-def _find_scopes(attributed: AttributedTrace, process: int) -> Iterator[_Parts]:
+def _find_scopes(attributed: AttributedTrace, process: int) -> Iterator[_AttentionKernels]:
     """Yields the kernels of each scope that exists: forward passes, steps and the whole capture.
 
     Outside of forward passes, only kernels inside attention ranges count, since other fused attention kernels may
@@ -193,7 +193,7 @@ def _find_scopes(attributed: AttributedTrace, process: int) -> Iterator[_Parts]:
     phase_instance, step_instance = attributed.instances_of_operations
     forward, forwards = select_kernels(FORWARD, phase_instance)
     if len(forward):
-        yield _Parts(attributed, FORWARD, forward, attributed.find_attention_parts(forward), forwards, None)
+        yield _AttentionKernels(attributed, FORWARD, forward, attributed.find_attention_parts(forward), forwards, None)
     if not attributed.roles.has_role(*ATTENTION_PARTS).any():
         return
     kernels = np.flatnonzero((operations.kind == KERNEL) & (operations.process == process))
@@ -204,11 +204,11 @@ def _find_scopes(attributed: AttributedTrace, process: int) -> Iterator[_Parts]:
     left_out = kernels[is_warmup & (in_softmax | ~in_softmax.any())]
     step, steps = select_kernels(STEP, step_instance)
     in_step = np.isin(kernels, step)
-    yield _Parts(attributed, STEP, kernels[in_step], part[in_step], steps, left_out)
-    yield _Parts(attributed, CAPTURE, kernels[~is_warmup], part[~is_warmup], 1, left_out)
+    yield _AttentionKernels(attributed, STEP, kernels[in_step], part[in_step], steps, left_out)
+    yield _AttentionKernels(attributed, CAPTURE, kernels[~is_warmup], part[~is_warmup], 1, left_out)
 
 
-class _Parts:
+class _AttentionKernels:
     """Masks of the softmax, the matmuls and the fused attention among the kernels of a scope.
 
     Args:
@@ -280,7 +280,7 @@ def _count_occurrences(attributed: AttributedTrace, kernels: Ints) -> int | None
 
 
 def _measure_traffic(
-    parts: _Parts, shapes: tuple[ModelSize, int, int] | None, occurrences: int | None, gpu: Gpu | None
+    parts: _AttentionKernels, shapes: tuple[ModelSize, int, int] | None, occurrences: int | None, gpu: Gpu | None
 ) -> SoftmaxTraffic | None:
     """Counts the bytes that the softmax moves.
 
@@ -339,7 +339,7 @@ def softmax_traffic(
     fits = score_bytes <= cache if cache else None
     if share and share > 1 and not fits:
         return None
-    reaches_bound = share >= MEMORY_BOUND if share is not None else None
+    reaches_bound = share >= MEMORY_BOUND_SHARE if share is not None else None
     memory_bound = reaches_bound if fits is False or reaches_bound is False else None
     return SoftmaxTraffic(moved_bytes / units, rate, score_bytes, peak, cache, share, fits, memory_bound)
 

@@ -300,19 +300,19 @@ _MODES = {
 }
 
 
-def _canonical(text: str, synonyms: dict[str, tuple[str, ...]]) -> str:
+def _replace_synonym(text: str, synonyms: dict[str, tuple[str, ...]]) -> str:
     word = re.sub(r"[\s+&_-]+", "_", text.strip().lower())
     return next((name for name, words in synonyms.items() if word in words), text.strip().lower())
 
 
 def precision_from_text(text: str) -> str:
     """Returns ``fp32``, ``tf32``, ``bf16`` or ``fp16`` for the name of a dtype. Lowercases an unknown name."""
-    return _canonical(text.strip().lower().removeprefix("torch."), _PRECISIONS)
+    return _replace_synonym(text.strip().lower().removeprefix("torch."), _PRECISIONS)
 
 
 def mode_from_text(text: str) -> str:
     """Returns ``forward``, ``forward+backward`` or ``train`` for a usual name of a mode. Lowercases an unknown name."""
-    return _canonical(text, _MODES)
+    return _replace_synonym(text, _MODES)
 
 
 # A bare number after the model is a context length only if it is a power of two and at least 32. No day, month or year

@@ -104,15 +104,15 @@ def find_l2_bytes(gpu: Gpu | None) -> int | None:
 
 
 #: A phase is GPU-bound if the GPU is busy for at least this share of its wall time.
-GPU_BOUND = 0.9
+GPU_BOUND_SHARE = 0.9
 #: The GPU waits for the CPU if it is idle for at least this share of the wall time.
-IDLE = 0.3
+IDLE_SHARE = 0.3
 
 Verdict = Literal["GPU-bound", "GPU waits", "neither", "undecided"]
 
 
 def judge_busy_share(share: float) -> Verdict:
     """Judges whether a phase is GPU-bound, given the share of its wall time in which the GPU is busy."""
-    if share >= GPU_BOUND:
+    if share >= GPU_BOUND_SHARE:
         return "GPU-bound"
-    return "GPU waits" if 1 - share >= IDLE else "neither"
+    return "GPU waits" if 1 - share >= IDLE_SHARE else "neither"

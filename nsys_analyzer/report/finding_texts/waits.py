@@ -284,7 +284,7 @@ def describe_gpu_idle(figures: GpuIdleFigures) -> FindingTexts:
         activity = "Exposed copies" if figures.cause == "copy" else "Collectives"
         title, remaining = f"{activity} take most of the step", f"{activity.lower()} take"
     place = f"the range {figures.range_name}" if figures.range_name else figures.api
-    where = f", mostly in {place}" if place and figures.is_mostly_there else ""
+    where = f", mostly in {place}" if place and figures.is_mostly_in_place else ""
     step = "the capture" if figures.is_pass else "a step"
     mark = "torch.cuda.nvtx.range_push(name) ... range_pop()"
     remedy = _IDLE_REMEDIES.get(figures.cause, (f"# put a range around the suspected code, {mark}, and record again",))

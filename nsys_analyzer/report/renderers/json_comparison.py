@@ -88,7 +88,7 @@ def comparison_data(comparisons: Comparisons, limit: float) -> dict[str, Any]:
         reasons = to_plain_data(caution_sentences(pair))
         error = CannotAnswerError(" ".join(reasons), "nsys-analyze compare BEFORE AFTER --force")
         sides = {"before": _side(pair.before), "after": _side(pair.after)}
-        refused.append({**sides, "reasons": reasons, "other_conditions": pair.is_of_other_conditions, **error.data})
+        refused.append({**sides, "reasons": reasons, "other_conditions": pair.conditions_differ, **error.data})
     return {
         "schema_version": SCHEMA_VERSION,
         "generator": GENERATOR,

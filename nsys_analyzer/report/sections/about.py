@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from nsys_analyzer.analysis.kernels.classes import known_classes
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage
 from nsys_analyzer.analysis.transformer.models import Configuration
-from nsys_analyzer.analysis.transformer.peaks import GPU_BOUND, IDLE
+from nsys_analyzer.analysis.transformer.peaks import GPU_BOUND_SHARE, IDLE_SHARE
 from nsys_analyzer.configuration import OPTIONS, Option
 from nsys_analyzer.report.evidence import Evidence, format_status, kernel_word, shorten_message
 from nsys_analyzer.report.facts import describe_message, say_all
@@ -240,9 +240,9 @@ _GPU_TERMS = {
     "launching, short pauses": "the GPU has no work left while the program launches the next operation. Pauses of "
     "about 1 µs between two launched operations also count here.",
     "other CPU work": "the program makes no CUDA call for at least 0.1 ms.",
-    "verdict": f"GPU-bound: the GPU is busy for at least {rounded_percent(GPU_BOUND)} of the time. GPU waits: it is "
-    f"idle for at least {rounded_percent(IDLE)} of the time. Neither: the idle time is between these limits. "
-    "Undecided: times under the profiler cannot show which of these verdicts holds.",
+    "verdict": f"GPU-bound: the GPU is busy for at least {rounded_percent(GPU_BOUND_SHARE)} of the time. GPU waits: "
+    f"it is idle for at least {rounded_percent(IDLE_SHARE)} of the time. Neither: the idle time is between these "
+    "limits. Undecided: times under the profiler cannot show which of these verdicts holds.",
 }
 _CPU_TERMS = {
     "operators": "PyTorch's operators on the CPU. The time of an operator leaves out the operators that it calls.",

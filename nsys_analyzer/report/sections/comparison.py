@@ -127,7 +127,7 @@ def require_comparisons(comparisons: Comparisons) -> Comparisons:
     if comparisons.compared or not refused:
         return comparisons
     reasons = dict.fromkeys(sentence for pair in refused for sentence in caution_sentences(pair))
-    error = DifferentConditionsError if all(pair.is_of_other_conditions for pair in refused) else CannotAnswerError
+    error = DifferentConditionsError if all(pair.conditions_differ for pair in refused) else CannotAnswerError
     reason = plain(join_texts("; ", reasons), "`")
     raise error(f"These runs cannot be compared: {reason}", "To compare them nevertheless, add --force")
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.steps.step import StepSummary
-from nsys_analyzer.analysis.summary.complete import compared_phases
+from nsys_analyzer.analysis.summary.complete import select_compared_phases
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.evidence import (
     Evidence,
@@ -167,7 +167,7 @@ _NamedPhase = tuple[str, PhaseSummary | None]
 
 def _phase_table(capture: CaptureSummary, labels: dict[str, str]) -> Iterator[Table]:
     """Yields a table of the compared phases, of the other phases that were timed, and of the step."""
-    timed, compared = capture.unprofiled, compared_phases(capture)
+    timed, compared = capture.unprofiled, select_compared_phases(capture)
     by_name: dict[str, PhaseSummary | None] = {phase.phase: phase for phase in compared}
     for name in timed.phases if timed else ():
         by_name.setdefault(name, capture.phase(name))

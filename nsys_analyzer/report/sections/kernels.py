@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from nsys_analyzer.analysis.kernels.class_rules import FUSED_ATTENTION, MATMUL, UNKNOWN
-from nsys_analyzer.analysis.summary.complete import compared_phases, parts_and_enclosing
+from nsys_analyzer.analysis.summary.complete import select_compared_phases, split_compared_phases
 from nsys_analyzer.analysis.summary.kernel_tables import ClassShares, Leader, MatmulShare, merge_kernels
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
-from nsys_analyzer.analysis.transformer.attention import CAPTURE, FORWARD, MEMORY_BOUND, AttentionSummary
+from nsys_analyzer.analysis.transformer.attention import CAPTURE, FORWARD, MEMORY_BOUND_SHARE, AttentionSummary
 from nsys_analyzer.report.evidence import kernel_word, launch_word
 from nsys_analyzer.report.model import Answer, Bars, Block, Field, Paragraph, Table, make_table
 from nsys_analyzer.report.units import format_count, format_ms, format_number, format_percent, rounded
@@ -61,7 +61,7 @@ def top_kernel(capture: CaptureSummary) -> Leader | None:
 def answer_other_kernels(capture: CaptureSummary, labels: Mapping[str, str]) -> Iterator[Block]:
     """Yields the classes other than matmul with a large share of each phase, and tables of the top kernels."""
     clauses = []
-    for phase in compared_phases(capture):
+    for phase in select_compared_phases(capture):
         rows = [row for row in phase.classes if row.kernel_class != MATMUL and row.share >= _MIN_MENTIONED_SHARE]
         verbs = iter(("takes ", *[""] * len(rows)))  # only the first class of a clause has a verb
         shares = [
@@ -75,7 +75,7 @@ def answer_other_kernels(capture: CaptureSummary, labels: Mapping[str, str]) -> 
     if not clauses:
         return
     yield Answer(f"I{'; '.join(clauses)[1:]}.", capture.title)
-    for phases in parts_and_enclosing(capture):
+    for phases in split_compared_phases(capture):
         if phases:
             yield _kernel_table(capture, phases, labels)
 
@@ -156,7 +156,9 @@ def _matmul_sentence(capture: CaptureSummary, share: MatmulShare) -> str:
     text = f"Matmul is {', '.join(clauses)}, by total {kernel_word(capture)} time."
     fused = [shares for shares in phases if shares.of(FUSED_ATTENTION)]
     if fused:
-        clauses = [f"{format_percent(shares.of(FUSED_ATTENTION))} of {_scope_in_sentence(shares.scope)}" for shares in fused]
+        clauses = [
+            f"{format_percent(shares.of(FUSED_ATTENTION))} of {_scope_in_sentence(shares.scope)}" for shares in fused
+        ]
         text += f" Fused attention is not included: it is {', '.join(clauses)}."
     if inference and step:
         origin = f"of {share.inference_of}" if share.inference_of else "the forward pass"
@@ -248,7 +250,7 @@ def _bandwidth(attention: AttentionSummary) -> str:
         return f"{text}."
     if traffic.memory_bound:
         return f"{text}: it is memory-bound."
-    return f"{text}. It is not memory-bound: that requires at least {format_percent(MEMORY_BOUND)}."
+    return f"{text}. It is not memory-bound: that requires at least {format_percent(MEMORY_BOUND_SHARE)}."
 
 
 HOW_TO_ANNOTATE = phrase(

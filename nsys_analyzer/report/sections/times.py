@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nsys_analyzer.analysis.summary.complete import TRAINING_PHASES, whole_if_needed
+from nsys_analyzer.analysis.summary.complete import TRAINING_PHASES, find_whole_if_needed
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.evidence import median_cell
 from nsys_analyzer.report.model import Answer, Block, Field, Paragraph, Table, make_table
@@ -21,7 +21,7 @@ _TIMED_BY_HOOKS = (
 
 def answer_times(capture: CaptureSummary) -> Iterator[Block]:
     """Yields the time of each phase with and without the profiler, and the time during which the GPU works in it."""
-    whole_capture = whole_if_needed(capture)
+    whole_capture = find_whole_if_needed(capture)
     phases = [*(phase for phase in capture.phases if phase.instances), *([whole_capture] if whole_capture else [])]
     if not phases:
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
-from nsys_analyzer.analysis.what_if import PathPart, Saving, WhatIf, Where
+from nsys_analyzer.analysis.what_if import PathLocation, PathPart, Saving, WhatIf
 from nsys_analyzer.report.facts import say
 from nsys_analyzer.report.model import Answer, Block, Field, Paragraph, Section, SignedChange, make_table
 from nsys_analyzer.report.units import format_ms, format_ms_range, rounded_percent
@@ -44,7 +44,7 @@ def what_if_section(prediction: WhatIf) -> Section:
         Answer(f"A step would take {new_step} instead of {step} without the profiler: {change}{share}.")
     ]
     if 0 <= prediction.saves_ms < _FULL_SAVING * prediction.less_ms:
-        sides: tuple[Where, ...] = ("GPU", "CPU")
+        sides: tuple[PathLocation, ...] = ("GPU", "CPU")
         # The limit is the side whose part of the critical path grows most.
         where, (before, after) = max(
             ((side, prediction.on_path_ms(side)) for side in sides),
