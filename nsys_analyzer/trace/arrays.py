@@ -19,19 +19,21 @@ Integers: TypeAlias = npt.NDArray[np.signedinteger[Any]]  # of any width
 Codes: TypeAlias = npt.NDArray[np.int8]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Floats: TypeAlias = npt.NDArray[np.float64]
-#: A table as it is read: maps column names to numpy arrays (integers) or Arrow string arrays (texts).
+#: The columns of a table by name: numpy arrays of integers, and Arrow arrays of texts.
 Frame: TypeAlias = dict[str, Any]
 
-#: A lookup table of codes is used if it is at most this many times longer than the values.
+#: ``dense_codes`` looks codes up in an array with an entry for each integer from the smallest to the largest value. It
+#: sorts the values instead if that array would be more than this many times longer than the values.
 _MAX_LOOKUP_RATIO = 4
 #: The default number of positions in a block of :func:`iterate_blocks`.
 _BLOCK_LENGTH = 1 << 15
 
 
 def arrow_to_numpy(array: pa.Array, default: int = 0) -> Any:
-    """Returns the numbers of an Arrow array, with the default in place of nulls. An array without nulls is not copied.
+    """Returns the integers of an Arrow array, with the default in place of nulls. An array without nulls is not copied.
 
-    It reads Arrow's buffers, because Arrow's own conversion to numpy imports pandas, which takes a sixth of a second.
+    The function reads Arrow's buffers, because Arrow's own conversion to numpy imports pandas, which takes a sixth of a
+    second.
     """
     kind = np.dtype(f"{'u' if str(array.type).startswith('u') else 'i'}{array.type.bit_width // 8}")
     if not len(array):
@@ -58,7 +60,7 @@ def arrow_integers(values: Ints | SmallInts) -> pa.Array:
 
 
 def arrow_texts(texts: Sequence[str]) -> pa.Array:
-    """Returns texts as an Arrow array. It avoids Arrow's own conversion, which imports pandas."""
+    """Returns texts as an Arrow array, without Arrow's own conversion, which imports pandas."""
     import pyarrow as pa
 
     encoded = [text.encode() for text in texts]
@@ -86,15 +88,15 @@ def take_or_default(column: Any, index: Any, missing_value: int) -> Any:
     """Returns the column's entries at the positions in ``index``, and ``missing_value`` where the position is -1."""
     entries = np.full(len(index), missing_value, column.dtype)
     for block in iterate_blocks(len(index) if len(column) else 0):
-        is_there = index[block] >= 0
-        entries[block][is_there] = column[index[block][is_there]]
+        has_entry = index[block] >= 0
+        entries[block][has_entry] = column[index[block][has_entry]]
     return entries
 
 
 def compress_constant(column: Any) -> Any:
-    """Returns the column, or if all its values are equal, a read-only view that repeats one value and takes no memory.
+    """Returns the column itself, or, if all its values are equal, a read-only view that stores the value only once.
 
-    Most columns of processes and devices contain a single value.
+    In most captures, all operations have the same process and the same device.
     """
     is_constant = len(column) and all((column[block] == column[0]).all() for block in iterate_blocks(len(column)))
     return np.broadcast_to(column[0], len(column)) if is_constant else column
@@ -103,33 +105,33 @@ def compress_constant(column: Any) -> Any:
 def iterate_blocks(length: int, min_length: int = 0) -> Iterator[slice]:
     """Returns slices that divide a long column into blocks of at least ``min_length`` positions.
 
-    The temporary arrays of one block fit into the processor's cache. Temporary arrays as long as the column would be
-    allocated and zeroed by the system again and again, which takes half of the time of a long capture.
+    The temporary arrays for one block fit into the CPU's cache. The system would allocate and zero temporary arrays of
+    the column's length again and again, which takes half of the time of a long capture.
     """
     size = max(_BLOCK_LENGTH, min_length)
     return (slice(first, first + size) for first in range(0, length, size))
 
 
 def iterate_rows(frame: Frame) -> Iterator[tuple[Any, ...]]:
-    """Returns the rows of a small table, with the columns in the order of the schema."""
+    """Returns the rows of a small table as tuples, in which the columns have the order of the schema."""
     columns = (column.tolist() for column in frame.values())
     return zip(*columns, strict=True)
 
 
 def distinct(values: Any) -> Any:
-    """Returns the distinct values, sorted.
+    """Returns the distinct values in ascending order.
 
     The function is fast if equal values are adjacent, as in columns of thread IDs. ``np.unique`` uses a hash table,
     which is much slower for a million different times.
     """
     if not len(values):
         return values
-    ordered = _without_repeats(values)
+    ordered = _drop_repeats(values)
     ordered.sort()
-    return _without_repeats(ordered)
+    return _drop_repeats(ordered)
 
 
-def _without_repeats(values: Any) -> Any:
+def _drop_repeats(values: Any) -> Any:
     """Returns a copy of the values without each value that equals its predecessor."""
     return values[np.append(True, values[1:] != values[:-1])]
 
@@ -144,7 +146,7 @@ def distinct_texts(texts: Sequence[str]) -> tuple[tuple[str, ...], Ints]:
 def distinct_rows(*columns: Integers) -> tuple[Ints, SmallInts]:
     """Returns the first position of each distinct row in sorted order, and for each row the index of its distinct row.
 
-    It encodes each row as one number, because ``np.unique`` along an axis compares rows, which is much slower.
+    The function encodes each row as one integer, because ``np.unique`` along an axis is much slower: it compares rows.
     """
     codes = np.zeros(len(columns[0]), np.int32)
     for column in columns:
@@ -156,7 +158,10 @@ def distinct_rows(*columns: Integers) -> tuple[Ints, SmallInts]:
 
 
 def dense_codes(values: Ints) -> tuple[Ints, SmallInts]:
-    """Returns the sorted distinct values, and each value's position among them, without the sort of ``np.unique``."""
+    """Returns the distinct values in ascending order, and the position of each value among them.
+
+    It does not sort, unlike ``np.unique``, unless the values are far apart.
+    """
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
     if high - low > _MAX_LOOKUP_RATIO * len(values) + 1_000_000:
         ids, inverse = np.unique(values, return_inverse=True)
@@ -177,12 +182,12 @@ def build_frame(
     columns: Sequence[Column],
     is_wanted: Callable[[pa.RecordBatch], Bools] | None = None,
 ) -> Frame:
-    """Returns the columns of a table.
+    """Returns the columns of a table, with defaults in place of nulls.
 
     Args:
-        batches: the table in parts, whose first columns are in the order of ``columns``.
+        batches: the rows in batches, whose first columns are in the order of ``columns``.
         columns: the declaration of each column.
-        is_wanted: returns the mask of the rows to keep of a part. None keeps all rows.
+        is_wanted: returns the mask of the rows to keep of a batch. None keeps all rows.
 
     Raises:
         pyarrow.ArrowException: a column contains values of the wrong type.
@@ -209,7 +214,9 @@ def build_frame(
     for array in numbers.values():
         array.resize(length, refcheck=False)
     return {
-        column.name: _join_texts(texts[column.name], column.default == b"") if column.is_text else numbers[column.name]
+        column.name: _concatenate_texts(texts[column.name], column.default == b"")
+        if column.is_text
+        else numbers[column.name]
         for column in columns
     }
 
@@ -226,32 +233,32 @@ def arrow_to_integers(values: pa.Array, default: Any) -> Any:
     return arrow_to_numpy(values if pa.types.is_integer(values.type) else values.cast(pa.int64()), int(default))
 
 
-def _join_texts(parts: Sequence[pa.Array], are_bytes: bool) -> pa.Array:
+def _concatenate_texts(parts: Sequence[pa.Array], are_bytes: bool) -> pa.Array:
     """Returns the texts (or bytes) of several arrays as one array, with an empty text in place of each null."""
     import pyarrow as pa
 
-    blobs = pa.concat_arrays([_as_binary(part) for part in parts]) if parts else pa.nulls(0, pa.binary())
+    blobs = pa.concat_arrays([_convert_to_binary(part) for part in parts]) if parts else pa.nulls(0, pa.binary())
     blobs.validate(full=True)
     if are_bytes:
         return blobs
     texts = blobs.view(pa.string())
     try:
         texts.validate(full=True)
-    except pa.ArrowInvalid:  # not valid UTF-8, because a character is cut in two or the encoding differs
+    except pa.ArrowInvalid:  # the bytes are not UTF-8: the text has another encoding, or was cut inside a character
         return pa.array([blob.decode("utf-8", errors="replace") for blob in blobs.to_pylist()], pa.string())
     return texts
 
 
-def _as_binary(values: pa.Array) -> pa.Array:
+def _convert_to_binary(values: pa.Array) -> pa.Array:
     """Returns texts or bytes with offsets of any width as a binary array, without copying them.
 
-    It avoids Arrow's casts, whose import takes a tenth of a second. Raises ArrowInvalid for other types.
+    The function avoids Arrow's casts, whose import takes a tenth of a second. It raises ArrowInvalid for other types.
     """
     import pyarrow as pa
 
     width = {pa.string(): 4, pa.binary(): 4, pa.large_string(): 8, pa.large_binary(): 8}.get(values.type)
     if width is None:
-        return _as_binary(values.cast(pa.string()))
+        return _convert_to_binary(values.cast(pa.string()))
     _, offsets, letters = values.buffers()
     bounds = np.zeros(len(values) + 1, np.int64)
     if len(values) and offsets is not None:
@@ -267,7 +274,7 @@ def _as_binary(values: pa.Array) -> pa.Array:
 def mask_by_name(rows: Any, test: Callable[[str], object]) -> Bools:
     """Returns the mask of the rows whose name passes a test, shape (rows,).
 
-    The ``name`` of the rows is a code into their ``names``, or -1 for no name.
+    ``rows.name`` contains positions in ``rows.names``, or -1 for a row without a name.
     """
     passes = np.array([*map(bool, map(test, rows.names)), False])
     mask: Bools = passes[rows.name]

@@ -13,23 +13,24 @@ from nsys_analyzer.trace.arrays import Codes, Ints, SmallInts
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-#: The kinds of GPU operation, in the order of ``Operations.kind``'s codes.
+#: The names of the kinds of GPU operation, by the codes in ``Operations.kind``.
 OPERATION_KINDS = ("kernel", "memcpy", "memset", "graph")
 KERNEL, MEMCPY, MEMSET, GRAPH = range(4)
 
-#: The kinds of copy, in the order of ``Operations.copy``'s codes: the direction, and whether host memory is pageable.
+#: The names of the kinds of copy, by the codes in ``Operations.copy``. A kind is a direction, with the kind of host
+#: memory (pageable or pinned) if it is known.
 COPY_KINDS = (
     "other", "pageable to device", "pinned to device", "device to pageable", "device to pinned", "on the device",
     "to the device", "to the host", "other",
 )  # fmt: skip
 OTHER_COPY, PAGEABLE_TO_DEVICE, PINNED_TO_DEVICE, DEVICE_TO_PAGEABLE, DEVICE_TO_PINNED, ON_DEVICE = range(6)
 TO_DEVICE, TO_HOST, BETWEEN_DEVICES = 6, 7, 8
-#: The copies from the host and to the host, for every kind of host memory.
+#: The codes of copies from host memory and to host memory, whether the memory is pageable, pinned or unknown.
 FROM_HOST = (PAGEABLE_TO_DEVICE, PINNED_TO_DEVICE, TO_DEVICE)
 INTO_HOST = (DEVICE_TO_PAGEABLE, DEVICE_TO_PINNED, TO_HOST)
 
 OTHER_CALL, LAUNCH, BEGIN_CAPTURE, END_CAPTURE, ALLOCATE, FREE, SYNCHRONIZE, COPY, FILL, LAUNCH_GRAPH = range(10)
-#: The prefixes of the names of API functions, by the kind of call.
+#: The prefixes of the names of API functions of CUDA and HIP, by the kind of call.
 CALL_PREFIXES = {
     LAUNCH: (
         "cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchCooperativeKernel",
@@ -56,8 +57,8 @@ CALL_PREFIXES = {
     LAUNCH_GRAPH: ("cudaGraphLaunch", "cuGraphLaunch", "hipGraphLaunch"),
 }  # fmt: skip
 
-#: The prefix of the name of a kernel whose real name is not in the file. The ID of the missing string follows the
-#: prefix. No symbol can start with this prefix.
+#: The prefix of the name that a kernel gets if the file does not contain its real name. The ID of the missing string
+#: follows. The prefix contains a space, so no symbol starts with it.
 UNNAMED_KERNEL = "unknown kernel"
 
 _MAX_QUOTED_CHARACTERS = 120
@@ -65,7 +66,7 @@ _MAX_QUOTED_CHARACTERS = 120
 #: The fields of ``Columns`` that are not arrays. All rows share them.
 _SHARED_FIELDS = ("names",)
 
-#: The mask that reduces a global thread ID to its global process ID. The low 24 bits are the thread's.
+#: The bits of a global thread ID that form the global process ID. The other 24 bits are the thread's own ID.
 PROCESS_MASK = ~0xFFFFFF
 
 
@@ -80,7 +81,7 @@ def pid_of(process: Any) -> Any:
 
 
 def quote_name(name: str) -> StrOrText:
-    """Returns the name of a kernel or a range for use in a sentence; a long name is cut."""
+    """Returns the name of a kernel or a range as code for a sentence, without the end of a very long name."""
     return code(name if len(name) <= _MAX_QUOTED_CHARACTERS else f"{name[:_MAX_QUOTED_CHARACTERS]}…")
 
 
@@ -98,7 +99,7 @@ class Columns:
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _SHARED_FIELDS}
 
     def select(self, mask: Any) -> Self:
-        """Returns the rows that a mask, a slice or an index array selects. Selecting all rows copies nothing."""
+        """Returns the rows that a mask, a slice or an index array selects. A mask of all rows copies nothing."""
         if getattr(mask, "dtype", None) == np.bool_ and mask.all():
             return self
         return replace(self, **{key: array[mask] for key, array in self.columns().items()})
@@ -106,20 +107,20 @@ class Columns:
 
 @dataclass(frozen=True)
 class Operations(Columns):
-    """GPU operations, grouped by kind with kernels first, each kind in the file's order.
+    """GPU operations, grouped by kind in the order of ``OPERATION_KINDS``. Within a kind, the order is the file's.
 
     Attributes:
         kind: code into ``OPERATION_KINDS``.
         start, end: ns.
-        context: CUDA context ID, 0 if the file does not tell it; stream IDs are unique only within a context.
+        context: CUDA context ID, 0 if the file does not contain it. Stream IDs are unique only within a context.
         correlation: correlation ID, unique within a process.
         process: global process ID.
         name: code into ``names``, or -1 for an operation that is not a kernel.
         graph_node: CUDA graph node ID; 0 outside graph replays.
-        size: thread blocks of a kernel, bytes of a copy or a memset; 0 if the file does not tell it.
+        size: thread blocks of a kernel, bytes of a copy or a memset; 0 if the file does not contain it.
         copy: code into ``COPY_KINDS``; 0 for an operation that is not a copy.
-        continues: 1 for every part of an operation after the first. Only operators on the CPU have several parts,
-            because the operators that they call interrupt them.
+        continues: 1 for each part of an operation after the first part. Only a PyTorch operator on the CPU has several
+            parts: the stretches of its own time between the operators that it calls.
     """
 
     kind: Codes
@@ -144,7 +145,7 @@ class Operations(Columns):
 
     def of_kind(self, kind: int) -> slice:
         """Returns the positions of the operations of a kind, which are contiguous."""
-        bounds = np.array([kind, kind + 1], self.kind.dtype)  # if dtypes differed, numpy would copy the column
+        bounds = np.array([kind, kind + 1], self.kind.dtype)  # with another dtype, searchsorted would copy the column
         first, last = np.searchsorted(self.kind, bounds).tolist()
         return slice(first, last)
 
@@ -155,10 +156,10 @@ class Operations(Columns):
 
 @dataclass(frozen=True)
 class Launches(Columns):
-    """API calls, without the calls that only query something.
+    """Calls of CUDA or HIP API functions, without functions that only query something.
 
     Attributes:
-        start, end: ns; if the file has no valid end, the end equals the start.
+        start, end: ns. If the file contains no valid end, the end equals the start.
         thread: global thread ID.
         correlation: correlation ID, unique within a process.
         call: kind of the call: a key of ``CALL_PREFIXES``, or 0 for other calls.
@@ -195,27 +196,26 @@ class Ranges(Columns):
 class Operators(Ranges):
     """PyTorch's operators, including autograd's nodes: ranges with their autograd sequence numbers.
 
-    Autograd counts the nodes of its graph, separately for each thread, and never resets the count. Two kinds of
-    operator carry a sequence number:
+    Each thread has a counter of the autograd nodes that it created, which is never reset. Two kinds of operator carry a
+    sequence number:
 
-    - An operator that is called with gradients enabled carries the count at its start. The node that it creates gets
-      this number, and operators that start later carry a larger one. If the node is created by an inner operator, or
-      if there is none, the inner operator carries the same number: ``aten::linear`` 26 contains ``aten::t`` 26, which
-      creates node 26, and ``aten::addmm`` 27. This also happens in the backward pass when a checkpoint runs its
-      forward pass again, and with ``create_graph``.
+    - An operator that is called with gradients enabled carries the value of the counter at its start. The node that
+      the operator creates gets this number, and operators that start later carry a larger number. If an inner operator
+      creates the node, or if no node is created, the inner operator carries the same number: ``aten::linear`` 26
+      contains ``aten::t`` 26, which creates node 26, and ``aten::addmm`` 27. The backward pass also contains such
+      operators, if a checkpoint runs its forward pass again, or with ``create_graph``.
     - A node of the backward pass carries its own number: ``AddmmBackward0`` 27. PyTorch's profiler also writes it for
       the engine's range around the node (``autograd::engine::evaluate_function: AddmmBackward0``). Of the NVTX ranges,
       only the range of the node carries the number.
 
-    No other operator has a number: not those below autograd, not those that a node calls without ``create_graph``, and
-    not ``AccumulateGrad``. So the creator of node n is found among the operators on the creating thread that are not
-    nodes, start before the node runs, and carry at most n: it is the one that starts last. It normally carries n
-    itself. The exception is an operator that creates several nodes: ``copy_`` 29 into a slice creates
-    ``CopyBackwards`` 29 and ``CopySlices`` 30.
+    No other operator has a number: no operator below autograd, none that a node calls without ``create_graph``, and not
+    ``AccumulateGrad``. The creator of node n is therefore the last operator that starts on the creating thread before
+    the node runs, is no node itself, and carries at most n. It normally carries n itself. The exception is an operator
+    that creates several nodes: ``copy_`` 29 into a slice creates ``CopyBackwards`` 29 and ``CopySlices`` 30.
 
-    A node is usually created on the thread that runs the steps. Autograd's threads create nodes of their own when they
-    run operators with gradients enabled. The same numbers also occur on the thread that runs the steps, and
-    ``forward_thread`` tells the two threads apart.
+    A node is usually created on the thread that runs the steps. Autograd's own threads also create nodes if they run
+    operators with gradients enabled. Both threads use the same numbers, so ``forward_thread`` tells which thread
+    created a node.
 
     Attributes:
         sequence: the sequence number; -1 for none.
@@ -232,8 +232,8 @@ class GraphNodes:
     """CUDA graph nodes as they were created.
 
     Attributes:
-        start: ns; time at which the node was created.
-        thread: global thread ID that created the node.
+        start: time at which the node was created, ns.
+        thread: global ID of the thread that created the node.
         node: CUDA graph node ID.
         original: ID of the captured node that this one was instantiated from, or 0.
     """
@@ -249,10 +249,10 @@ class MemoryUses(Columns):
     """Allocations and releases of device memory, in the file's order.
 
     Attributes:
-        start: ns; the start of the session for memory that was allocated before the capture range.
+        start: ns. Memory that was allocated before the capture range has the start of the session.
         process: global process ID.
         bytes: allocated bytes; negative for a release.
-        alive: bytes in use in the memory pool afterwards; -1 without a pool.
+        alive: bytes that are in use in the memory pool after the event; -1 without a pool.
     """
 
     start: Ints

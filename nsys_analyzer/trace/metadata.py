@@ -1,4 +1,4 @@
-"""Reads the conditions of a capture from its export: versions, GPUs, threads and the profiler's messages."""
+"""Reads the metadata of a capture from its export: versions, GPUs, names of threads, and messages of the profiler."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from nsys_analyzer.text import StrOrText, phrase
 from nsys_analyzer.trace.arrays import Frame, iterate_rows
 from nsys_analyzer.trace.schema import TIME_SHIFT
 
-#: The names of nsys's severities of messages.
+#: The severities of nsys's messages, by their codes.
 SEVERITIES = {1: "info", 2: "warning", 3: "error", 4: "verbose"}
 
-#: Messages that explain why a process has no CUDA trace, and their meaning. CUPTI supports one client at a time
-#: (cupti_result.h, CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED). Tracing needs no special permission, except on a
-#: virtual GPU.
+#: Patterns of nsys's messages about a missing CUDA trace, each with an explanation for the user. CUPTI supports only
+#: one client at a time (cupti_result.h, CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED). Tracing needs no special
+#: permission, except on a virtual GPU.
 _NO_CUDA = (
     (
         re.compile(r"CUDA (?:profiling might have not been started correctly|injection initialization failed)"),
@@ -36,15 +36,16 @@ _NO_CUDA = (
         "This GPU cannot be traced by nsys.",
     ),
 )
-#: Only the start of a long message is examined. The messages of nsys are much shorter.
+#: Only this many characters at the start of a message are examined. The messages of nsys are much shorter.
 _MAX_MESSAGE_CHARACTERS = 1_000
-_OTHER_API = r"(?!CUDA |NVTX |CUPTI )"
-#: Matches messages about APIs other than CUDA and NVTX and about CPU samples. No figure depends on them.
+#: Matches if no API follows whose events are used in figures.
+_NOT_A_USED_API = r"(?!CUDA |NVTX |CUPTI )"
+#: Matches messages about other APIs than CUDA and NVTX, and messages about CPU samples. No figure depends on these.
 _IRRELEVANT_MESSAGE = re.compile(
-    rf"No {_OTHER_API}.+ events collected\. Does (?:the|any) process use"
-    rf"|{_OTHER_API}[\w ./+-]+ profiling might have not been started correctly"
-    rf"|Not all {_OTHER_API}.+ events might have been collected"
-    rf"|.*Some {_OTHER_API}[\w ]+ events might be missing"
+    rf"No {_NOT_A_USED_API}.+ events collected\. Does (?:the|any) process use"
+    rf"|{_NOT_A_USED_API}[\w ./+-]+ profiling might have not been started correctly"
+    rf"|Not all {_NOT_A_USED_API}.+ events might have been collected"
+    rf"|.*Some {_NOT_A_USED_API}[\w ]+ events might be missing"
     r"|.*Unified Memory trace is not supported"
     r"|(?i:.*\b(?:ip samples?|sampling|context[ -]switch\w*|backtraces?|ftrace|gpu metrics)\b)"
 )
@@ -66,18 +67,18 @@ class Diagnostic:
 
 
 def is_irrelevant_message(text: str) -> bool:
-    """Returns whether a message is about APIs other than CUDA and NVTX, or about CPU samples."""
+    """Returns whether a message is only about other APIs than CUDA and NVTX, or about CPU samples."""
     return bool(_IRRELEVANT_MESSAGE.match(text[:_MAX_MESSAGE_CHARACTERS]))
 
 
 def first_sentence(text: str) -> str:
-    """Returns a message on one line, without the advice that follows it."""
+    """Returns a message of the profiler on one line, without the advice at its end."""
     sentence = " ".join(text.split()).split(". To make sure")[0].rstrip(".")
     return sentence if sentence.endswith(("?", "!")) else f"{sentence}."
 
 
 def explain_message(text: str) -> StrOrText:
-    """Returns the meaning of a message about a missing CUDA trace; an empty text for any other message."""
+    """Returns an explanation of a message about a missing CUDA trace; an empty text for any other message."""
     return next((explanation for pattern, explanation in _NO_CUDA if pattern.search(text)), "")
 
 
@@ -92,7 +93,7 @@ def find_missing_cuda_message(messages: Iterable[Diagnostic]) -> Diagnostic | No
 
 
 def explain_missing_cuda(messages: Iterable[Diagnostic]) -> StrOrText:
-    """Returns the reason for a missing CUDA trace: the profiler's message and its meaning; else an empty text."""
+    """Returns the profiler's message about a missing CUDA trace, with an explanation; an empty text without one."""
     reason = find_missing_cuda_message(messages)
     return phrase("nsys: {} {}", first_sentence(reason.text), explain_message(reason.text)) if reason else ""
 
@@ -101,18 +102,18 @@ CPU = "CPU"
 """The name of the device that represents the CPU in a trace without a GPU."""
 
 _TORCH_PROFILER = "torch.profiler"
-#: A version as an integer. nsys writes 0 if there is no driver.
+#: Matches a version that is written as an integer. nsys writes 0 if there is no driver, which is no version.
 _VERSION_NUMBER = re.compile(r"(?!0$)[0-9]{1,18}")
 
 CUDA, HIP = "CUDA", "HIP"
-"""The platforms by which devices are programmed: NVIDIA's and AMD's."""
+"""The programming platforms of GPUs: NVIDIA's CUDA and AMD's HIP."""
 
 _MULTIPROCESSORS = {CUDA: "SMs", HIP: "CUs"}
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU of the capture's machine. Unknown figures are 0."""
+    """A GPU of the machine on which the capture was recorded. A number is 0 if it is unknown."""
 
     gpu_id: int
     name: str
@@ -129,7 +130,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Metadata:
-    """The conditions of a capture. A text that the export does not contain is "unknown".
+    """The metadata of a capture. A text is "unknown" if the export does not contain it.
 
     Attributes:
         profiler: "nsys" or "torch".
@@ -144,7 +145,7 @@ class Metadata:
         gpu_of: GPU IDs by (pid, CUDA device ordinal).
         thread_names: names by global thread ID.
         diagnostics: messages of the profiler.
-        time_shift_ns: offset that the export added to every time.
+        time_shift_ns: offset that ``nsys export`` added to every time.
         started_utc_ns: start of the session, ns since 1970 (UTC); 0 if the export does not contain it.
         unread_tables: names of recorded tables from which nothing is read.
     """
@@ -167,14 +168,14 @@ class Metadata:
 
     @property
     def multiprocessors(self) -> str:
-        """The name of the devices' multiprocessors: SMs, or compute units (CUs) on AMD's GPUs."""
+        """The name of the GPUs' multiprocessors: SMs on NVIDIA's GPUs, compute units (CUs) on AMD's."""
         return _MULTIPROCESSORS.get(self.platform, "units")
 
     def gpu(self, pid: int, device: int) -> Gpu | None:
-        """Returns the GPU that has a device ordinal in a process; None if it is unknown.
+        """Returns the GPU that has this device ordinal in a process; None if it is unknown.
 
-        Exports of nsys up to 2024.2 do not say which GPU has an ordinal. If all GPUs of the machine are equal, any of
-        them is returned.
+        Exports of nsys up to 2024.2 do not say which GPU has which ordinal. One of the machine's GPUs is returned then
+        if all of them are equal.
         """
         are_equal = len({replace(gpu, gpu_id=0) for gpu in self.gpus.values()}) == 1
         return self.gpus.get(self.gpu_of.get((pid, device), -1), next(iter(self.gpus.values())) if are_equal else None)
@@ -216,7 +217,7 @@ def read_diagnostics(frame: Frame) -> tuple[Diagnostic, ...]:
 
 
 def _runtime_version(platform: str, environment: dict[str, str]) -> str:
-    """Returns the version of CUDA, or the version of HIP with the version of its ROCm.
+    """Returns the version of CUDA, or the version of HIP with the version of ROCm that it belongs to.
 
     The integer 13000 means CUDA 13.0. The integer 70253211 (``HIP_VERSION``) means HIP 7.2.53211.
     """

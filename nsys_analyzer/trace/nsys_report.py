@@ -21,16 +21,17 @@ if TYPE_CHECKING:
     from nsys_analyzer.trace.reader import Reader
 
 _SQLITE_MAGIC = b"SQLite format 3\x00"
-#: The export option that keeps the payloads of NCCL's ranges: ranks, communicators, message sizes.
+#: The export option that keeps the payloads of NCCL's ranges, which contain ranks, communicators and message sizes.
 _BLOBS_OPTION = "--include-blobs"
-_ANSWER_TIMEOUT_S = 60
-_PROGRESS = re.compile(r"(Exporting|Processing) \d+ events:")
+_HELP_TIMEOUT_S = 60
+_PROGRESS_BAR = re.compile(r"(Exporting|Processing) \d+ events:")
 _REPORT_VERSION = re.compile(rb"Report (\d{4}(?:@\d+)+)")  # "NVIDIA Tegra Profiler Report 2023@4@4@54-..."
-_NOT_A_REPORT = ("Version tag is not found", "Cannot read from stream", "magic number mismatch")
+#: Parts of the messages with which ``nsys export`` rejects a file that is not a complete report.
+_DAMAGED_REPORT_MESSAGES = ("Version tag is not found", "Cannot read from stream", "magic number mismatch")
 
 
 def open_report(report: Path) -> Reader:
-    """Opens the export of a report, which is made first if needed; raises the errors of :func:`ensure_export`."""
+    """Opens the export of a report, which is made first if needed. Raises the errors of :func:`ensure_export`."""
     from nsys_analyzer.trace.reader import SqliteReader, open_folder  # they need numpy, and ensure_export does not
 
     export = ensure_export(report)
@@ -41,8 +42,8 @@ def ensure_export(report: Path, timeout_s: float | None = None) -> Path:
     """Returns the export beside a report; exports the report to SQLite if there is no up-to-date export.
 
     The export of ``X.nsys-rep`` is ``X.sqlite``, ``X_pqtdir`` or ``X_arwdir``. An export that is older than the report
-    is replaced. Without nsys, the older export is used all the same, because copying the report may have changed the
-    report's time.
+    is replaced. If nsys is missing, the older export is used, because copying the report may have changed the report's
+    modification time.
 
     Raises:
         ExportError: the report does not exist, its folder cannot be written, or nsys is missing, fails, or takes longer
@@ -61,22 +62,22 @@ def ensure_export(report: Path, timeout_s: float | None = None) -> Path:
     if nsys is None:
         if newest:
             return newest
-        command = _export_command(report.name)
+        command = _make_export_command(report.name)
         raise ExportError(
             f"{report} must be exported to SQLite first, and there is no nsys here",
             f"Install Nsight Systems, or export on the machine that has it: {command}",
         )
     try:
         with atomic_write(export, source=report) as unfinished:
-            _export(nsys, report, unfinished, timeout_s)
+            _run_export(nsys, report, unfinished, timeout_s)
     except OSError as error:
-        hint = f"Export it to another folder: {_export_command(str(report))} --output FILE.sqlite"
+        hint = f"Export it to another folder: {_make_export_command(str(report))} --output FILE.sqlite"
         raise ExportError(f"The export of {report} cannot be written: {error}", hint) from error
     return export
 
 
 def is_export_of(export: Path, report: Path) -> bool:
-    """Returns whether an export exists and is not older than its report."""
+    """Returns whether an export exists and is at least as new as its report."""
     return (is_sqlite(export) or is_export_folder(export)) and export_time_ns(export) >= report.stat().st_mtime_ns
 
 
@@ -92,63 +93,65 @@ def is_sqlite(path: Path) -> bool:
 
 
 def export_time_ns(export: Path) -> int:
-    """Returns the time (ns) at which an export was written; 0 if it is missing. The table ``export`` dates a folder."""
+    """Returns the modification time (ns) of an export, or of the table ``export`` in a folder; 0 if it is missing."""
     tables = (export / f"{name}{ending}" for name in EXPORT_TABLE.aliases for ending in TABLE_ENDINGS)
     files = [export] if export.is_file() else [table for table in tables if table.is_file()]
     return max((file.stat().st_mtime_ns for file in files), default=0)
 
 
-def _export(nsys: Path, report: Path, output: Path, timeout_s: float | None) -> None:
+def _run_export(nsys: Path, report: Path, output: Path, timeout_s: float | None) -> None:
+    """Runs ``nsys export`` to write a report as SQLite; raises ExportError if it fails."""
     options = ["--type", "sqlite", "--force-overwrite", "true", "--output", str(output.absolute())]
-    if _BLOBS_OPTION in _known_options(nsys):
+    if _BLOBS_OPTION in _read_export_help(nsys):
         options.append(f"{_BLOBS_OPTION}=true")
-    try:  # absolute paths cannot be mistaken for options
+    try:  # the paths are absolute, so that nsys does not read a name with a leading dash as an option
         finished = run_captured([str(nsys), "export", *options, str(report.absolute())], timeout_s)
     except OSError as error:
         raise ExportError(f"{nsys} cannot be run: {error}", "Set NSYS to an nsys that can be run") from error
     except subprocess.TimeoutExpired as error:
         raise ExportError(
             f"nsys export of {report} was stopped after {timeout_s:g} s",
-            f"Run it without a time limit: {_export_command(str(report))}",
+            f"Run it without a time limit: {_make_export_command(str(report))}",
         ) from error
     if finished.returncode != 0 or not is_sqlite(output):
-        raise _failed_export(nsys, report, finished)
+        raise _make_export_error(nsys, report, finished)
 
 
 @functools.cache
-def _known_options(nsys: Path) -> str:
+def _read_export_help(nsys: Path) -> str:
     """Returns the output of ``nsys export --help``; an empty text if the command fails."""
     try:
-        answer = run_captured([str(nsys), "export", "--help"], _ANSWER_TIMEOUT_S)
+        answer = run_captured([str(nsys), "export", "--help"], _HELP_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
         return ""  # the export itself will report the problem
     return answer.stdout + answer.stderr
 
 
-def _failed_export(nsys: Path, report: Path, finished: subprocess.CompletedProcess[str]) -> ExportError:
+def _make_export_error(nsys: Path, report: Path, finished: subprocess.CompletedProcess[str]) -> ExportError:
+    """Returns the error for a failed ``nsys export``, with a hint that fits the reason."""
     message = last_output_lines(finished.stderr) or last_output_lines(finished.stdout)
-    if any(phrase in message for phrase in _NOT_A_REPORT):
+    if any(phrase in message for phrase in _DAMAGED_REPORT_MESSAGES):
         return ExportError(
             f"{report} is not an Nsight Systems report, or only a part of one: {message}",
             "Copy it again, or capture again with nsys profile",
         )
-    with report.open("rb") as file:  # a report of 2023 or later contains its version in the first bytes
+    with report.open("rb") as file:  # the first bytes of a report since 2023 contain the version of nsys
         match = _REPORT_VERSION.search(file.read(128))
     recorded_with = match[1].decode().replace("@", ".") if match else None
     if recorded_with and version_key(recorded_with) > version_key(version := nsys_version(nsys)):
         return ExportError(
             f"{report} was recorded with Nsight Systems {recorded_with}, and {nsys} is {version}: too old to read it",
-            f"Install a newer one, or export on the machine that recorded it: {_export_command(report.name)}",
+            f"Install a newer one, or export on the machine that recorded it: {_make_export_command(report.name)}",
         )
     reason = message or f"exit status {finished.returncode}"
-    return ExportError(f"nsys export failed: {reason}", f"Run it yourself: {_export_command(str(report))}")
+    return ExportError(f"nsys export failed: {reason}", f"Run it yourself: {_make_export_command(str(report))}")
 
 
 def last_output_lines(output: str) -> str:
     """Returns the last two lines of the output of ``nsys`` as one line, without progress bars."""
     lines = (line.strip() for line in re.split(r"[\r\n]", output))
-    return " ".join([line for line in lines if line and not _PROGRESS.match(line)][-2:]).rstrip(".")
+    return " ".join([line for line in lines if line and not _PROGRESS_BAR.match(line)][-2:]).rstrip(".")
 
 
-def _export_command(report: str) -> str:
+def _make_export_command(report: str) -> str:
     return f"nsys export --type sqlite {shlex.quote(report)}"

@@ -1,4 +1,4 @@
-"""Recognizes the names that people and frameworks give to ranges: phases, attention's parts, serving steps, modules."""
+"""Recognizes the names that people and frameworks give to ranges of phases, attention, serving steps and modules."""
 
 from __future__ import annotations
 
@@ -11,29 +11,28 @@ from typing import Literal, TypeAlias, TypeVar
 
 from nsys_analyzer.errors import ConfigurationError
 
-#: Phases in the order of a training step. ``step`` encloses the other phases.
+#: The phases of a training step, in order. The phase ``STEP`` encloses them.
 LEAF_PHASES = ("forward", "loss", "backward", "optimizer")
 STEP = "step"
 #: The name of a step without a backward pass in a process whose other steps have a backward pass.
 OTHER_STEP = "step without backward"
 WARMUP = "warmup"
-#: The ranges inside self-attention.
+#: The roles of ranges in self-attention: the whole attention, and its three parts.
 ATTENTION_PARTS = ("attention", "scores", "softmax", "values")
 
 #: The role of the range of a module that is not attention.
 MODULE = "module"
-#: A name is a misspelled phase if its similarity to the name of a phase reaches this ratio.
+#: The name of a user's own phase is rejected as a misspelling if its similarity to a known phase reaches this ratio.
 _MISSPELLING_SIMILARITY = 0.75
-#: The class of attention modules that compute the projections themselves, so that their ranges contain more than
-#: attention.
+#: The class of attention modules that compute the projections themselves. Their ranges contain more than attention.
 _ATTENTION_WITH_PROJECTIONS = "MultiheadAttention"
-#: The names of ranges that PyTorch's profiler and nsys write by themselves.
-_FRAMEWORK_NAME = re.compile(r"ProfilerStep#|Optimizer\.(?:step|zero_grad)#|torch\.(?:nn|optim|autograd|Tensor)\.")
-#: The prefix of the name of the event with which PyTorch's profiler marks the span of its recording. A number follows
-#: the prefix.
+#: Matches the names of ranges that PyTorch's profiler or nsys writes without an annotation in the program.
+_FRAMEWORK_RANGE = re.compile(r"ProfilerStep#|Optimizer\.(?:step|zero_grad)#|torch\.(?:nn|optim|autograd|Tensor)\.")
+#: The prefix of the event with which PyTorch's profiler marks the span of its recording. A number follows.
 RECORDING_RANGE = "PyTorch Profiler"
 
-#: Prefill processes the tokens of prompts, decode one or a few tokens of each sequence, and mixed both in one pass.
+#: A prefill step processes the tokens of prompts. A decode step processes one or a few new tokens of each sequence. A
+#: mixed step does both in one pass.
 ServedStepKind: TypeAlias = Literal["prefill", "decode", "mixed"]
 
 #: The spellings that are recognized without options, as ``normalize_name`` returns them.
@@ -73,12 +72,13 @@ DEFAULT_NAMES: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
-#: The suffixes of ranges in a pipeline schedule, as in ``attn(F)``: forward, input gradient (B), weight gradient (W).
+#: The suffixes of ranges in a pipeline schedule, such as ``attn(F)``: forward (F), gradient of the input (B), and
+#: gradient of the weights (W).
 PIPELINE_PASS_SUFFIXES = {"(F)": "forward", "(B)": "backward", "(W)": "backward"}
 
-#: The names that serving engines give to their steps, one pattern for each spelling. ``c`` and ``g`` are the sequences
-#: in prefill (context) and in decode (generation). ``sq`` are new tokens, and ``sk`` are the tokens to which the new
-#: tokens attend.
+#: Match the names that serving engines give to their steps, one pattern for each spelling. ``c`` and ``g`` are the
+#: numbers of sequences in prefill (context) and in decode (generation). ``sq`` is the number of new tokens, and ``sk``
+#: is the number of tokens to which the new tokens attend.
 ENGINE_STEPS: tuple[re.Pattern[str], ...] = (
     # vLLM: execute_context_1(80)_generation_31(31), execute_32_context_0(sq0sk0..)_generation_32(sq32sk55086..)
     re.compile(
@@ -101,9 +101,9 @@ ENGINE_STEPS: tuple[re.Pattern[str], ...] = (
     ),
 )
 #: The prefixes of an executor's step and of an engine's step. The executor's step encloses the engine's step, and also
-#: contains waits that are no part of the engine's step.
+#: waits outside of the engine's step.
 EXECUTOR_STEP_PREFIX, ENGINE_STEP_PREFIX = "execute_", "step["
-#: The range of a request from its arrival to its last token, or to its first token.
+#: Matches the range of a request, from its arrival to its last token or to its first token.
 REQUEST_RANGE = re.compile(r"(?P<first>first token of )?(?P<request>(?i:request)[ _#:]{0,2}[\w.-]{1,40})")
 
 
@@ -112,8 +112,8 @@ class PhaseNames:
     """The names of the ranges of each phase. Phases that are not in ``extra`` have the default names.
 
     Attributes:
-        extra: exact names by phase, by part of attention, or by a phase that the user defines.
-        steps: the number of steps, for a program whose steps cannot be found otherwise; 0 if it is not given.
+        extra: exact range names that the user gave, by phase (known or defined by the user) or part of attention.
+        steps: the number of steps that the user gave; 0 without it. It is used if the steps cannot be found otherwise.
     """
 
     extra: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class PhaseNames:
 
     @staticmethod
     def parse(options: Iterable[str], steps: int = 0) -> PhaseNames:
-        """Parses options such as ``forward=NAME``; a phase may have several names.
+        """Parses options such as ``forward=NAME``. A phase may have several names.
 
         Raises:
             ConfigurationError: an option lacks a phase or a name, or its phase seems misspelled.
@@ -141,12 +141,12 @@ class PhaseNames:
 
     @property
     def leaf_phases(self) -> tuple[str, ...]:
-        """The phases that partition a step, in order; phases that the user defines come last."""
+        """The phases that make up a step, in order. Phases that the user defines come last."""
         own_phases = [phase for phase in self.extra if phase not in (*LEAF_PHASES, STEP, WARMUP, *ATTENTION_PARTS)]
         return (*LEAF_PHASES, *own_phases)
 
     def find_roles(self, names: tuple[str, ...]) -> list[str | None]:
-        """Returns the phase or the part of attention that each range name stands for, or None."""
+        """Returns, for each range name, the phase or the part of attention that it stands for, or None."""
         return [self.find_role(name) for name in names] if self.extra else map_by_shape(names, self.find_role)
 
     def find_role(self, name: str) -> str | None:
@@ -170,15 +170,15 @@ class PhaseNames:
 
 @dataclass(frozen=True)
 class ServedStep:
-    """The information in the name of a serving step. Values that the name does not tell are None.
+    """The information in the name of a serving step. A value is None if the name does not contain it.
 
     Attributes:
         kind: prefill, decode or mixed.
         batch: number of sequences.
         tokens: new tokens of all sequences.
         positions: cached positions that the new tokens attend to, summed over the sequences.
-        inferred: whether the capture hooks inferred the step and wrote the name.
-        certain: whether the name alone shows that it is a serving step: "decode" without a batch may decode an image.
+        inferred: whether the capture hooks wrote the name of a step that they inferred.
+        certain: whether the name alone shows a serving step. "decode" without a batch may also decode an image.
     """
 
     kind: ServedStepKind
@@ -196,7 +196,7 @@ def parse_served_step(name: str) -> ServedStep | None:
     if match is None:
         return None
     groups = match.groupdict()
-    counts = {key: int(value) for key, value in _PAIR.findall(name)}
+    counts = {key: int(value) for key, value in _KEY_AND_NUMBER.findall(name)}
     counts |= {key: int(value) for key, value in groups.items() if value and value.isdecimal()}
     mode = (groups.get("mode") or "").lower()
     if "c" in counts and "g" in counts:
@@ -217,21 +217,21 @@ def parse_served_step(name: str) -> ServedStep | None:
 #: The prefix of the range of a module's call: ``nn.Module: Linear_3`` by PyTorch's profiler,
 #: ``nn.Module: GPT/h.0: Block`` by the capture hooks.
 MODULE_RANGE_PREFIX = "nn.Module: "
-#: A module range by the capture hooks, with the path and the class of the module.
+#: Matches a module range that the capture hooks wrote, with the path and the class of the module.
 MODULE_RANGE_WITH_PATH = re.compile(rf"{re.escape(MODULE_RANGE_PREFIX)}(?P<path>[^:]+): (?P<kind>[^:]+)")
 #: The class of a module whose range does not contain the class.
 UNKNOWN_MODULE_CLASS = "Module"
-#: A module range by vLLM or SGLang: {'Module': 'LlamaForCausalLM.model.layers.0.mlp', 'Inputs': ..}
-_MODULE_OF_ENGINE = re.compile(r"\{'Module': '(?P<path>[\w.]+)'")
+#: Matches a module range that vLLM or SGLang wrote: {'Module': 'LlamaForCausalLM.model.layers.0.mlp', 'Inputs': ..}
+_ENGINE_MODULE_RANGE = re.compile(r"\{'Module': '(?P<path>[\w.]+)'")
 
 
 def is_framework_name(name: str) -> bool:
-    """Returns True for the name of a range that a framework writes by itself."""
-    return bool(_FRAMEWORK_NAME.match(name))
+    """Returns whether a framework writes ranges of this name without an annotation in the program."""
+    return bool(_FRAMEWORK_RANGE.match(name))
 
 
 def find_module_role(name: str) -> str | None:
-    """Returns the role of the range of a module: ``attention`` or ``module``; None if it is not a module's range.
+    """Returns the role of a module's range, ``attention`` or ``module``; None for a range that is not a module's.
 
     Modules inside attention, such as its projections, have the role ``module``.
     """
@@ -243,12 +243,12 @@ def find_module_role(name: str) -> str | None:
     return "attention" if is_attention and match["kind"] != _ATTENTION_WITH_PROJECTIONS else MODULE
 
 
-_DIGITS = str.maketrans("123456789", "0" * 9)
+_DIGITS_TO_ZERO = str.maketrans("123456789", "0" * 9)
 _Mapped = TypeVar("_Mapped")
 
 
 def map_by_shape(names: tuple[str, ...], function: Callable[[str], _Mapped]) -> list[_Mapped]:
-    """Returns the function's result for each name. The result must not depend on the value of any digit.
+    """Calls a function for names, and returns its result for each name. No result may depend on the value of a digit.
 
     The function is called once for all names that differ only in digits. A capture may contain a million such names.
     """
@@ -259,27 +259,27 @@ def map_by_shape(names: tuple[str, ...], function: Callable[[str], _Mapped]) -> 
 
 @lru_cache(maxsize=2)
 def _find_shapes(names: tuple[str, ...]) -> tuple[tuple[str, ...], list[int]]:
-    """Returns the distinct names with every digit replaced by 0, and the code of each name among them."""
+    """Replaces every digit by 0. Returns the distinct names that result, and the position of each name among them."""
     code_of: dict[str, int] = {}
-    codes = [code_of.setdefault(name.translate(_DIGITS), len(code_of)) for name in names]
+    codes = [code_of.setdefault(name.translate(_DIGITS_TO_ZERO), len(code_of)) for name in names]
     return tuple(code_of), codes
 
 
 def normalize_module_name(name: str) -> str:
-    """Returns the name of a range, with a serving engine's module range in the spelling of the capture hooks."""
-    match = _MODULE_OF_ENGINE.match(name)
+    """Returns the name of a range. The module range of a serving engine gets the spelling of the capture hooks."""
+    match = _ENGINE_MODULE_RANGE.match(name)
     return f"{MODULE_RANGE_PREFIX}{match['path']}: {UNKNOWN_MODULE_CLASS}" if match else name
 
 
-#: Only the start of a very long name is used.
+#: Only this many characters at the start of a name are compared.
 _MAX_NAME_CHARACTERS = 500
-_PAIR = re.compile(r"(\w+)=(\d+)")
+_KEY_AND_NUMBER = re.compile(r"(\w+)=(\d+)")
 _COUNTER = re.compile(r"\d+(\s*(/|of)\s*\d+)?\W*$")
 _EPOCH = re.compile(r"^epoch (\d+ )((of )?\d+ )?")
 
 
 def strip_counter(name: str) -> str:
-    """Returns a range's name without the counter at its end: ``micro_step_3`` is ``micro_step``."""
+    """Returns a range's name without the counter at its end: ``micro_step_3`` becomes ``micro_step``."""
     return _COUNTER.sub("", name[:_MAX_NAME_CHARACTERS]).rstrip(" _-:=#/") or name
 
 

@@ -18,22 +18,22 @@ from nsys_analyzer.trace.columns import PROCESS_MASK, Columns
 from nsys_analyzer.trace.reader import Reader
 
 INIT_COMMUNICATOR = "ncclCommInit"
-"""The prefix of NCCL functions that create a communicator. The payload of their range contains the rank in it."""
+"""The prefix of NCCL functions that create a communicator. The payload of such a call's range contains the rank."""
 UNKNOWN_NUMBER = -1
 _ID_MASK = 2**63 - 1  # IDs are unsigned 64-bit integers, but columns contain signed ones
 
-#: The fields of payloads, in lower case.
+#: The fields of the payloads of NCCL's ranges, in lower case.
 RANK, RANKS, COMMUNICATOR, BYTES, PEER = (
     "rank", "no. of ranks", "nccl communicator id", "message size [bytes]", "peer rank",
 )  # fmt: skip
 _PEER_FIELDS = (PEER, "peer")
 _SIZE_FIELDS = (BYTES, "bytes")  # the second name is used in broadcasts and exchanges by older versions of NCCL
-#: Matches the functions that send messages. Other functions create communicators, group calls or query something.
+#: Matches the NCCL functions that send messages, unlike functions that create communicators or query something.
 _MESSAGE_FUNCTION = re.compile(
     "nccl(?:AllReduce|AllGather|All[Tt]o[Aa]ll|ReduceScatter|Reduce|Broadcast|Bcast|Send|Recv|Gather|Scatter)"
 )
 _INTEGER = re.compile(r"[0-9]{1,20}")
-#: nsys writes this header before a binary payload: domain, schema, size and offset, 8 bytes each.
+#: The header that nsys writes before a binary payload: domain, schema, size and offset, each with 8 bytes.
 _HEADER = struct.Struct("<QQQQ")
 #: NVTX's codes of the types int, int32_t, uint64_t and size_t.
 _TYPES = {5: struct.Struct("<i"), 15: struct.Struct("<i"), 18: struct.Struct("<Q"), 22: struct.Struct("<Q")}
@@ -46,10 +46,10 @@ class NcclCalls(Columns):
     Attributes:
         start: ns.
         thread: global thread ID.
-        communicator: ID of the communicator (63 bits of it), equal on all ranks of the communicator; 0 if unknown.
+        communicator: ID of the communicator (its low 63 bits), which is equal on all ranks; 0 if unknown.
         bytes: message size of one rank, as NCCL counts it; -1 if unknown.
-        peer: peer's rank in the communicator, for a send or receive; -1 if unknown.
-        ranks: number of ranks in the communicator; 0 if unknown, because it was created before the capture.
+        peer: rank of the sender or the receiver in the communicator; -1 if the call is no send or receive.
+        ranks: number of ranks in the communicator; 0 if unknown, because the capture began after its creation.
         name: code into ``names``.
     """
 
@@ -79,13 +79,15 @@ class NcclRange(NamedTuple):
 
 
 def read_nccl_calls(reader: Reader, nccl_ranges: Sequence[NcclRange]) -> NcclCalls:
-    """Returns the calls of NCCL's functions that send messages, from their own table or from ``nccl_ranges``.
+    """Returns the calls of NCCL's functions that send messages.
+
+    They are in the table ``NCCL_CALLS``, or else among ``nccl_ranges``.
 
     Raises:
         TraceError: the file is damaged.
     """
     has_table = reader.name_of(schema.NCCL_CALLS)
-    rows = sorted(iterate_rows(reader.read(schema.NCCL_CALLS)) if has_table else _message_rows(nccl_ranges))
+    rows = sorted(iterate_rows(reader.read(schema.NCCL_CALLS)) if has_table else _make_message_rows(nccl_ranges))
     if not rows:
         return NcclCalls.none()
     start, thread, functions, *numbers = zip(*rows, strict=True)
@@ -104,11 +106,11 @@ def read_nccl_calls(reader: Reader, nccl_ranges: Sequence[NcclRange]) -> NcclCal
     )
 
 
-def _message_rows(nccl_ranges: Sequence[NcclRange]) -> Iterator[tuple[Any, ...]]:
+def _make_message_rows(nccl_ranges: Sequence[NcclRange]) -> Iterator[tuple[Any, ...]]:
     """Yields the calls that send messages as rows of ``schema.NCCL_CALLS``."""
 
     def number(call: NcclRange, default: int, *fields: str) -> int:
-        """Returns the value of the first of the fields that the payload has."""
+        """Returns the value of the first of the given fields that the call's payload contains."""
         value = next((call.numbers[field] for field in fields if field in call.numbers), default)
         return value & _ID_MASK if value > 0 else value
 
@@ -152,7 +154,7 @@ def _parse_json_payload(text: str) -> dict[str, int]:
     try:
         payload = decode_json(text.encode())
     except ValueError:
-        return {}  # the range was not written by NCCL but uses one of its names
+        return {}  # the range has the name of a NCCL function, but NCCL did not write it
     pairs = payload.items() if isinstance(payload, dict) else ()
     return {name.lower(): int(value) for name, value in pairs if _INTEGER.fullmatch(str(value))}
 
@@ -174,7 +176,7 @@ def _parse_binary_payload(blob: bytes, layouts: _PayloadLayouts) -> dict[str, in
     }
 
 
-#: The environment variables of each launcher: the global rank and the number of ranks.
+#: The environment variables with the global rank and with the number of ranks, for each launcher.
 _RANK_VARIABLES = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -195,7 +197,7 @@ class Rank:
 
 
 def read_ranks(reader: Reader, strings: Iterable[str], nccl_ranges: Sequence[NcclRange]) -> dict[int, Rank]:
-    """Returns the ranks in an export by global process ID. The key 0 stands for the process that nsys launched.
+    """Returns the ranks of processes by global process ID. The key 0 stands for the process that nsys launched.
 
     Args:
         reader: the export.
@@ -207,21 +209,21 @@ def read_ranks(reader: Reader, strings: Iterable[str], nccl_ranges: Sequence[Ncc
     """
     if reader.name_of(schema.RANKS):
         return {process: Rank(rank, size) for process, rank, size in iterate_rows(reader.read(schema.RANKS))}
-    # The environment of the program that nsys launched may name its rank. Environment blocks among the strings may be
-    # from other processes. The environment blocks are used only if the capture's properties contain no rank.
+    # The properties of the capture contain the environment of the program that nsys launched. Environment blocks among
+    # the strings may be from other processes, so they are used only if the properties contain no rank.
     properties = iterate_rows(reader.read(schema.VARIABLES))
     variables = (value for _, value in properties if value.startswith(_VARIABLE_PREFIXES))
     blocks = (text for text in strings if "\0" in text and ("RANK=" in text or "SLURM_PROCID=" in text))
     uses_nccl = any("nccl" in text for text in strings)
     launched = _parse_rank(variables, uses_nccl=uses_nccl) or _parse_rank(blocks, uses_nccl=uses_nccl)
-    return _ranks_in_communicators(nccl_ranges) | ({0: launched} if launched else {})
+    return _find_ranks_in_communicators(nccl_ranges) | ({0: launched} if launched else {})
 
 
 def _parse_rank(texts: Iterable[str], *, uses_nccl: bool) -> Rank | None:
-    """Returns the rank that the given environment variables contain; None if a variable has several values.
+    """Returns the rank in the given environment variables; None without a rank, or if a variable has several values.
 
-    Slurm gives task number 0 to shells and single programs, too. So Slurm's task number 0 counts as a rank only if the
-    process uses NCCL.
+    Slurm also assigns the task number 0 to shells and to programs with a single process. So it counts as a rank only if
+    the process uses NCCL.
     """
     values: dict[str, set[int]] = defaultdict(set)
     for name, value in _VARIABLE.findall("\0".join(texts)):
@@ -234,8 +236,8 @@ def _parse_rank(texts: Iterable[str], *, uses_nccl: bool) -> Rank | None:
     return None
 
 
-def _ranks_in_communicators(nccl_ranges: Sequence[NcclRange]) -> dict[int, Rank]:
-    """Returns the rank of each process in the largest communicator that it created."""
+def _find_ranks_in_communicators(nccl_ranges: Sequence[NcclRange]) -> dict[int, Rank]:
+    """Returns the rank of each process in its largest communicator. A process with several ranks there is left out."""
     pairs_of: dict[int, set[tuple[int, int]]] = defaultdict(set)
     for call in nccl_ranges:
         if call.name.startswith(INIT_COMMUNICATOR) and RANK in call.numbers and RANKS in call.numbers:
@@ -248,7 +250,7 @@ def _ranks_in_communicators(nccl_ranges: Sequence[NcclRange]) -> dict[int, Rank]
 def find_unambiguous_ranks(ranks: Mapping[int, Rank], processes: Iterable[int]) -> dict[int, Rank]:
     """Returns the ranks of the given processes of one capture. A rank that two processes claim is dropped.
 
-    The rank of the launched process (key 0) is used if there is only one process.
+    If there is only one process, it gets the rank of the process that nsys launched (key 0), if that is known.
     """
     processes = list(processes)
     ranks_of_processes = {process: ranks[process] for process in processes if process in ranks}

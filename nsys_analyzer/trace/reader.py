@@ -37,8 +37,8 @@ from nsys_analyzer.trace.schema import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Matches the name of a table with its version number, such as ``NVTX_EVENTS_V2``.
-_NUMBERED = re.compile(r"(.*?)(?:_V([0-9]{1,6}))?")
+#: Matches the name of a table, with its version number if it has one, such as ``NVTX_EVENTS_V2``.
+_VERSIONED_NAME = re.compile(r"(.*?)(?:_V([0-9]{1,6}))?")
 
 
 class Reader(ABC):
@@ -54,7 +54,7 @@ class Reader(ABC):
 
     @abstractmethod
     def count_rows(self, tables: Sequence[str]) -> dict[str, int]:
-        """Returns the number of rows of each given table, by the table's name in the export."""
+        """Returns the number of rows of each of these tables, by the table's name in the export."""
 
     @abstractmethod
     def has_rows(self, name: str) -> bool:
@@ -74,20 +74,22 @@ class Reader(ABC):
         """
 
     def _check_signature(self, description: str, remedy: str) -> None:
+        """Raises TraceError if the export has none of the tables that every version of nsys writes."""
         if not any(name in self.columns_of for name in SIGNATURE_TABLES):
             raise TraceError(f"{self.path} is {description}, but not an nsys export", remedy)
 
-    def _damaged(self, error: Exception) -> TraceError:
+    def _make_damage_error(self, error: Exception) -> TraceError:
+        """Returns the error for a damaged export, with the first line of the original error as the reason."""
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         return TraceError(f"{self.path} is damaged or truncated ({reason})", "Export the report again")
 
     def name_of(self, table: Table) -> str | None:
         """Returns the name of a table in this export; None if it is missing or empty (``nsys export --lazy=false``).
 
-        Some versions of nsys number a table whose columns changed (``NVTX_EVENTS_V2``). The newest version with rows
-        is used.
+        Some versions of nsys append a number to the name of a table whose columns changed (``NVTX_EVENTS_V2``). The
+        table with the highest number that has rows is used.
         """
-        numbered = [match for name in self.columns_of if (match := _NUMBERED.fullmatch(name))]
+        numbered = [match for name in self.columns_of if (match := _VERSIONED_NAME.fullmatch(name))]
         for alias in table.aliases:
             required = [c for c in table.columns if alias != table.aliases[0] and c.name in table.required]
             versions = {int(match[2] or 0): match[0] for match in numbered if match[1] == alias}
@@ -97,19 +99,21 @@ class Reader(ABC):
         return None
 
     def unread_tables(self) -> tuple[str, ...]:
-        """Returns the names of the tables of events that have rows, but that the package does not read."""
-        unread = [name for name in self.columns_of if (_NUMBERED.fullmatch(name) or [name])[1] not in TABLE_ALIASES]
+        """Returns the names of the tables that contain events, but from which the package reads nothing."""
+        unread = [
+            name for name in self.columns_of if (_VERSIONED_NAME.fullmatch(name) or [name])[1] not in TABLE_ALIASES
+        ]
         events = [name for name in unread if {"start", "timestamp"} & {*self.columns_of[name]}]
         return tuple(sorted(filter(self.has_rows, events)))
 
     def read_all(self, tables: Iterable[Table]) -> dict[str, Frame]:
-        """Returns several tables by their keys. They are read in parallel, fastest with the largest first."""
+        """Reads tables with two threads, which is fastest if the largest come first, and returns them by their keys."""
         tables = tuple(tables)
         with ThreadPoolExecutor(2) as pool:  # decoding a file releases the GIL
             return dict(zip((t.key for t in tables), pool.map(self.read, tables), strict=True))
 
     def read(self, table: Table) -> Frame:
-        """Returns a table as columns. A missing table has columns of length 0, a missing column has its default.
+        """Returns the columns of a table. A missing table has empty columns, and a missing column contains its default.
 
         Raises:
             MissingTableError: the table lacks a required column.
@@ -127,7 +131,7 @@ class Reader(ABC):
         return self._read_columns(name, table, names_in_file, self.filter_of(table, name))
 
     def filter_of(self, table: Table, name: str) -> Filter | None:
-        """Returns the filter of a table that has this name in the file; None if all rows of the table must be read."""
+        """Returns the filter of the table that is called ``name`` in the file; None if all its rows must be read."""
         row_filter = table.filter
         if row_filter is None or row_filter.column not in self.columns_of[name]:
             return None
@@ -139,7 +143,8 @@ def find_alias(column: Column, columns: Sequence[str]) -> str | None:
     return next((alias for alias in column.aliases if alias in columns), None)
 
 
-_BATCH_ROWS = 16_384  # the driver's default of 1,024 takes three times as long for a million rows
+#: The rows of a batch that the SQLite driver reads. With its default of 1,024, a million rows take three times as long.
+_BATCH_ROWS = 16_384
 #: The magic bytes of compressed files and archives, by their offset.
 _COMPRESSED = {
     (0, b"\x1f\x8b"): "gzip",
@@ -149,29 +154,30 @@ _COMPRESSED = {
     (0, b"\x28\xb5\x2f\xfd"): "zstd",
     (257, b"ustar"): "tar",
 }
-_RECORD = f"Record the program with: {RECORD_COMMAND}"
-_CHROME_TRACE = "With PyTorch's profiler, write a Chrome trace: prof.export_chrome_trace('trace.json.gz')"
-#: The files that users mistake for captures, by the endings of the files' names: a description, and a remedy.
-_UNSUPPORTED = {
-    (".pftrace", ".perfetto-trace"): ("a trace in Perfetto's own format", _CHROME_TRACE),
-    (".xplane.pb",): ("an XPlane file, which the profilers of TensorFlow and JAX write", _RECORD),
+_RECORD_HINT = f"Record the program with: {RECORD_COMMAND}"
+_CHROME_TRACE_HINT = "With PyTorch's profiler, write a Chrome trace: prof.export_chrome_trace('trace.json.gz')"
+#: Files that users mistake for captures: by the suffixes of their names, a description and a hint.
+_UNSUPPORTED_FILES = {
+    (".pftrace", ".perfetto-trace"): ("a trace in Perfetto's own format", _CHROME_TRACE_HINT),
+    (".xplane.pb",): ("an XPlane file, which the profilers of TensorFlow and JAX write", _RECORD_HINT),
     (".pickle", ".pkl"): (
         "a pickle file, such as a memory snapshot of PyTorch (see https://pytorch.org/memory_viz)",
-        _RECORD,
+        _RECORD_HINT,
     ),
-    (".ncu-rep",): ("a report of Nsight Compute", _RECORD),
+    (".ncu-rep",): ("a report of Nsight Compute", _RECORD_HINT),
     (".qdrep",): (
         "a report of Nsight Systems before 2021.4",
         "Export it, and give the export: nsys export --type sqlite FILE.qdrep",
     ),
     (".qdstrm",): ("a recording that nsys has not imported", "Import it: QdstrmImporter -i FILE.qdstrm"),
 }
-_HEADER = 262
-_NOT_SQLITE = "export it with: nsys export --type sqlite FILE.nsys-rep"
+#: The bytes that are needed to recognize a file: the magic bytes of tar follow byte 257.
+_HEADER_BYTES = 262
+_EXPORT_HINT = "export it with: nsys export --type sqlite FILE.nsys-rep"
 
 
 class SqliteReader(Reader):
-    """An export in SQLite, opened read-only and immutable. ``uri`` is the URI that SQLite opens."""
+    """An export in SQLite, which is opened read-only. ``uri`` is the URI that SQLite opens."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -183,10 +189,10 @@ class SqliteReader(Reader):
         for table, column in self.rows(query):
             columns[table].append(column)
         self.columns_of = {table: tuple(names) for table, names in columns.items()}
-        self._check_signature("a SQLite file", f"To make one, {_NOT_SQLITE}")
+        self._check_signature("a SQLite file", f"To make one, {_EXPORT_HINT}")
 
     def count_rows(self, tables: Sequence[str]) -> dict[str, int]:
-        """Returns the numbers of rows of some tables, by their names in the file."""
+        """Returns the number of rows of each of these tables, by the table's name in the file."""
         return {name: self.rows(f"SELECT count(*) FROM {quote_identifier(name)}")[0][0] for name in tables}
 
     def rows(self, query: str, *parameters: str) -> list[tuple[Any, ...]]:
@@ -196,9 +202,9 @@ class SqliteReader(Reader):
                 connection.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
                 return connection.execute(query, parameters).fetchall()
         except (sqlite3.Error, UnicodeDecodeError) as error:  # UnicodeDecodeError if SQLite's message quotes a bad name
-            raise self._damaged(error) from error
-        except MemoryError as error:  # a size in the file is damaged, because the results of these queries are small
-            raise self._damaged(sqlite3.DatabaseError("it requires more memory than is available")) from error
+            raise self._make_damage_error(error) from error
+        except MemoryError as error:  # the results of these queries are small, so a size in the file must be damaged
+            raise self._make_damage_error(sqlite3.DatabaseError("it requires more memory than is available")) from error
 
     def has_rows(self, name: str) -> bool:
         """Returns whether a table, given by its name in the file, has any row."""
@@ -214,7 +220,7 @@ class SqliteReader(Reader):
         from adbc_driver_manager import AdbcConnection, AdbcStatement, Error
 
         where = f" WHERE {row_filter.column} {row_filter.predicate}" if row_filter else ""
-        selected = ", ".join(_expression(column, alias) for column, alias in names_in_file.items())
+        selected = ", ".join(_make_select_expression(column, alias) for column, alias in names_in_file.items())
         try:
             with (
                 adbc_driver_sqlite.connect(self.uri) as database,
@@ -228,20 +234,25 @@ class SqliteReader(Reader):
         except MemoryError:
             raise  # ArrowMemoryError is an ArrowException, but does not mean that the file is damaged
         except (Error, pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise self._damaged(error) from error
+            raise self._make_damage_error(error) from error
 
 
 def immutable_uri(path: Path) -> str:
-    """Returns the URI with which SQLite reads a database unchanged: it writes no locks, checkpoints or new files."""
+    """Returns the URI with which SQLite reads a database without writing locks, checkpoints or new files."""
     return f"file:{quote(os.path.realpath(os.fsencode(path)))}?mode=ro&immutable=1"
 
 
 def _check_header(path: Path) -> None:
+    """Checks the first bytes and the size of a SQLite file, and explains what is wrong.
+
+    Raises:
+        TraceError: the file cannot be read, is truncated, or is not a SQLite file.
+    """
     if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would wait for a writer
         raise TraceError(f"{path} is not a regular file", "Give the path of a .sqlite or .nsys-rep file")
     try:
         with path.open("rb") as file:
-            header = file.read(_HEADER)
+            header = file.read(_HEADER_BYTES)
             size = file.seek(0, 2)
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror}", "Give the path of a .sqlite or .nsys-rep file") from error
@@ -250,24 +261,25 @@ def _check_header(path: Path) -> None:
     if packed := next((name for (at, magic), name in _COMPRESSED.items() if header.startswith(magic, at)), None):
         raise TraceError(f"{path} is compressed or an archive ({packed})", "Unpack it, and give the capture in it")
     if header[:16] != b"SQLite format 3\x00":
-        for endings, (description, remedy) in _UNSUPPORTED.items():
+        for endings, (description, remedy) in _UNSUPPORTED_FILES.items():
             if path.name.lower().endswith(endings):
                 raise TraceError(f"{path} cannot be read: it is {description}", remedy)
-        raise TraceError(f"{path} is not a SQLite file", f"To make one, {_NOT_SQLITE}")
+        raise TraceError(f"{path} is not a SQLite file", f"To make one, {_EXPORT_HINT}")
     page, pages = int.from_bytes(header[16:18], "big"), int.from_bytes(header[28:32], "big")
     page_count_is_valid = header[24:28] == header[92:96]
-    # The page count is valid if the file's change counter equals the counter that was stored with the page count.
-    # SQLite does not report a truncated last page: it reads the missing bytes as zeros.
+    # The page count is valid if the file's change counter equals the counter that was stored with the page count. The
+    # size is checked here, because SQLite reads the missing bytes of a truncated last page as zeros.
     if size < 100 or (page_count_is_valid and size < (65_536 if page == 1 else page) * pages):
         raise TraceError(f"{path} is damaged or truncated (it has only {size:,} bytes)", "Export the report again")
 
 
-def _expression(column: Column, alias: str | None) -> str:
+def _make_select_expression(column: Column, alias: str | None) -> str:
+    """Returns the SQL expression for a column that is called ``alias`` in the file; None is a missing column."""
     literal = "''" if column.is_text else str(column.default)
     source = literal if alias is None else quote_identifier(alias)
     if column.is_text:
-        # The driver takes a column's type from its first batch, so NULL texts are replaced. Texts are read as bytes,
-        # because a name that is cut in the middle of a character is not a valid text.
+        # NULL is replaced, because the driver infers the type of a column from its first batch. Texts are read as
+        # bytes, because a name that was cut inside a character is not valid UTF-8.
         source = f"CAST(coalesce({source}, {literal}) AS BLOB)"
     return f"{source} AS {column.name}_"
 
@@ -278,8 +290,8 @@ def quote_identifier(identifier: str) -> str:
     return f'"{escaped}"'
 
 
-_ARROW_ROWS = 65_536
-_EXPORT_AGAIN = "Export the report again: nsys export --type parquetdir FILE.nsys-rep"
+_ARROW_BATCH_ROWS = 65_536
+_EXPORT_AGAIN_HINT = "Export the report again: nsys export --type parquetdir FILE.nsys-rep"
 
 
 class ArrowReader(Reader):
@@ -293,30 +305,31 @@ class ArrowReader(Reader):
     def __init__(self, path: Path, tables: Mapping[str, Path | pa.Table]) -> None:
         self.path = path
         self._tables = tables
-        self._rows: dict[str, int] = {}
+        self._row_counts: dict[str, int] = {}
         columns: dict[str, tuple[str, ...]] = {}
         for name, table in tables.items():
             if isinstance(table, Path):
                 import pyarrow.parquet as pq
 
-                with self._reading():
+                with self._explain_damage():
                     file = pq.ParquetFile(table)
-                    columns[name], self._rows[name] = tuple(file.schema_arrow.names), file.metadata.num_rows
+                    columns[name], self._row_counts[name] = tuple(file.schema_arrow.names), file.metadata.num_rows
             else:
-                columns[name], self._rows[name] = tuple(table.schema.names), table.num_rows
+                columns[name], self._row_counts[name] = tuple(table.schema.names), table.num_rows
         self.columns_of = columns
-        self._check_signature("a folder", _EXPORT_AGAIN)
+        self._check_signature("a folder", _EXPORT_AGAIN_HINT)
 
     def count_rows(self, tables: Sequence[str]) -> dict[str, int]:
-        """Returns the numbers of rows of some tables, by their names."""
-        return {name: self._rows[name] for name in tables}
+        """Returns the number of rows of each of these tables, by the table's name."""
+        return {name: self._row_counts[name] for name in tables}
 
     def has_rows(self, name: str) -> bool:
         """Returns whether a table, given by its name, has any row."""
-        return self._rows[name] > 0
+        return self._row_counts[name] > 0
 
     @contextmanager
-    def _reading(self) -> Iterator[None]:
+    def _explain_damage(self) -> Iterator[None]:
+        """Turns an error of the block into one that says that the export is damaged."""
         import pyarrow as pa
 
         try:
@@ -324,18 +337,18 @@ class ArrowReader(Reader):
         except MemoryError:
             raise  # ArrowMemoryError is an ArrowException, but does not mean that the file is damaged
         except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, KeyError) as error:  # KeyError: column names
-            raise self._damaged(error) from error
+            raise self._make_damage_error(error) from error
 
     def _read_columns(
         self, name: str, table: Table, names_in_file: Mapping[Column, str | None], row_filter: Filter | None
     ) -> Frame:
         is_wanted = self._make_row_test(row_filter) if row_filter else None
         names = (*names_in_file.values(), *((row_filter.column,) if row_filter else ()))
-        with self._reading():
-            return build_frame(self._batches(name, names), table.columns, is_wanted)
+        with self._explain_damage():
+            return build_frame(self._read_batches(name, names), table.columns, is_wanted)
 
-    def _batches(self, name: str, columns: Sequence[str | None]) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of a table in batches, with the given columns in their order. None is a column of nulls."""
+    def _read_batches(self, name: str, columns: Sequence[str | None]) -> Iterator[pa.RecordBatch]:
+        """Yields batches of a table's rows with the given columns, in this order. None stands for a column of nulls."""
         import pyarrow as pa
 
         present = list(dict.fromkeys(column for column in columns if column is not None))
@@ -343,9 +356,9 @@ class ArrowReader(Reader):
         if isinstance(table, Path):
             import pyarrow.parquet as pq
 
-            parts = pq.ParquetFile(table).iter_batches(_ARROW_ROWS, columns=present, use_threads=False)
+            parts = pq.ParquetFile(table).iter_batches(_ARROW_BATCH_ROWS, columns=present, use_threads=False)
         else:
-            parts = table.select(present).to_batches(_ARROW_ROWS)
+            parts = table.select(present).to_batches(_ARROW_BATCH_ROWS)
         for part in parts:
             part.validate()
             nulls = pa.nulls(part.num_rows, pa.int64())
@@ -353,7 +366,7 @@ class ArrowReader(Reader):
             yield pa.RecordBatch.from_arrays(arrays, names=[str(i) for i in range(len(columns))])
 
     def _make_row_test(self, row_filter: Filter) -> Callable[[pa.RecordBatch], Bools]:
-        """Returns a function that returns the mask of a batch's rows to read. It tests the last column of the batch."""
+        """Returns the function that tests the last column of a batch, and returns the mask of the rows to read."""
         globs = re.compile("|".join(map(translate, row_filter.globs)) or "(?!)")
         values: Sequence[int | str] = row_filter.values
         if row_filter.of_strings:
@@ -376,7 +389,7 @@ class ArrowReader(Reader):
 
 
 def open_folder(path: Path) -> ArrowReader:
-    """Opens an export that is a folder with one file per table. It ignores nsys's tables of codes (``ENUM_…``).
+    """Opens an export that is a folder with one file per table. Tables of codes (``ENUM_…``) are ignored.
 
     Raises:
         TraceError: a file is damaged, the folder cannot be read, or it is not an export.
@@ -390,7 +403,7 @@ def open_folder(path: Path) -> ArrowReader:
                 is_arrow = file.suffix == ".arrow"
                 tables[file.stem] = pa.ipc.open_stream(pa.memory_map(str(file))).read_all() if is_arrow else file
     except pa.ArrowException as error:
-        raise TraceError(f"{path} is damaged or truncated ({error})", _EXPORT_AGAIN) from error
+        raise TraceError(f"{path} is damaged or truncated ({error})", _EXPORT_AGAIN_HINT) from error
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror}", "Give the path of an export of nsys") from error
     return ArrowReader(path, tables)

@@ -1,7 +1,7 @@
 """Declares the tables and columns of an nsys export that the package reads, with their names in all versions of nsys.
 
-A new schema version needs a new alias here. nsys creates tables lazily and renames columns between versions, so any
-table or column may be missing. Each column declares the value that replaces a missing or NULL one.
+If a version of nsys renames a table or a column, the new name becomes an alias here. nsys creates tables only when they
+have rows, so any table or column may be missing. Each column declares the value that replaces a missing or NULL value.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Column:
     Attributes:
         name: the package's name of it.
         aliases: its names in files, newest first.
-        default: the value that replaces a missing or NULL one.
+        default: the value that replaces a missing or NULL value.
         doc: its meaning and unit.
         narrow: whether its integers are stored in 32 bits.
     """
@@ -34,22 +34,22 @@ class Column:
 
     @property
     def is_text(self) -> bool:
-        """Whether it contains texts or bytes instead of integers."""
+        """Whether the column contains texts or bytes instead of integers."""
         return isinstance(self.default, str | bytes)
 
 
 @dataclass(frozen=True)
 class Filter:
-    """Selects the rows of a table to read. The filter is used only if the file has the column that it tests.
+    """Selects the rows of a table to read, by the values of a column.
 
-    A row without a value in the column is never read.
+    Without that column in the file, all rows are read. Otherwise, rows without a value in the column are not read.
 
     Attributes:
         column: the column that is tested.
         values: values that select a row.
         globs: patterns that select a row.
-        of_strings: whether the column contains string IDs. The patterns then apply to the strings.
-        excludes: whether the patterns exclude rows instead of selecting rows.
+        of_strings: whether the column contains string IDs, so that the patterns apply to the strings.
+        excludes: whether a pattern excludes the rows that match it, instead of selecting them.
     """
 
     column: str
@@ -60,7 +60,7 @@ class Filter:
 
     @property
     def table(self) -> str:
-        """The name of another table that the test needs, or an empty text."""
+        """The name of another table that the filter needs; an empty text if it needs none."""
         return "StringIds" if self.of_strings else ""
 
     @property
@@ -79,13 +79,14 @@ class Table:
 
     Attributes:
         key: the package's name of it.
-        aliases: its names in files, newest first. An older name is used only if the table has the required columns,
-            because nsys later gave some of these names to other tables.
+        aliases: its names in files, newest first. An older name is used only if that table has the required columns,
+            because newer versions of nsys use some of these names for other tables.
         columns: its columns.
         required: names of the columns without which the table cannot be read.
         filter: the rows to read; None for all rows.
         trace_option: the value of nsys's ``--trace`` option that makes nsys record the table.
-        is_second_view: whether this is a second view of a table, with other columns or rows, for one special question.
+        is_read_on_demand: whether only the function that needs the table reads it. It is not among ``TABLES``, so it is
+            not read with the other tables and not copied by ``share``.
     """
 
     key: str
@@ -94,7 +95,7 @@ class Table:
     required: tuple[str, ...] = ()
     filter: Filter | None = None
     trace_option: str = "cuda"
-    is_second_view: bool = False
+    is_read_on_demand: bool = False
 
 
 def _column(name: str, *aliases: str, default: int | str | bytes = 0, doc: str, narrow: bool = False) -> Column:
@@ -103,25 +104,31 @@ def _column(name: str, *aliases: str, default: int | str | bytes = 0, doc: str, 
 
 _START = _column("start", default=NO_TIME, doc="start, ns since the start of the session")
 _END = _column("end", default=NO_TIME, doc="end, ns since the start of the session")
-_GPU = (
+#: The columns of every table of GPU operations.
+_OPERATION_COLUMNS = (
     _START,
     _END,
     _column("device", "deviceId", narrow=True, doc="CUDA device ordinal in its process"),
-    _column("context", "contextId", narrow=True, doc="CUDA context ID: streams are numbered in each"),
+    _column("context", "contextId", narrow=True, doc="CUDA context ID; stream IDs are unique only within a context"),
     _column("stream", "streamId", doc="CUDA stream ID; an address on AMD's GPUs"),
     _column("correlation", "correlationId", doc="correlation ID, unique within a process"),
     _column("process", "globalPid", doc="global process ID (low 24 bits zero)"),
     _column("graph_node", "graphNodeId", doc="CUDA graph node ID, 0 outside graph replays"),
 )
-_PROPERTIES = (_column("name", default="", doc="property"), _column("value", default="", doc="its value"))
+#: The columns of tables of properties.
+_PROPERTY_COLUMNS = (_column("name", default="", doc="property"), _column("value", default="", doc="its value"))
 
 KERNEL = Table(
     "kernel",
     ("CUPTI_ACTIVITY_KIND_KERNEL",),
     (
-        *_GPU,
+        *_OPERATION_COLUMNS,
         _column("name", "demangledName", "shortName", doc="StringIds ID of the kernel's name"),
-        _column("continues", narrow=True, doc="1 for a later part of a CPU operator that calls others; not from nsys"),
+        _column(
+            "continues",
+            narrow=True,
+            doc="1 for a later part of an operator on the CPU that calls others; 0 in nsys exports",
+        ),
         _column("grid_x", "gridX", narrow=True, doc="thread blocks along x, 0 if unknown"),
         _column("grid_y", "gridY", narrow=True, doc="thread blocks along y"),
         _column("grid_z", "gridZ", narrow=True, doc="thread blocks along z"),
@@ -133,7 +140,7 @@ MEMCPY = Table(
     "memcpy",
     ("CUPTI_ACTIVITY_KIND_MEMCPY",),
     (
-        *_GPU,
+        *_OPERATION_COLUMNS,
         _BYTES,
         _column("direction", "copyKind", doc="1 host to device, 2 device to host, 8 on a device, 10 between devices"),
         _column("source", "srcKind", default=7, doc="kind of the source memory: 0 pageable, 1 pinned, 7 unknown"),
@@ -141,13 +148,13 @@ MEMCPY = Table(
     ),
     ("start", "end"),
 )
-MEMSET = Table("memset", ("CUPTI_ACTIVITY_KIND_MEMSET",), (*_GPU, _BYTES), ("start", "end"))
-GRAPH = Table("graph", ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE",), _GPU, ("start", "end"))
+MEMSET = Table("memset", ("CUPTI_ACTIVITY_KIND_MEMSET",), (*_OPERATION_COLUMNS, _BYTES), ("start", "end"))
+GRAPH = Table("graph", ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE",), _OPERATION_COLUMNS, ("start", "end"))
 #: The tables of GPU operations, in the order of ``trace.columns.OPERATION_KINDS``.
 OPERATIONS_BY_KIND = (KERNEL, MEMCPY, MEMSET, GRAPH)
-# API functions that only query something are not read: they start no GPU work, and cuKernelGetName alone makes up
-# nearly half of PyTorch's calls.
-_NO_LOOK_UPS = Filter("nameId", globs=("cu*Get*", "hip*Get*"), of_strings=True, excludes=True)
+#: Excludes API functions that only query something. They start no GPU work, and cuKernelGetName alone makes up nearly
+#: half of PyTorch's calls.
+_WITHOUT_QUERIES = Filter("nameId", globs=("cu*Get*", "hip*Get*"), of_strings=True, excludes=True)
 RUNTIME = Table(
     "runtime",
     ("CUPTI_ACTIVITY_KIND_RUNTIME",),
@@ -160,7 +167,7 @@ RUNTIME = Table(
         _column("result", "returnValue", narrow=True, doc="return value of the call, 0 for success"),
     ),
     ("start", "thread", "correlation"),
-    _NO_LOOK_UPS,
+    _WITHOUT_QUERIES,
 )
 #: The kinds of NVTX events (``eventType``) that are ranges.
 PUSH_POP_KINDS, START_END_KINDS = (59, 70), (60, 71)
@@ -190,7 +197,7 @@ PAYLOAD_FIELDS = Table(
         _column("offset", doc="bytes from the start of the payload"),
     ),
 )
-#: PyTorch's operators in the traces of its profiler. In nsys exports they are among the NVTX ranges.
+#: PyTorch's operators in traces of PyTorch's profiler. In nsys exports, the operators are NVTX ranges.
 OPERATORS = Table(
     "operators",
     ("TORCH_OPERATOR_EVENTS",),
@@ -209,7 +216,8 @@ OPERATORS = Table(
     ),
     ("start", "end", "thread", "name"),
 )
-#: The profiler's own overhead. In traces of PyTorch's profiler, the table also contains the span of the recording.
+#: The overhead of the profiler itself. In traces of PyTorch's profiler, the table also contains the span of the
+#: recording.
 OVERHEAD = Table(
     "overhead",
     ("CUPTI_ACTIVITY_KIND_OVERHEAD",),
@@ -224,7 +232,7 @@ OVERHEAD = Table(
 PROFILER_OVERHEAD = replace(OVERHEAD, key="profiler_overhead", aliases=("PROFILER_OVERHEAD",))
 GRAPH_NODES = Table(
     "graph_nodes",
-    # nsys up to 2023.4 writes graph nodes to CUDA_GRAPH_EVENTS. Since 2024.2, that table contains graphs instead.
+    # nsys up to 2023.4 writes graph nodes to CUDA_GRAPH_EVENTS. Since 2024.2, that table contains whole graphs.
     ("CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS"),
     (
         _START,
@@ -245,7 +253,7 @@ MEMORY = Table(
         _column("alive", "localMemoryPoolUtilizedSize", default=-1, doc="bytes in use in its pool; -1 without a pool"),
         _column("kind", "memKind", doc="kind of memory, used by the filter"),
     ),
-    # Selects the device memory that a program allocates, without static variables and without host memory.
+    # Selects device memory that the program allocates. The other kinds are static variables and host memory.
     filter=Filter("memKind", (2, 3, 4)),
 )
 STRINGS = Table(
@@ -303,7 +311,7 @@ CUDA_DEVICES = Table(
 ENVIRONMENT = Table(
     "environment",
     ("TARGET_INFO_SYSTEM_ENV",),
-    _PROPERTIES,
+    _PROPERTY_COLUMNS,
     ("name", "value"),
 )
 #: The ranks of the processes, in traces of PyTorch's profiler and in shared copies.
@@ -317,7 +325,7 @@ RANKS = Table(
     ),
     ("process", "rank"),
 )
-#: Calls of NCCL, in traces of PyTorch's profiler and in shared copies. In nsys exports they are NVTX ranges.
+#: Calls of NCCL, in traces of PyTorch's profiler and in shared copies. In nsys exports, the calls are NVTX ranges.
 NCCL_CALLS = Table(
     "nccl_calls",
     ("NCCL_CALLS",),
@@ -335,7 +343,7 @@ NCCL_CALLS = Table(
 EXPORT = Table(
     "export",
     ("META_DATA_EXPORT", "EXPORT_META_DATA"),
-    _PROPERTIES,
+    _PROPERTY_COLUMNS,
     ("name", "value"),
 )
 SESSION = Table(
@@ -348,12 +356,11 @@ SESSION_START = Table(
     ("TARGET_INFO_SESSION_START_TIME",),
     (_column("utc", "utcEpochNs", doc="start of the session, ns since 1970 (UTC)"),),
 )
-#: nsys's recording options. The table also contains every environment variable, so the filter lists the options to
-#: read.
+#: Options with which nsys recorded. The filter lists them, because the table also contains all environment variables.
 CAPTURE = Table(
     "capture",
     ("META_DATA_CAPTURE",),
-    _PROPERTIES,
+    _PROPERTY_COLUMNS,
     ("name", "value"),
     Filter(
         "name",
@@ -362,13 +369,13 @@ CAPTURE = Table(
         ),
     ),
 )  # fmt: skip
-#: The environment variables of the program that nsys launched. Each one is a property with the value NAME=VALUE.
+#: The environment variables of the program that nsys launched. Each is a property whose value is NAME=VALUE.
 VARIABLES = Table(
     "variables",
     CAPTURE.aliases,
-    _PROPERTIES,
+    _PROPERTY_COLUMNS,
     filter=Filter("name", globs=("*ENVIRONMENT_VARIABLE*",)),
-    is_second_view=True,
+    is_read_on_demand=True,
 )
 #: The payloads that NCCL attaches to the ranges of its functions.
 PAYLOADS = Table(
@@ -383,9 +390,9 @@ PAYLOADS = Table(
         _column("binary", "binaryData", default=b"", doc="the payload as bytes"),
     ),
     filter=Filter("textId", globs=("nccl[A-Z]*",), of_strings=True),
-    is_second_view=True,
+    is_read_on_demand=True,
 )
-#: The frames of API calls' backtraces that are PyTorch functions.
+#: The PyTorch functions in the backtraces of API calls.
 CALLCHAINS = Table(
     "callchains",
     ("CUDA_CALLCHAINS",),
@@ -396,7 +403,7 @@ CALLCHAINS = Table(
     ),
     ("id", "symbol", "depth"),
     Filter("symbol", globs=("*THP*_*(*", "*THCP*_*(*", "at::_ops::*::call*"), of_strings=True),
-    is_second_view=True,
+    is_read_on_demand=True,
 )
 SAMPLED_CHAINS = replace(CALLCHAINS, key="sampled_chains", aliases=("SAMPLING_CALLCHAINS",))
 #: nsys's CPU samples, about a thousand per second.
@@ -408,9 +415,9 @@ SAMPLES = Table(
         _START,
         _column("thread", "globalTid", doc="global thread ID that was running"),
     ),
-    is_second_view=True,
+    is_read_on_demand=True,
 )
-#: The context switches: the times at which the operating system gave a thread a CPU, or took it away.
+#: The context switches: at each, a thread gets a CPU from the operating system, or loses it.
 SWITCHES = Table(
     "switches",
     ("SCHED_EVENTS",),
@@ -420,7 +427,7 @@ SWITCHES = Table(
         _column("thread", "globalTid", doc="global thread ID"),
     ),
     ("is_in", "thread"),
-    is_second_view=True,
+    is_read_on_demand=True,
 )
 CHAINED_CALLS = Table(
     "chained_calls",
@@ -430,7 +437,7 @@ CHAINED_CALLS = Table(
         _column("correlation", "correlationId", doc="correlation ID, unique within a process"),
         _column("chain", "callchainId", default=-1, doc="ID of the call's backtrace, -1 without one"),
     ),
-    is_second_view=True,
+    is_read_on_demand=True,
 )
 
 #: The property with the offset (ns) that ``nsys export --ts-normalize`` or ``--ts-shift`` added to every time.
@@ -443,26 +450,25 @@ COSTLY_TABLES = {
     "CUDA_CALLCHAINS": "backtraces of API calls",
 }
 
-#: The columns that a shared copy has in place of such a table. They mark that the table was recorded; its rows are not
-#: copied.
+#: The columns that one of the ``COSTLY_TABLES`` has in a shared copy. The empty table shows that it was recorded.
 COSTLY_MARK = ("id",)
 
-#: Every version of nsys writes at least one of these tables. A file without any of them is not an nsys export.
+#: The tables of which every version of nsys writes at least one. A file without any of them is not an nsys export.
 SIGNATURE_TABLES = (*STRINGS.aliases, *EXPORT.aliases)
 
-#: The suffixes of the files of a folder export, which has one file per table, with the approximate ratio of the size in
-#: memory to the file's size.
+#: The suffixes of the files of a folder export, which has one file per table. The numbers are the approximate ratios of
+#: the size in memory to the size on disk.
 TABLE_ENDINGS = {".parquet": 4, ".arrow": 1}
 
-#: The tables of this module by each of their aliases, without tables that are declared as a second view.
+#: The tables by each of their aliases, without tables that are read on demand.
 TABLES = {
     name: table
     for table in tuple(globals().values())
-    if isinstance(table, Table) and not table.is_second_view
+    if isinstance(table, Table) and not table.is_read_on_demand
     for name in table.aliases
 }
 
-#: The aliases of all tables from which anything is read.
+#: The aliases of all tables from which something is read.
 TABLE_ALIASES = frozenset(
     name for table in tuple(globals().values()) if isinstance(table, Table) for name in table.aliases
 )

@@ -20,27 +20,28 @@ from nsys_analyzer.trace.columns import Ranges, process_of
 from nsys_analyzer.trace.sources import trace_stem
 
 STACKS_SUFFIX = ".stacks.gz"
-#: Matches a clock range of the capture hooks, which contains the process ID and the monotonic clock (ns) at its start.
+#: Matches the name of a clock range, by which the capture hooks record the process ID and the monotonic clock (ns) at
+#: the start of the range.
 CLOCK_RANGE = re.compile(r"nsys-analyze clock (\d{1,10}) (\d{1,18})")
 
-#: The hooks write clock ranges in bursts. Two successive ranges belong to one burst if the time between them is shorter
-#: than this.
+#: The capture hooks write clock ranges in bursts. Successive ranges belong to one burst if at most this time is between
+#: their starts.
 _MAX_GAP_IN_BURST_NS = 10_000_000
 
 
 class StackFrame(NamedTuple):
-    """A line of the program, its function, and its file relative to the program's working folder."""
+    """A frame of a Python stack: the file relative to the program's working folder, the line, and the function."""
 
     file: str
     line: int
     function: str
 
 
-class _File(msgspec.Struct):
+class _StacksFile(msgspec.Struct):
     """The content of a stacks file: the samples of one process.
 
-    Times are ns of the monotonic clock. A stack lists positions in ``frames``, innermost first. ``pid`` is the
-    program's process ID, also in the file of a data loader process (``loads``).
+    Times are ns of the monotonic clock. Each of ``stacks`` lists positions in ``frames``, innermost first. ``pid`` is
+    the program's process ID, also if the samples are from a data loader process (``loads``).
     """
 
     pid: int
@@ -59,13 +60,14 @@ class Stacks:
     """Samples of the stack of a process's main thread.
 
     Attributes:
-        requested, sampled: shape (samples,), ns of the capture's clock. A sample is taken later than requested if the
-            program holds Python's lock (GIL); such a sample shows the state in which the program was since the request.
+        requested, sampled: times of the request and of the sample, shape (samples,), ns of the capture's clock. A
+            sample is late if the program holds Python's global lock (GIL). It then shows what the program did since
+            the request.
         period_ns: time between two samples.
         stack: shape (samples,), index into ``stacks``.
         stacks: lines of the program's own code, innermost first.
         source: lines of the program's files, by file and line number.
-        loader: samples of the processes that load the data of this process, one process after the other.
+        loader: samples of the data loader processes of this process, one process after the other.
     """
 
     requested: Ints
@@ -77,7 +79,7 @@ class Stacks:
     loader: Stacks | None = None
 
     def append(self, later: Stacks | None) -> Stacks:
-        """Returns these samples followed by later ones."""
+        """Returns these samples, followed by the samples of other stacks."""
         if later is None:
             return self
         requested, sampled = np.append(self.requested, later.requested), np.append(self.sampled, later.sampled)
@@ -90,14 +92,14 @@ class Stacks:
 
 
 def find_stack_files(capture: Path) -> list[Path]:
-    """Returns the stacks files that belong to a capture, including those of its ranks and of their data loaders."""
+    """Returns the stacks files of a capture, including the files of its ranks and of their data loader processes."""
     stem = trace_stem(capture)
     names = re.compile(rf"{re.escape(stem)}(_rank\d+)?(_loader\d+)?{re.escape(STACKS_SUFFIX)}")
     return sorted(path for path in capture.parent.iterdir() if names.fullmatch(path.name))
 
 
 def find_clock_ranges(ranges: Ranges) -> Bools:
-    """Returns the mask of the ranges that only record the monotonic clock, shape (ranges,)."""
+    """Returns the mask of the clock ranges (see ``CLOCK_RANGE``), shape (ranges,)."""
     return mask_by_name(ranges, CLOCK_RANGE.fullmatch)
 
 
@@ -117,27 +119,27 @@ def read_stacks(capture: Path, clocks: Ranges) -> dict[int, Stacks]:
     for path in find_stack_files(capture) if len(pid_and_clock) else ():
         check_regular(path, "Remove it. The report then shows no source lines")
         try:
-            file = msgspec.json.decode(gzip.decompress(path.read_bytes()), type=_File)
-            lines = tuple(tuple(file.frames[place] for place in stack) for stack in file.stacks)
+            file = msgspec.json.decode(gzip.decompress(path.read_bytes()), type=_StacksFile)
+            stacks = tuple(tuple(file.frames[index] for index in stack) for stack in file.stacks)
             samples = np.array([file.asked_ns, file.taken_ns, file.stack], np.int64)
         except (OSError, EOFError, zlib.error, ValueError, IndexError) as error:
             raise TraceError(
                 f"{path} cannot be read ({error})", "Remove it. The report then shows no source lines"
             ) from error
-        of_process = np.flatnonzero(pid_and_clock[:, 0] == file.pid)
-        if len(of_process):
-            of_process = of_process[np.argsort(pid_and_clock[of_process, 1])]
-            clock = pid_and_clock[of_process, 1]
+        indices = np.flatnonzero(pid_and_clock[:, 0] == file.pid)
+        if len(indices):
+            indices = indices[np.argsort(pid_and_clock[indices, 1])]
+            clock = pid_and_clock[indices, 1]
             burst = np.flatnonzero(np.diff(clock, prepend=clock[0] - 2 * _MAX_GAP_IN_BURST_NS) > _MAX_GAP_IN_BURST_NS)
-            # The clocks drift in a long run, so the offset between them is computed for each burst, from the range that
-            # starts soonest after the hooks read the clock.
-            offset = np.minimum.reduceat(clocks.start[of_process] - clock, burst)
+            # The capture's clock and the monotonic clock drift in a long run. So the offset between them is computed
+            # for each burst, from the range that starts soonest after the hooks read the monotonic clock.
+            offset = np.minimum.reduceat(clocks.start[indices] - clock, burst)
             drift = np.interp(samples[:2] - clock[0], clock[burst] - clock[0], offset - offset[0])
             requested, sampled = samples[:2] + offset[0] + drift.astype(np.int64)
-            process = int(process_of(clocks.thread[of_process[0]]))
-            stacks = Stacks(requested, sampled, file.period_ns, samples[2], lines, file.source)
+            process = int(process_of(clocks.thread[indices[0]]))
+            process_stacks = Stacks(requested, sampled, file.period_ns, samples[2], stacks, file.source)
             if file.loads:
-                loader_stacks_of[process] = stacks.append(loader_stacks_of.get(process))
+                loader_stacks_of[process] = process_stacks.append(loader_stacks_of.get(process))
             else:
-                stacks_of[process] = stacks
+                stacks_of[process] = process_stacks
     return {process: replace(stacks, loader=loader_stacks_of.get(process)) for process, stacks in stacks_of.items()}

@@ -1,4 +1,4 @@
-"""Finds rows with impossible times when a trace is read. Such rows are excluded from every figure and reported."""
+"""Finds rows with impossible times when a trace is read. The report lists these rows, and no figure includes them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from nsys_analyzer.trace.arrays import Bools, Ints, distinct
 from nsys_analyzer.trace.columns import Launches, MemoryUses, Operations, Ranges, process_of, quote_name
 from nsys_analyzer.trace.schema import MEMORY, NO_TIME, OPERATIONS_BY_KIND, RUNTIME, Table
 
-#: A time is invalid if it is further than this (a year) from the start of the session.
-FAR_NS = 365 * 24 * 3600 * 10**9
-#: Rows may be outside the recorded session by at most this time. Some NVTX ranges and API calls are outside by
+#: A time is invalid if it is more than this (a year) before or after the start of the session.
+MAX_DISTANCE_NS = 365 * 24 * 3600 * 10**9
+#: A valid row may lie outside the recorded session by at most this time. Some NVTX ranges and API calls lie outside by
 #: milliseconds.
 _SESSION_SLACK_NS = 10**9
-#: The recorded duration of the session is used if at least this share of the rows is inside the session. The other rows
-#: may be a damaged table.
-_MIN_SHARE_INSIDE = 0.5
-#: Without a recorded duration, the session is taken to extend from the earliest to the latest likely time. A valid row
-#: may lie outside of it by at most this many times its length plus this margin.
+#: The recorded duration of the session is used if at least this share of the rows lies in the session. Otherwise the
+#: duration itself may be wrong.
+_MIN_SHARE_IN_SESSION = 0.5
+#: Without a usable duration, the session is assumed to extend from the earliest to the latest likely time. A valid row
+#: may lie outside this session by at most this many times its length, plus this margin.
 _MAX_EXTENTS_OUTSIDE, _MARGIN_NS = 2, 60 * 10**9
-#: Of the sorted times, one in this many (and at least one) at either end is not a likely time, because it may be
+#: The likely times are the sorted times without one in this many (and at least one) at either end, which may be
 #: damaged.
 _ROWS_PER_DAMAGED_ROW = 1_000
 
@@ -37,10 +37,10 @@ class ExcludedRows:
         process: global process ID.
         table: name of the table in the export.
         rows: number of rows.
-        reason: the fault of their times.
+        reason: what is wrong with the times of the rows.
         example: a description of the first of these rows.
-        only_end_excluded: whether only the ends of the rows are excluded. The rows are then API calls without a known
-            duration.
+        only_end_excluded: whether only the ends of the rows are excluded. The rows are then API calls, and are kept
+            without a duration.
         is_shortened: whether the rows are kept with an earlier end.
     """
 
@@ -71,11 +71,11 @@ class TimedRows:
 
 
 class TimeCheck:
-    """Finds the rows of one trace that have valid times, and records the others in ``left_out``.
+    """Finds the rows of one trace that have valid times, and records the other rows in ``left_out``.
 
     Args:
         duration: duration of the session, ns; None if unknown.
-        moments: the starts of operations, API calls and ranges, ns.
+        moments: arrays with the starts of operations, API calls and ranges, ns.
         start: start of the session, ns.
         by_cupti: whether nsys recorded the trace. Other profilers may begin with an event at 0 and round durations
             to microseconds.
@@ -91,35 +91,36 @@ class TimeCheck:
         are_valid = np.ones(len(operations), np.bool_)
         for kind, table in enumerate(OPERATIONS_BY_KIND):
             of_kind = operations.of_kind(kind)
-            rows = _timed_operations(table, operations.select(of_kind))
+            rows = _make_timed_rows(table, operations.select(of_kind))
             are_valid[of_kind] = self._find_valid(rows, is_cuda=True, needs_duration=self._by_cupti)
         return are_valid
 
-    def find_first_rows(self, operations: Operations) -> Bools:
-        """Returns the mask of the operations without duplicate rows, shape (operations,): the first row is kept."""
+    def find_unique_operations(self, operations: Operations) -> Bools:
+        """Returns the mask of the operations that are not copies of an earlier row, shape (operations,)."""
         are_first = np.ones(len(operations), np.bool_)
         for kind, table in enumerate(OPERATIONS_BY_KIND):
             of_kind = operations.of_kind(kind)
             rows = operations.select(of_kind)
             start, order = rows.start, None
-            if (start[1:] < start[:-1]).any():  # nsys usually writes them in order
+            if (start[1:] < start[:-1]).any():  # nsys usually writes operations in order of start
                 order = np.argsort(start, kind="stable")
                 start = start[order]
             same_start = np.flatnonzero(start[1:] == start[:-1])
-            candidates = np.union1d(same_start, same_start + 1)  # most are operations of two GPUs, not duplicates
+            # Most operations with equal starts run on different GPUs, and are no duplicates.
+            candidates = np.union1d(same_start, same_start + 1)
             candidates = candidates if order is None else np.sort(order[candidates])
             values = np.stack([np.asarray(column, np.int64)[candidates] for column in rows.columns().values()])
-            by_value = np.lexsort(values)  # stable: the first of equal rows is kept
+            by_value = np.lexsort(values)  # the sort is stable, so the first of equal rows stays first
             are_duplicates = np.zeros(len(rows), np.bool_)
             is_equal = (values[:, by_value[1:]] == values[:, by_value[:-1]]).all(axis=0)
             are_duplicates[candidates[by_value[1:]]] = is_equal
-            timed_rows = _timed_operations(table, rows)
+            timed_rows = _make_timed_rows(table, rows)
             self.left_out += describe_excluded_rows(timed_rows, "all values of another row", are_duplicates)
             are_first[of_kind] = ~are_duplicates
         return are_first
 
     def find_valid_calls(self, launches: Launches) -> Bools:
-        """Returns the mask of the API calls with valid starts; replaces invalid ends by the calls' starts, in place."""
+        """Returns the mask of the API calls with valid starts. Replaces each invalid end by the start, in place."""
         start, end = launches.start, launches.end
         are_valid = self._find_valid(timed_calls(launches, start), is_cuda=True)
         for reason, are_wrong in (
@@ -134,7 +135,7 @@ class TimeCheck:
         return are_valid
 
     def find_valid_ranges(self, table: Table, ranges: Ranges) -> Bools:
-        """Returns the mask of the ranges with valid times; a range without an end is valid."""
+        """Returns the mask of the ranges with valid times. A range without an end is valid."""
         after_start = np.maximum(ranges.start, ranges.start + 1)  # start + 1 overflows at the largest integer
         end = np.where(ranges.end == NO_TIME, after_start, ranges.end)
         process = process_of(ranges.thread)
@@ -147,11 +148,11 @@ class TimeCheck:
         return self._find_valid(rows)
 
     def _find_valid(self, rows: TimedRows, *, is_cuda: bool = False, needs_duration: bool = False) -> Bools:
-        """Returns the mask of the valid rows, shape (rows,), and records each invalid row under one fault.
+        """Returns the mask of the valid rows, shape (rows,), and records each invalid row with one reason.
 
         Args:
             rows: the rows.
-            is_cuda: whether the rows are operations or API calls, which are never recorded before the session.
+            is_cuda: whether the rows are operations or API calls. Unlike ranges, they cannot start before the session.
             needs_duration: whether a row whose end equals its start is invalid.
         """
         start, end, last = rows.start, rows.end, self._last
@@ -183,34 +184,35 @@ class TimeCheck:
         return are_valid
 
 
-def _timed_operations(table: Table, operations: Operations) -> TimedRows:
+def _make_timed_rows(table: Table, operations: Operations) -> TimedRows:
+    """Returns operations as rows whose times are checked."""
     return TimedRows(table, operations.start, operations.end, operations.process, operations.describe)
 
 
 def _find_bounds(duration: int | None, moments: Sequence[Ints], start: int) -> tuple[int, int, int]:
-    """Returns the bounds of valid times, in ns: the earliest start of a range, the earliest other start, the last end.
+    """Returns the earliest valid start of a range, the earliest other valid start, and the latest valid end (ns).
 
-    A range may be opened before the session starts.
+    A range may begin before the session.
     """
     if duration is not None:
-        first = max(start - FAR_NS, NO_TIME)
+        first = max(start - MAX_DISTANCE_NS, NO_TIME)
         inside = sum(np.count_nonzero((times > first) & (times <= start + duration)) for times in moments)
-        if inside >= _MIN_SHARE_INSIDE * sum(np.count_nonzero(times != NO_TIME) for times in moments):
-            return start - FAR_NS, start - _SESSION_SLACK_NS, start + duration + _SESSION_SLACK_NS
+        if inside >= _MIN_SHARE_IN_SESSION * sum(np.count_nonzero(times != NO_TIME) for times in moments):
+            return start - MAX_DISTANCE_NS, start - _SESSION_SLACK_NS, start + duration + _SESSION_SLACK_NS
     times = np.concatenate([times[times != NO_TIME] for times in moments])
     if not len(times):
-        return start - FAR_NS, start - FAR_NS, start + FAR_NS
-    # The recorded session is wrong, not the rows: times may count from 1970, for example.
-    middle = int(np.partition(times, len(times) // 2)[len(times) // 2])  # unlike the median, it is one of the times
-    likely = times[(times > middle - FAR_NS) & (times < middle + FAR_NS)]
+        return start - MAX_DISTANCE_NS, start - MAX_DISTANCE_NS, start + MAX_DISTANCE_NS
+    # The recorded session is wrong, not the rows. For example, the times may count from 1970.
+    middle = int(np.partition(times, len(times) // 2)[len(times) // 2])  # np.median may be a mean of two times
+    likely = times[(times > middle - MAX_DISTANCE_NS) & (times < middle + MAX_DISTANCE_NS)]
     edge = min(1 + len(likely) // _ROWS_PER_DAMAGED_ROW, (len(likely) - 1) // 2)
     first, last = np.partition(likely, (edge, len(likely) - 1 - edge))[[edge, -1 - edge]].tolist()
     reach = _MAX_EXTENTS_OUTSIDE * (last - first) + _MARGIN_NS
-    return middle - FAR_NS, first - reach, last + reach
+    return middle - MAX_DISTANCE_NS, first - reach, last + reach
 
 
 def timed_calls(launches: Launches, end: Ints) -> TimedRows:
-    """Returns the rows of API calls, with the given ends (ns)."""
+    """Returns API calls with the given ends (ns) as rows whose times are checked."""
     process = process_of(launches.thread)
     return TimedRows(RUNTIME, launches.start, end, process, lambda i: f"correlation ID {launches.correlation[i]}")
 
@@ -218,7 +220,7 @@ def timed_calls(launches: Launches, end: Ints) -> TimedRows:
 def describe_excluded_rows(
     rows: TimedRows, reason: str, are_wrong: Bools, *, only_end_excluded: bool = False
 ) -> Iterator[ExcludedRows]:
-    """Yields a description for each process of its rows with one fault. ``are_wrong`` marks the rows, shape (rows,)."""
+    """Yields, for each process, a description of its rows that ``are_wrong`` marks, shape (rows,)."""
     index = np.flatnonzero(are_wrong)
     for process in distinct(rows.process[index]).tolist():
         indices = index[rows.process[index] == process]
@@ -229,4 +231,5 @@ def describe_excluded_rows(
 
 
 def _format_time(time: Any) -> str:
+    """Returns a time in ns as text; "unknown" if the file has no time."""
     return "unknown" if time == NO_TIME else f"{int(time):,}"

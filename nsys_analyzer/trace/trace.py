@@ -1,4 +1,4 @@
-"""Holds a trace in memory: GPU operations, launches and NVTX ranges as typed columns."""
+"""Defines a trace in memory, with GPU operations, API calls and NVTX ranges as typed columns, and reads it."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ if TYPE_CHECKING:
 
 
 _MAX_KERNEL_NAME_CHARACTERS = 20_000
-#: The median duration of a launch is computed from this many API calls at the start of the capture.
+#: The median duration of a launch is computed from the launches among this many first API calls of the capture.
 _CALLS_FOR_MEDIAN = 20_000
-#: The largest number of thread blocks along one axis of a grid. In a damaged file, larger numbers are cut, so that the
-#: product of the three axes fits into 64 bits.
+#: A number of thread blocks along one axis of a grid is reduced to this maximum, so that the product of the three axes
+#: fits into 64 bits even in a damaged file.
 _MAX_BLOCKS_PER_AXIS = 2**21 - 1
-_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
+_OUT_OF_MEMORY_CODE = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
 
 _LARGE_TABLES = (schema.RUNTIME, *schema.OPERATIONS_BY_KIND, schema.NVTX)
 _SMALL_TABLES = tuple(table for table in dict.fromkeys(schema.TABLES.values()) if table not in _LARGE_TABLES)
@@ -79,28 +79,29 @@ class Trace:
     """One capture in memory.
 
     Attributes:
-        path: the capture, as the user named it.
-        failed_allocations: API calls of ``launches`` that are failed allocations.
+        path: the path of the capture, as the user gave it.
+        failed_allocations: the API calls among ``launches`` that are allocations for which no memory was left.
         open_ranges: ranges without an end.
         operators: PyTorch's operators (``aten::mm``, ``autograd::engine::evaluate_function: MmBackward0``), from
             PyTorch's profiler or from the NVTX ranges that ``--pytorch=autograd-nvtx`` writes.
         tables: keys (``trace.schema``) of the tables in the file.
-        left_out: the rows with invalid times, which no column contains.
-        untimed_operations: the operations among these rows.
+        left_out: descriptions of the rows with invalid times, which are in no column.
+        untimed_operations: the operations with invalid times.
         memory: allocations and releases of device memory; None if they were not recorded.
         costly_tables: the tables of ``schema.COSTLY_TABLES`` that were recorded.
         ranks: ranks by global process ID; the key 0 stands for the process that nsys launched.
         median_launch_ns: median duration of the first kernel launches; None without launches.
-        torch_callers: the PyTorch operator or function that made an API call, by process and correlation ID. It
-            contains only calls with a backtrace.
+        torch_callers: the PyTorch operator or function that made an API call, by process and correlation ID. Only
+            calls with a backtrace or a CPU sample have an entry.
         nccl_calls: calls of NCCL's functions.
         stacks: samples of the Python stack by global process ID, if the capture hooks took them.
-        off_cpu: starts and ends (ns, in order) of the times without a CPU, by global thread ID, if nsys recorded them.
-        stale_export: name of the export if it was read although the report is newer, because nsys is missing; else an
+        off_cpu: starts and ends (ns, in order) of the periods in which a thread had no CPU, by global thread ID. It is
+            empty if nsys recorded no context switches.
+        stale_export: name of the export, if it is older than its report and was read because nsys is missing; else an
             empty text.
-        start_end_names: names of the ranges that are started and ended instead of pushed and popped. They
-            may overlap other ranges without being nested.
-        profiler_events: events of the profiler itself: its overhead, and the span of its recording.
+        start_end_names: names of start-end ranges. Unlike push-pop ranges, they may overlap other ranges of their
+            thread without being nested.
+        profiler_events: events of the profiler itself, such as its overhead and the span of its recording.
     """
 
     path: Path
@@ -158,9 +159,12 @@ class Trace:
         check_recorded(reader, path)
         frames = reader.read_all((*_LARGE_TABLES, *_SMALL_TABLES))
         strings = dict(iterate_rows(frames["strings"]))
-        operations, (launches, out_of_memory) = _operations(frames, strings), _launches(frames["runtime"], strings)
-        ranges, operator_index, nvtx_operators = _read_ranges(frames["nvtx"], strings)
-        torch_operators = _recorded_operators(frames["operators"], strings)
+        operations, (launches, out_of_memory) = (
+            _make_operations(frames, strings),
+            _make_launches(frames["runtime"], strings),
+        )
+        ranges, operator_index, nvtx_operators = _make_ranges(frames["nvtx"], strings)
+        torch_operators = _make_operators(frames["operators"], strings)
         metadata = replace(read_metadata(frames, strings), unread_tables=reader.unread_tables())
         nccl_ranges = read_nccl_ranges(reader, strings)
         duration = int(frames["session"]["duration"].max(initial=0)) or None
@@ -168,7 +172,7 @@ class Trace:
         by_nsys = metadata.profiler == "nsys"
         check = TimeCheck(duration, *moments, start=metadata.time_shift_ns, by_cupti=by_nsys)
         have_times, are_valid_calls = check.find_valid_operations(operations), check.find_valid_calls(launches)
-        are_first_rows = check.find_first_rows(operations) if by_nsys else have_times
+        are_first_rows = check.find_unique_operations(operations) if by_nsys else have_times
         are_valid, have_ends = check.find_valid_ranges(schema.NVTX, ranges), ranges.end != schema.NO_TIME
         are_clocks = find_clock_ranges(ranges)
         memory = None
@@ -208,16 +212,15 @@ class Trace:
             off_cpu=_read_off_cpu(reader),
             stale_export=reader.path.name if is_report(path) and not is_export_of(reader.path, path) else "",
             start_end_names=frozenset(ranges.names[code] for code in distinct(ranges.name[is_start_end])),
-            profiler_events=_read_profiler_events((frames["overhead"], frames["profiler_overhead"]), strings),
+            profiler_events=_make_profiler_events((frames["overhead"], frames["profiler_overhead"]), strings),
         )
 
 
 def check_recorded(reader: Reader, path: Path) -> None:
-    """Checks that there is something to analyze.
+    """Checks that a capture contains CUDA activity or NVTX ranges.
 
     Raises:
-        MissingTableError: there is neither CUDA activity nor an NVTX range. The hint is the reason that the profiler
-            gives, if there is one.
+        MissingTableError: it contains neither. If a message of the profiler explains that, the hint is the explanation.
     """
     if not any(reader.name_of(table) for table in _LARGE_TABLES):
         reason = plain(explain_missing_cuda(read_diagnostics(reader.read(schema.DIAGNOSTICS))), "`")
@@ -226,32 +229,32 @@ def check_recorded(reader: Reader, path: Path) -> None:
 
 
 def costly_tables(reader: Reader) -> tuple[str, ...]:
-    """Returns the tables of ``schema.COSTLY_TABLES`` that were recorded: with rows or a shared copy's mark."""
+    """Returns the tables of ``schema.COSTLY_TABLES`` that have rows, or that had rows before ``share`` removed them."""
     present = [name for name in schema.COSTLY_TABLES if name in reader.columns_of]
     return tuple(n for n in present if reader.columns_of[n] == schema.COSTLY_MARK or reader.has_rows(n))
 
 
-def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations:
-    """Returns the GPU operations. Removes the columns from the frames, because two copies take too much memory."""
+def _make_operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations:
+    """Returns the GPU operations, and removes their columns from the frames to save memory."""
     parts = [frames[kind] for kind in OPERATION_KINDS]
     lengths = [len(part["start"]) for part in parts]
     blocks = np.ones(lengths[KERNEL], np.int64)
     for axis in "xyz":
         blocks *= parts[KERNEL].pop(f"grid_{axis}").clip(0, _MAX_BLOCKS_PER_AXIS)
     bytes_of_others = (part.get("bytes", np.zeros(len(part["start"]), np.int64)) for part in parts[KERNEL + 1 :])
-    size, copy = np.concatenate([blocks, *bytes_of_others]), _copies(parts[MEMCPY], lengths)
+    size, copy = np.concatenate([blocks, *bytes_of_others]), _find_copy_kinds(parts[MEMCPY], lengths)
     ids, codes = dense_codes(parts[KERNEL].pop("name"))
 
     def column(key: str) -> Any:
-        """Returns a column of all kinds of operations, and removes it from the frames."""
+        """Joins a column of the kinds of operations, and removes it from the frames."""
         return append_in_place(*(part.pop(key) for part in parts))
 
     process = column("process")
-    if not process.any():  # old exports have no globalPid: use the only process that launches, if there is one
+    if not process.any():  # an old export has no globalPid, so all operations belong to the only process that launches
         launching = distinct(process_of(distinct(frames["runtime"]["thread"])))
         process = np.full_like(process, launching[0]) if len(launching) == 1 else process
     texts = [strings.get(i, "") for i in ids.tolist()]
-    for position, text in enumerate(texts):  # templates may make names very long, and every report contains the names
+    for position, text in enumerate(texts):  # templates make some names very long, and reports contain the names
         if len(text) > _MAX_KERNEL_NAME_CHARACTERS:
             texts[position] = f"{text[:_MAX_KERNEL_NAME_CHARACTERS]}… ({len(text):,} characters)"
     return Operations(
@@ -268,7 +271,7 @@ def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations
         size=size,
         copy=copy,
         continues=append_in_place(parts[KERNEL].pop("continues"), np.zeros(sum(lengths[KERNEL + 1 :]), np.int32)),
-        # A name that is blank, or that begins with a null character, counts as missing.
+        # A name counts as missing if it is blank or begins with a null character.
         names=tuple(
             text if text.partition("\0")[0].strip() else f"{UNNAMED_KERNEL} {i}"
             for i, text in zip(ids.tolist(), texts, strict=True)
@@ -276,8 +279,8 @@ def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations
     )
 
 
-def _copies(frame: Frame, lengths: list[int]) -> SmallInts:
-    """Returns the kind of each copy, shape (operations,): codes into ``COPY_KINDS``, 0 for other operations."""
+def _find_copy_kinds(frame: Frame, lengths: list[int]) -> SmallInts:
+    """Returns the code of each copy's kind in ``COPY_KINDS``, shape (operations,); 0 for other operations."""
     direction, source, target = (frame[column] for column in ("direction", "source", "target"))
     copies = np.zeros(sum(lengths), np.int32)
     copies[sum(lengths[:MEMCPY]) :][: lengths[MEMCPY]] = np.select(
@@ -292,7 +295,7 @@ def _copies(frame: Frame, lengths: list[int]) -> SmallInts:
     return copies
 
 
-def _launches(frame: Frame, strings: dict[int, str]) -> tuple[Launches, Bools]:
+def _make_launches(frame: Frame, strings: dict[int, str]) -> tuple[Launches, Bools]:
     """Returns the API calls, and the mask of the allocations that failed because no memory was left."""
     ids, codes = dense_codes(frame.pop("name"))
     names = tuple(strings.get(i, "") for i in ids.tolist())
@@ -303,21 +306,21 @@ def _launches(frame: Frame, strings: dict[int, str]) -> tuple[Launches, Bools]:
     result = frame.pop("result")
     call[(call == LAUNCH) & (result != 0)] = OTHER_CALL  # a failed call launches nothing
     launches = Launches(frame["start"], frame["end"], frame["thread"], frame["correlation"], call, codes, names)
-    return launches, (call == ALLOCATE) & (result == _OUT_OF_MEMORY)
+    return launches, (call == ALLOCATE) & (result == _OUT_OF_MEMORY_CODE)
 
 
-# ``nsys --pytorch=autograd-nvtx`` and PyTorch's ``emit_nvtx`` write the sequence number of autograd's node after the
-# operator's name: ``aten::mm, seq = 9157, op_id = 91984``. If shapes are recorded, the sizes of the operator's inputs
-# follow: ``sizes = [[8192, 768], [768, 3072]], input_op_ids = [(91979,0), (657,0)]``.
-_ATEN = "aten::"
+# ``nsys --pytorch=autograd-nvtx`` and PyTorch's ``emit_nvtx`` annotate the names of operators with the sequence number
+# of the autograd node: ``aten::mm, seq = 9157, op_id = 91984``. If shapes are recorded, the sizes of the operator's
+# inputs follow: ``sizes = [[8192, 768], [768, 3072]], input_op_ids = [(91979,0), (657,0)]``.
+_ATEN_PREFIX = "aten::"
 _ANNOTATION = re.compile(r",\s*(?:seq|op_id|sizes|input_op_ids)\s*=.*")
 _SEQUENCE = re.compile(r",\s*seq\s*=\s*(\d{1,18})(?:\D|$)", re.ASCII)
 
 
-def _read_ranges(frame: Frame, strings: Mapping[int, str]) -> tuple[Ranges, Ints, Operators]:
+def _make_ranges(frame: Frame, strings: Mapping[int, str]) -> tuple[Ranges, Ints, Operators]:
     """Returns the ranges, the positions of PyTorch's operators among them, and these operators.
 
-    A range is an operator if its name is one of ATen's, or if any range of this name has an annotation.
+    A range is an operator if its name begins with ``aten::``, or if a range of this name is annotated.
     """
     by_id = frame["text_id"]
     used, id_codes = dense_codes(by_id)
@@ -327,7 +330,7 @@ def _read_ranges(frame: Frame, strings: Mapping[int, str]) -> tuple[Ranges, Ints
     annotated = {name for name, text in zip(bare, written, strict=True) if len(name) < len(text)}
     names, codes = distinct_texts([normalize_module_name(name) if name.startswith("{") else name for name in bare])
     ranges = Ranges(frame["start"], frame["end"], frame["thread"], codes[text_code], names)
-    are_operators = np.array([name in annotated or name.startswith(_ATEN) for name in names], np.bool_)
+    are_operators = np.array([name in annotated or name.startswith(_ATEN_PREFIX) for name in names], np.bool_)
     index = np.flatnonzero(are_operators[ranges.name])
     matches = (_SEQUENCE.search(text) if "=" in text else None for text in written)
     sequence = np.array([int(match[1]) if match else -1 for match in matches], np.int64)[text_code[index]]
@@ -340,7 +343,7 @@ def _read_ranges(frame: Frame, strings: Mapping[int, str]) -> tuple[Ranges, Ints
     return ranges, index, operators
 
 
-def _recorded_operators(frame: Frame, strings: Mapping[int, str]) -> Operators:
+def _make_operators(frame: Frame, strings: Mapping[int, str]) -> Operators:
     """Returns the operators that PyTorch's profiler recorded."""
     names, name = dense_codes(frame["name"])
     return Operators(
@@ -354,8 +357,8 @@ def _recorded_operators(frame: Frame, strings: Mapping[int, str]) -> Operators:
     )
 
 
-def _read_profiler_events(tables: Sequence[Frame], strings: Mapping[int, str]) -> Ranges:
-    """Returns the events of the profiler itself, without events whose times CUPTI could not collect."""
+def _make_profiler_events(tables: Sequence[Frame], strings: Mapping[int, str]) -> Ranges:
+    """Returns the events of the profiler itself that have a start and a later end."""
     names = ("start", "end", "thread", "name")
     start, end, thread, ids = (np.concatenate([table[name] for table in tables]) for name in names)
     used, codes = dense_codes(ids)
@@ -363,7 +366,8 @@ def _read_profiler_events(tables: Sequence[Frame], strings: Mapping[int, str]) -
     return events.select((start != schema.NO_TIME) & (end > start))
 
 
-#: Matches a PyTorch function that Python calls (``THPVariable_item``, ``THCPModule_emptyCache``), or an operator.
+#: Matches the symbol of a PyTorch function that Python calls (``THPVariable_item``, ``THCPModule_emptyCache``), and the
+#: symbol of an operator.
 _TORCH_SYMBOL = re.compile(r"\bTHC?P\w+?_(?P<function>\w+)\(|^at::_ops::(?P<operator>\w+)::call\b")
 
 
@@ -375,7 +379,8 @@ def _read_torch_callers(
     The function is taken from the backtrace of the call, or from a CPU sample during the call. A call without a PyTorch
     function in its backtrace has no entry. ``strings`` are the export's strings by ID.
     """
-    #: Threads, correlation IDs and backtrace IDs of API calls, and the outermost function of each backtrace.
+    #: For CPU samples and for backtraces of API calls: the threads, correlation IDs and backtrace IDs of the calls, and
+    #: the outermost function of each backtrace.
     sources: list[tuple[Ints, Ints, Ints, dict[int, str]]] = []
     if functions := _outermost_functions(reader, schema.SAMPLED_CHAINS, strings):
         samples = reader.read(schema.SAMPLES)
@@ -384,8 +389,8 @@ def _read_torch_callers(
         # the next call.
         order = np.lexsort((np.append(time, launches.start), np.append(thread, launches.thread)))
         last = np.maximum.accumulate(np.where(order < len(time), -1, np.arange(len(order))))
-        place = np.flatnonzero((order < len(time)) & (last >= 0))
-        sample, call = order[place], order[last[place]] - len(time)
+        sample_positions = np.flatnonzero((order < len(time)) & (last >= 0))
+        sample, call = order[sample_positions], order[last[sample_positions]] - len(time)
         inside = (launches.thread[call] == thread[sample]) & (launches.end[call] > time[sample])
         sample, call = sample[inside], call[inside]
         sources.append((thread[sample], launches.correlation[call], chain[sample], functions))
@@ -403,7 +408,7 @@ def _read_torch_callers(
 
 
 def _read_off_cpu(reader: Reader) -> Mapping[int, tuple[Ints, Ints]]:
-    """Returns the starts and ends (ns) of the times in which each thread had no CPU, by global thread ID."""
+    """Returns the starts and ends (ns) of the periods in which each thread had no CPU, by global thread ID."""
     switches = reader.read(schema.SWITCHES)
     order = np.lexsort((switches["start"], switches["thread"]))
     start, thread, is_in = (switches[name][order] for name in ("start", "thread", "is_in"))
