@@ -47,7 +47,7 @@ class Annotation:
     waits_for_steady_steps: bool = False
     modules: bool = False
     stacks: bool = True
-    operators: bool = False
+    operators: bool = True
     steps_per_turn: int = 0
 
 

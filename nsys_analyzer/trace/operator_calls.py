@@ -1,4 +1,4 @@
-"""Defines the calls of PyTorch's operators with the shapes of their tensors, and reads the files that the hooks write.
+"""Defines the calls of PyTorch's operators with the shapes of their tensors, and reads the step that the hooks record.
 
 The capture hooks record one step in which each operator has a range, after the measured steps (``capture/hooks``). They
 write a file beside the capture that describes each call: the tensors that it reads and writes, and the module and the
@@ -7,13 +7,29 @@ line of the program that called it. The names of the ranges refer to the calls i
 
 from __future__ import annotations
 
+import gzip
 import re
-from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from nsys_analyzer.trace.arrays import Bools, Ints
+import msgspec
+import numpy as np
 
-OPERATORS_SUFFIX = ".operators.json.gz"
+from nsys_analyzer.errors import TraceError
+from nsys_analyzer.system.atomic_write import check_regular
+from nsys_analyzer.trace.arrays import Bools, Ints, dense_codes, mask_by_name, take_or_default
+from nsys_analyzer.trace.columns import OPERATION_KINDS, pid_of, process_of
+from nsys_analyzer.trace.sources import trace_stem
+
+if TYPE_CHECKING:
+    from nsys_analyzer.trace.trace import Trace
+
+AnyTrace = TypeVar("AnyTrace", bound="Trace")
+
+OPERATORS_SUFFIX = ".operators.gz"
 #: The name of the range around the step in which each operator has a range. All figures leave this step out.
 OPERATOR_STEP = "nsys-analyze operators"
 #: Matches the name of the range around one call of an operator, which contains the index of the call in the file.
@@ -72,8 +88,10 @@ class OperatorCalls:
             is the module whose forward pass created the node of autograd.
         line: the index in ``lines`` of the line of the program that called the operator. The line of a call in a
             backward pass is the line whose forward pass created the node of autograd.
-        phase: the index in ``phases`` of the phase that contains the call.
-        is_recomputed: True for each call of a forward pass that the backward pass runs again (activation checkpoints).
+        phase: the index in ``phases`` of the phase that contains the call. The phase ``recomputed`` is a forward pass
+            that the backward pass runs again (activation checkpoints). The phase ``other`` is outside of all phases.
+        instance: the number of times that the phase has begun in the step until the call.
+        keeps_graph: True for each call in which autograd records the graph for a backward pass.
         signatures, modules, lines, phases: the values that the indices refer to. A module is its path and its class
             (``GPT/h.0.attn: Attention``), and a line is ``train.py:12 in step``.
         reads, writes: the numbers of the values that each call reads and writes, by call.
@@ -84,7 +102,8 @@ class OperatorCalls:
     module: Ints
     line: Ints
     phase: Ints
-    is_recomputed: Bools
+    instance: Ints
+    keeps_graph: Bools
     signatures: tuple[Signature, ...]
     modules: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
@@ -95,3 +114,175 @@ class OperatorCalls:
 
     def __len__(self) -> int:
         return len(self.signature)
+
+
+@dataclass(frozen=True)
+class OperatorStep:
+    """The step in which each call of an operator has a range. It follows the measured steps.
+
+    Attributes:
+        calls: the calls of the step.
+        operation: the name of each GPU operation of the step in the order of their launches: the name of a kernel, or
+            the kind of another operation.
+        call: shape (operations,), the index in ``calls`` of the call that launched each operation, or -1.
+    """
+
+    calls: OperatorCalls
+    operation: tuple[str, ...]
+    call: Ints
+
+
+class _File(msgspec.Struct):
+    """The content of a file of operators. Every list of calls has one entry per call; -1 stands for none."""
+
+    pid: int
+    tensors: list[tuple[tuple[int, ...], str, tuple[int, ...] | None, str]]
+    signatures: list[tuple[str, tuple[int | tuple[int, ...], ...], tuple[int, ...], tuple[str, ...]]]
+    modules: list[str]
+    lines: list[str]
+    phases: list[str]
+    lasting: list[int]
+    signature: list[int]
+    module: list[int]
+    line: list[int]
+    phase: list[int]
+    passes: list[int]
+    keeps_graph: list[int]
+    reads: list[tuple[int, ...]]
+    writes: list[tuple[int, ...]]
+
+
+def find_operator_files(capture: Path) -> list[Path]:
+    """Returns the files of operators that belong to a capture, including those of its ranks."""
+    names = re.compile(rf"{re.escape(trace_stem(capture))}(_rank\d+)?{re.escape(OPERATORS_SUFFIX)}")
+    return sorted(path for path in capture.parent.iterdir() if names.fullmatch(path.name))
+
+
+def read_operator_calls(path: Path) -> tuple[int, OperatorCalls]:
+    """Returns the process ID and the calls of a file of operators.
+
+    Raises:
+        TraceError: the file is damaged.
+        NsysAnalyzerError: it is not a regular file.
+    """
+    hint = "Remove it. The report then shows no operators"
+    check_regular(path, hint)
+    try:
+        file = msgspec.json.decode(gzip.decompress(path.read_bytes()), type=_File)
+        tensors = [Tensor(*tensor) for tensor in file.tensors]
+
+        def argument(index: int | tuple[int, ...]) -> TensorArgument:
+            """Returns the tensor or the tensors that an entry of a signature refers to."""
+            if isinstance(index, tuple):
+                return tuple(tensors[i] for i in index)
+            return tensors[index] if index >= 0 else None
+
+        signatures = tuple(
+            Signature(name, tuple(map(argument, inputs)), tuple(tensors[i] for i in outputs), texts)
+            for name, inputs, outputs, texts in file.signatures
+        )
+        columns = (file.signature, file.module, file.line, file.phase, file.passes)
+        signature, module, line, phase, instance = np.array(columns, np.int64)
+        calls = OperatorCalls(
+            signature, module, line, phase, instance, np.array(file.keeps_graph, np.bool_), signatures,
+            tuple(file.modules), tuple(file.lines), tuple(file.phases), tuple(file.reads), tuple(file.writes),
+            frozenset(file.lasting),
+        )  # fmt: skip
+    except (OSError, EOFError, zlib.error, ValueError, IndexError) as error:
+        raise TraceError(f"{path} cannot be read ({error})", hint) from error
+    return file.pid, calls
+
+
+def without_operator_steps(trace: AnyTrace) -> AnyTrace:
+    """Returns a trace without the step in which each operator has a range, and without everything after this step.
+
+    The result has the step of each process in ``operator_steps``, if the file of the process exists.
+    """
+    is_step = mask_by_name(trace.ranges, OPERATOR_STEP.__eq__)
+    if not is_step.any():
+        return trace
+    processes, first = np.unique(process_of(trace.ranges.thread[is_step]), return_index=True)
+    begins = trace.ranges.start[is_step][first]
+
+    def is_late(start: Ints, process: Ints) -> Bools:
+        """Returns True for each event that starts in the step of its process, or after it."""
+        position = np.minimum(np.searchsorted(processes, process), len(processes) - 1)
+        late: Bools = (processes[position] == process) & (start >= begins[position])
+        return late
+
+    def select_early(rows: Any) -> Any:
+        """Returns the rows that start before the step of their process."""
+        return rows.select(~is_late(rows.start, process_of(rows.thread)))
+
+    launch, is_late_operation = _find_late_operations(trace, is_late)
+    calls_of = dict(map(read_operator_calls, find_operator_files(trace.path)))
+    steps = {}
+    for process in processes.tolist():
+        if calls := calls_of.get(int(pid_of(process))):
+            index = np.flatnonzero(is_late_operation & (trace.operations.process == process) & (launch >= 0))
+            index = index[np.argsort(trace.launches.start[launch[index]], kind="stable")]
+            steps[process] = OperatorStep(calls, _name_operations(trace, index), _find_calls(trace, launch[index]))
+    ranges, events, memory = select_early(trace.ranges), select_early(trace.profiler_events), trace.memory
+    names, name = dense_codes(ranges.name)
+    return replace(
+        trace,
+        operations=trace.operations.select(~is_late_operation),
+        launches=select_early(trace.launches),
+        failed_allocations=select_early(trace.failed_allocations),
+        ranges=replace(ranges, name=name.astype(np.int64), names=tuple(ranges.names[code] for code in names.tolist())),
+        open_ranges=select_early(trace.open_ranges),
+        operators=select_early(trace.operators),
+        memory=memory and memory.select(~is_late(memory.start, memory.process)),
+        nccl_calls=select_early(trace.nccl_calls),
+        profiler_events=replace(events, end=np.minimum(events.end, begins.max())),
+        operator_steps=steps,
+    )
+
+
+def _find_late_operations(trace: Trace, is_late: Callable[[Ints, Ints], Bools]) -> tuple[Ints, Bools]:
+    """Returns the late launch of each operation, or -1, and True for each operation that is late itself."""
+    launches, operations = trace.launches, trace.operations
+    late = np.flatnonzero(is_late(launches.start, process_of(launches.thread)))
+    launch_process, launch = process_of(launches.thread[late]), np.full(len(operations), -1)
+    for process in np.unique(launch_process).tolist():  # correlation IDs are unique within a process
+        of_process, own = np.flatnonzero(operations.process == process), late[launch_process == process]
+        own = own[np.argsort(launches.correlation[own], kind="stable")]
+        position = np.searchsorted(launches.correlation[own], operations.correlation[of_process])
+        candidate = own[np.minimum(position, len(own) - 1)]
+        matches = launches.correlation[candidate] == operations.correlation[of_process]
+        launch[of_process] = np.where(matches, candidate, -1)
+    return launch, (launch >= 0) | is_late(operations.start, operations.process)
+
+
+def _name_operations(trace: Trace, index: Ints) -> tuple[str, ...]:
+    """Returns the names of kernels, and the kinds of other operations."""
+    operations = trace.operations
+    pairs = zip(operations.name[index].tolist(), operations.kind[index].tolist(), strict=True)
+    return tuple(operations.names[code] if code >= 0 else OPERATION_KINDS[kind] for code, kind in pairs)
+
+
+def _find_calls(trace: Trace, launch: Ints) -> Ints:
+    """Returns the call of an operator that made each launch: the range of the thread that began last, or -1."""
+    matches = [OPERATOR_RANGE.fullmatch(name) for name in trace.ranges.names]
+    call_of_name = np.array([*(int(match[1]) if match else -1 for match in matches), -1], np.int64)
+    index = np.flatnonzero(call_of_name[trace.ranges.name] >= 0)
+    thread, start = trace.ranges.thread[index], trace.ranges.start[index]
+    launch_thread, launch_start = trace.launches.thread[launch], trace.launches.start[launch]
+    # Ranges and launches are sorted together, so that each launch follows the last range that began before it.
+    order = np.lexsort(
+        (
+            np.append(np.zeros(len(index)), np.ones(len(launch))),
+            np.append(start, launch_start),
+            np.append(thread, launch_thread),
+        )
+    )
+    last_range = np.maximum.accumulate(np.where(order < len(index), np.arange(len(order)), -1))
+    position = np.empty(len(order), np.int64)
+    position[order] = last_range
+    candidate = take_or_default(order, position[len(index) :], -1)
+    if not len(index):
+        return np.full(len(launch), -1)
+    is_inside = (candidate >= 0) & (thread[candidate] == launch_thread)
+    is_inside &= trace.ranges.end[index[candidate]] >= launch_start
+    call: Ints = np.where(is_inside, call_of_name[trace.ranges.name[index[candidate]]], -1)
+    return call

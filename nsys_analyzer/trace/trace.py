@@ -51,6 +51,7 @@ from nsys_analyzer.trace.columns import (
 )
 from nsys_analyzer.trace.metadata import Metadata, explain_missing_cuda, read_diagnostics, read_metadata
 from nsys_analyzer.trace.nsys_report import is_export_of
+from nsys_analyzer.trace.operator_calls import OperatorStep, without_operator_steps
 from nsys_analyzer.trace.phase_names import normalize_module_name
 from nsys_analyzer.trace.ranks import NcclCalls, Rank, read_nccl_calls, read_nccl_ranges, read_ranks
 from nsys_analyzer.trace.reader import Reader
@@ -102,6 +103,8 @@ class Trace:
         start_end_names: names of start-end ranges. Unlike push-pop ranges, they may overlap other ranges of their
             thread without being nested.
         profiler_events: events of the profiler itself, such as its overhead and the span of its recording.
+        operator_steps: the step in which each operator has a range, by global process ID. No other attribute contains
+            this step.
     """
 
     path: Path
@@ -127,6 +130,7 @@ class Trace:
     stale_export: str = ""
     start_end_names: frozenset[str] = frozenset()
     profiler_events: Ranges = field(default_factory=lambda: Ranges(*(np.zeros(0, np.int64),) * 4, ()))
+    operator_steps: Mapping[int, OperatorStep] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -189,7 +193,7 @@ class Trace:
             operators = nvtx_operators.select((are_valid & have_ends)[operator_index])
         nodes = frames["graph_nodes"]
         is_start_end = np.isin(frames["nvtx"]["kind"], schema.START_END_KINDS)
-        return cls(
+        trace = cls(
             path=path,
             operations=operations.select(have_times & are_first_rows),
             launches=launches.select(are_valid_calls),
@@ -214,6 +218,7 @@ class Trace:
             start_end_names=frozenset(ranges.names[code] for code in distinct(ranges.name[is_start_end])),
             profiler_events=_make_profiler_events((frames["overhead"], frames["profiler_overhead"]), strings),
         )
+        return without_operator_steps(trace)
 
 
 def check_recorded(reader: Reader, path: Path) -> None:

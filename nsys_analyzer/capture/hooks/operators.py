@@ -221,41 +221,34 @@ class _Values:
     """The values of memory: each write to a storage makes a new value, which all views of the storage share."""
 
     def __init__(self) -> None:
-        self._current: dict[int, int] = {}
-        self._storages: list[Any] = []  # of each value, a weak reference to its storage; None if it existed before
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        self._refer: Any = StorageWeakRef
+        #: For each storage by its address: a weak reference, so that no other storage gets the address, and the value.
+        self._storages: dict[int, tuple[Any, int]] = {}
+        self._is_older: list[bool] = []
 
     def read(self, tensor: Any) -> int:
         """Returns the value of a tensor's memory."""
-        key = _storage_key(tensor)
-        if key not in self._current:
-            self._current[key] = len(self._storages)
-            self._storages.append(None)
-            self._keep(tensor)
-        return self._current[key]
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._storages:  # the memory existed before the step
+            self._storages[storage._cdata] = self._refer(storage), len(self._is_older)
+            self._is_older.append(True)
+        return self._storages[storage._cdata][1]
 
     def write(self, tensor: Any) -> int:
         """Returns a new value for a tensor's memory."""
-        key = _storage_key(tensor)
-        before = self._current.get(key)
-        is_older = before is not None and self._storages[before] is None
-        self._current[key] = value = len(self._storages)
-        self._storages.append(None if is_older else self._keep(tensor))
+        storage = tensor.untyped_storage()
+        reference, before = self._storages.get(storage._cdata) or (self._refer(storage), None)
+        value = len(self._is_older)
+        self._storages[storage._cdata] = reference, value
+        self._is_older.append(before is not None and self._is_older[before])
         return value
 
     def find_lasting(self) -> list[int]:
-        """Returns the values whose memory existed before the step or is still in use, without overwritten values."""
-        latest = set(self._current.values())
-        return [
-            value
-            for value, storage in enumerate(self._storages)
-            if storage is None or (value in latest and not storage.expired())
-        ]
-
-    def _keep(self, tensor: Any) -> Any:
-        """Returns a weak reference to a tensor's storage, so that no other storage gets its address."""
-        from torch.multiprocessing.reductions import StorageWeakRef
-
-        return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        """Returns the values whose memory existed before the step, and the latest values whose memory is in use."""
+        in_use = {value for reference, value in self._storages.values() if not reference.expired()}
+        return [value for value, is_older in enumerate(self._is_older) if is_older or value in in_use]
 
 
 def _storage_key(tensor: Any) -> int:
@@ -298,12 +291,7 @@ def _make_mode(step: OperatorStep, torch: Any) -> Any:
             if distributed is not None and any(issubclass(kind, distributed.DTensor) for kind in types):
                 return NotImplemented  # the operators on the local tensors are described instead
             schema = getattr(func, "_schema", None)
-            if (
-                step.is_full()
-                or schema is None
-                or _has_fake_tensor(types)
-                or schema.name.startswith(_IGNORED_NAMESPACES)
-            ):
+            if step.is_full() or schema is None or _has_fake_tensor(types) or _does_no_work(schema):
                 return func(*args, **kwargs)
             if torch.is_inference_mode_enabled() and hasattr(func, "decompose"):
                 with self:
