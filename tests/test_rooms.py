@@ -39,6 +39,7 @@ ANALYSIS = (
     "ranges",
     "transformer",
     "steps",
+    "operators",
     "findings",
     "summary",
     "ranks",

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -24,10 +24,6 @@ from nsys_analyzer.trace.arrays import Bools, Ints, dense_codes, mask_by_name, t
 from nsys_analyzer.trace.columns import OPERATION_KINDS, pid_of, process_of
 from nsys_analyzer.trace.sources import trace_stem
 
-if TYPE_CHECKING:
-    from nsys_analyzer.trace.trace import Trace
-
-AnyTrace = TypeVar("AnyTrace", bound="Trace")
 
 OPERATORS_SUFFIX = ".operators.gz"
 #: The name of the range around the step in which each operator has a range. All figures leave this step out.
@@ -193,8 +189,8 @@ def read_operator_calls(path: Path) -> tuple[int, OperatorCalls]:
     return file.pid, calls
 
 
-def without_operator_steps(trace: AnyTrace) -> AnyTrace:
-    """Returns a trace without the step in which each operator has a range, and without everything after this step.
+def without_operator_steps(trace: Any) -> Any:
+    """Returns a ``Trace`` without the step in which each operator has a range, and without everything after this step.
 
     The result has the step of each process in ``operator_steps``, if the file of the process exists.
     """
@@ -239,7 +235,7 @@ def without_operator_steps(trace: AnyTrace) -> AnyTrace:
     )
 
 
-def _find_late_operations(trace: Trace, is_late: Callable[[Ints, Ints], Bools]) -> tuple[Ints, Bools]:
+def _find_late_operations(trace: Any, is_late: Callable[[Ints, Ints], Bools]) -> tuple[Ints, Bools]:
     """Returns the late launch of each operation, or -1, and True for each operation that is late itself."""
     launches, operations = trace.launches, trace.operations
     late = np.flatnonzero(is_late(launches.start, process_of(launches.thread)))
@@ -254,14 +250,14 @@ def _find_late_operations(trace: Trace, is_late: Callable[[Ints, Ints], Bools]) 
     return launch, (launch >= 0) | is_late(operations.start, operations.process)
 
 
-def _name_operations(trace: Trace, index: Ints) -> tuple[str, ...]:
+def _name_operations(trace: Any, index: Ints) -> tuple[str, ...]:
     """Returns the names of kernels, and the kinds of other operations."""
     operations = trace.operations
     pairs = zip(operations.name[index].tolist(), operations.kind[index].tolist(), strict=True)
     return tuple(operations.names[code] if code >= 0 else OPERATION_KINDS[kind] for code, kind in pairs)
 
 
-def _find_calls(trace: Trace, launch: Ints) -> Ints:
+def _find_calls(trace: Any, launch: Ints) -> Ints:
     """Returns the call of an operator that made each launch: the range of the thread that began last, or -1."""
     matches = [OPERATOR_RANGE.fullmatch(name) for name in trace.ranges.names]
     call_of_name = np.array([*(int(match[1]) if match else -1 for match in matches), -1], np.int64)

@@ -218,7 +218,8 @@ class Trace:
             start_end_names=frozenset(ranges.names[code] for code in distinct(ranges.name[is_start_end])),
             profiler_events=_make_profiler_events((frames["overhead"], frames["profiler_overhead"]), strings),
         )
-        return without_operator_steps(trace)
+        separated: Self = without_operator_steps(trace)
+        return separated
 
 
 def check_recorded(reader: Reader, path: Path) -> None:
