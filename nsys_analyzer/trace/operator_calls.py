@@ -24,7 +24,6 @@ from nsys_analyzer.trace.arrays import Bools, Ints, dense_codes, mask_by_name, t
 from nsys_analyzer.trace.columns import OPERATION_KINDS, pid_of, process_of
 from nsys_analyzer.trace.sources import trace_stem
 
-
 OPERATORS_SUFFIX = ".operators.gz"
 #: The name of the range around the step in which each operator has a range. All figures leave this step out.
 OPERATOR_STEP = "nsys-analyze operators"
