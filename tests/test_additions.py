@@ -79,7 +79,7 @@ def test_an_experiment_is_a_module_an_entry_and_a_target(
 ) -> None:
     """The primes below 10: 2, 3, 5 and 7; below 20 also 11, 13, 17 and 19."""
     monkeypatch.setattr(benches, "BENCHES", (*benches.BENCHES, new_experiment.BENCH))
-    monkeypatch.setattr(cli_bench, "_commands", cli_bench._commands.__wrapped__)  # they are made once
+    monkeypatch.setattr(cli_bench, "_make_commands", cli_bench._make_commands.__wrapped__)  # they are made once
     ended = run_main("bench", "primes", "--limit", "10,20", "--device", "cpu", "--output-dir", tmp_path / "primes")
     assert ended.code == 0, ended.err
     rows = [json.loads(line) for line in (tmp_path / "primes/bench.jsonl").read_text().splitlines()]

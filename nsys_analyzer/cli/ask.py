@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from nsys_analyzer.report.evidence import Evidence
 
 #: The exit status if a question has no answer.
-CANNOT_ANSWER = 4
+CANNOT_ANSWER_STATUS = 4
 
 
 def _list_figures(ctx: click.Context, _: click.Parameter, is_requested: bool) -> None:
@@ -54,4 +54,4 @@ def ask(
         for answer in answers:
             click.echo(format_answer(answer))
     if any(answer.cannot_answer for answer in answers):
-        ctx.exit(CANNOT_ANSWER)
+        ctx.exit(CANNOT_ANSWER_STATUS)

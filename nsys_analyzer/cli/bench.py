@@ -23,12 +23,12 @@ class _Benches(Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Returns the names of the experiments."""
         del ctx
-        return list(_commands())
+        return list(_make_commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Returns the command of the experiment with this name; None for an unknown name."""
         del ctx
-        return _commands().get(cmd_name)
+        return _make_commands().get(cmd_name)
 
 
 @click.group(cls=_Benches, epilog="Example: nsys-analyze bench attention --d-head 64 --context-length 256,1024")
@@ -41,13 +41,13 @@ def bench() -> None:
 
 
 @cache
-def _commands() -> dict[str, click.Command]:
+def _make_commands() -> dict[str, click.Command]:
     from nsys_analyzer.experiments.benches import BENCHES
 
-    return {experiment.name: _command(experiment) for experiment in BENCHES}
+    return {experiment.name: _make_command(experiment) for experiment in BENCHES}
 
 
-def _command(experiment: Bench) -> click.Command:
+def _make_command(experiment: Bench) -> click.Command:
     """Returns the command of an experiment: its own options, then the options that all experiments share."""
     from nsys_analyzer.experiments.model import to_command_line_value
 

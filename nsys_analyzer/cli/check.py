@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from nsys_analyzer.cli.ask import CANNOT_ANSWER
+from nsys_analyzer.cli.ask import CANNOT_ANSWER_STATUS
 from nsys_analyzer.cli.help import command, format_option
 from nsys_analyzer.cli.options import evidence_argument, evidence_options, print_json
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nsys_analyzer.report.evidence import Evidence
 
 #: The exit status if a claim is false.
-FALSE = 3
+FALSE_CLAIM_STATUS = 3
 
 
 @command(epilog="Example: nsys-analyze check capture.sqlite claims.txt")
@@ -50,4 +50,4 @@ def check(ctx: click.Context, evidence: Callable[[], Evidence], text: TextIO, ou
                 explained.add(missing.why)
                 click.echo(f"    {missing.why}. It needs: {missing.needs}")
     verdicts = {claim.holds for claim in claims.claims}
-    ctx.exit(FALSE if False in verdicts else CANNOT_ANSWER if None in verdicts else 0)
+    ctx.exit(FALSE_CLAIM_STATUS if False in verdicts else CANNOT_ANSWER_STATUS if None in verdicts else 0)

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from nsys_analyzer.configuration import Run
     from nsys_analyzer.trace.phase_names import PhaseNames
 
-#: The exit status if the step is slower by more than --fail-above allows, or exceeds a budget.
-SLOWER = 3
+#: The exit status if a step is slower by more than --fail-above allows, or exceeds a budget.
+SLOWER_STATUS = 3
 
 
-def _fraction(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
+def _parse_percentage(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
     """Returns a percentage as a fraction: ``5%`` and ``5`` are 0.05."""
     if text is not None and not re.fullmatch(r"\d{1,4}(\.\d+)?%?", text):
         raise click.BadParameter(f"{text!r} is not a percentage, such as 5%", ctx, param)
@@ -30,7 +30,7 @@ def _fraction(ctx: click.Context, param: click.Parameter, text: str | None) -> f
 
 
 def _timings_option(side: str) -> Callable[[Function], Function]:
-    """Adds the option that names the timings of one side, "before" or "after"."""
+    """Adds the option for the unprofiled times of one side, "before" or "after"."""
     return option(
         INPUT, f"--csv-{side}", f"csv_{side}", type=PATH, metavar="FILE", multiple=True,
         help=f"A CSV file with times of {side.upper()} without the profiler. Repeatable. Default: timings.csv in the "
@@ -44,7 +44,7 @@ def _timings_option(side: str) -> Callable[[Function], Function]:
 @option(OUTPUT, "-o", "--output", metavar="FILE", help="The file to write. With --format text, the file is markdown.")
 @format_option("text", "markdown", "json", help="markdown is for a pull request; json contains every figure.")
 @option(
-    CRITERIA, "--fail-above", callback=_fraction, metavar="PERCENT",
+    CRITERIA, "--fail-above", callback=_parse_percentage, metavar="PERCENT",
     help="Exit with 3 if a step is slower by more than this percentage and by more than chance. Exit with 1 if a step "
     "cannot be compared.",
 )  # fmt: skip
@@ -59,7 +59,7 @@ def _timings_option(side: str) -> Callable[[Function], Function]:
         "it, and make a missing folder.")  # fmt: skip
 @option(INPUT, "--repeats", is_flag=True, help="Treat all captures of a folder as runs of one program.")
 @option(
-    CRITERIA, "--cpu-spread", callback=_fraction, metavar="PERCENT", default="25%", show_default=True,
+    CRITERIA, "--cpu-spread", callback=_parse_percentage, metavar="PERCENT", default="25%", show_default=True,
     help="How much the time in which the GPU waits for the CPU varies between runs of one program, as a standard "
     "deviation. 25% was measured on shared hosts. On a machine without other load, the variation is smaller.",
 )  # fmt: skip
@@ -122,7 +122,7 @@ def compare(
     comparisons = require_comparisons(
         compare_runs(runs_before, runs_after, cpu_spread=cpu_spread, repeats=repeats, force=force, budgets=budgets)
     )
-    _write(comparisons, DEFAULT_THRESHOLD if fail_above is None else fail_above, output_format, target)
+    _write_comparisons(comparisons, DEFAULT_THRESHOLD if fail_above is None else fail_above, output_format, target)
     compared, refused = comparisons.compared, comparisons.refused
     all_budgets = [budget for pair in compared for budget in pair.budgets]
     exceeded, unknown = (
@@ -134,7 +134,7 @@ def compare(
             tell(f"Budgets {verdict}: {', '.join(figures)}")
     is_slower = fail_above is not None and any(pair.is_slower_by(fail_above) for pair in compared)
     if is_slower or exceeded:
-        ctx.exit(SLOWER)
+        ctx.exit(SLOWER_STATUS)
     if (fail_above is not None and comparisons.unmatched) or unknown:
         ctx.exit(1)
     if fail_above is not None and refused:
@@ -145,7 +145,7 @@ def compare(
             tell(f"{unclear} of {len(compared)} comparisons are too uncertain for --fail-above: see the report.")
 
 
-def _write(comparisons: Comparisons, limit: float, output_format: str, target: Path | None) -> None:
+def _write_comparisons(comparisons: Comparisons, limit: float, output_format: str, target: Path | None) -> None:
     """Writes the comparisons to the target, or prints them if there is none."""
     from nsys_analyzer.report.model import Report
     from nsys_analyzer.report.renderers import RENDERERS, markdown

@@ -39,7 +39,7 @@ class ConfinedReader:
     def resolve(self, path: str | Path) -> Path:
         """Returns the real path of a file or folder, which must be inside one of the folders."""
         real_path = Path(os.path.realpath(path))
-        if not self._holds(real_path):
+        if not self._contains(real_path):
             raise self._error_type(f"{path} lies outside of {', '.join(map(str, self._folders))}")
         return real_path
 
@@ -54,14 +54,14 @@ class ConfinedReader:
                 for path in requested:
                     folder = path if path.is_dir() else path.parent
                     self._copy_folder(folder, Path(copies), requested, _MAX_DEPTH)
-                    if self._holds(folder.parent):  # it may contain the times and the manifest of the run
+                    if self._contains(folder.parent):  # it may contain the times and the manifest of the run
                         has_times = (folder.parent / "timings.csv").is_file()
                         self._copy_folder(folder.parent, Path(copies), requested, 2 if has_times else 1)
                 yield tuple(Path(copies, *path.parts[1:]) for path in requested)
             except (NsysAnalyzerError, OSError) as error:
                 raise self._error_type(str(error).replace(copies, "")) from error
 
-    def _holds(self, path: Path) -> bool:
+    def _contains(self, path: Path) -> bool:
         return any(path.is_relative_to(folder) for folder in self._folders)
 
     def _copy_folder(self, folder: Path, copies: Path, requested: Sequence[Path], levels: int) -> None:
@@ -87,7 +87,7 @@ class ConfinedReader:
             file = os.fdopen(os.open(path.name, _OPEN_FLAGS, dir_fd=descriptor), "rb")
         except OSError as error:
             real = Path(os.path.realpath(path))
-            if error.errno == errno.ELOOP and self._holds(real):
+            if error.errno == errno.ELOOP and self._contains(real):
                 target.symlink_to(copies.joinpath(*real.parts[1:]))
                 self._copy_folder(real.parent, copies, [*requested, real], 1)
             return

@@ -30,15 +30,15 @@ def doctor(output_dir: Path) -> None:
 
     results = []
     for check in check_machine(output_dir):
-        _print(check)
+        _print_check(check)
         results.append(check)
     verdict = check_run_command(results)
-    _print(verdict)
+    _print_check(verdict)
     if verdict.status != "ok":
         sys.exit(1)
 
 
-def _print(check: Check) -> None:
+def _print_check(check: Check) -> None:
     click.echo(f"{check.name:<{_NAME_WIDTH}}{check.status:<{_STATUS_WIDTH}} {check.description}")
     if check.remedy:
         click.echo(f"{'':<{_NAME_WIDTH + _STATUS_WIDTH}} to fix it: {check.remedy}")

@@ -32,11 +32,13 @@ def info(trace: Path) -> None:
     from nsys_analyzer.trace.sources import is_export_folder
 
     has_captures = trace.is_dir() and not is_export_folder(trace)
-    for _ in read_each_trace(trace, lambda path: _print(path, header=f"{path}:\n" if has_captures else ""), tell):
+    for _ in read_each_trace(
+        trace, lambda path: _print_capture(path, header=f"{path}:\n" if has_captures else ""), tell
+    ):
         pass
 
 
-def _print(trace: Path, header: str) -> None:
+def _print_capture(trace: Path, header: str) -> None:
     """Prints the contents of one capture below a header."""
     from nsys_analyzer.analysis.summary.summarize import summarize
     from nsys_analyzer.report.facts import say_all
@@ -48,11 +50,11 @@ def _print(trace: Path, header: str) -> None:
     loaded = Trace.read(reader, trace)
     warnings = [plain(text, "`") for capture in summarize(loaded, trace.name) for text in say_all(capture.warnings)]
     for title, lines in (
-        ("Capture", _versions(loaded)),
-        ("Tables (rows)", _tables(reader)),
-        ("Processes", _processes(loaded)),
-        ("Ranges (count, total ms)", _ranges(loaded)),
-        ("Messages of the profiler", _messages(loaded)),
+        ("Capture", _list_versions(loaded)),
+        ("Tables (rows)", _list_tables(reader)),
+        ("Processes", _list_processes(loaded)),
+        ("Ranges (count, total ms)", _list_ranges(loaded)),
+        ("Messages of the profiler", _list_messages(loaded)),
         ("Warnings", dict.fromkeys(warnings) or ["none"]),
     ):
         click.echo(f"{header}{title}:")
@@ -61,7 +63,7 @@ def _print(trace: Path, header: str) -> None:
             click.echo(f"  {visible(line)}")
 
 
-def _versions(trace: Trace) -> Iterator[str]:
+def _list_versions(trace: Trace) -> Iterator[str]:
     from nsys_analyzer.text import format_bytes
 
     metadata = trace.metadata
@@ -81,7 +83,7 @@ def _versions(trace: Trace) -> Iterator[str]:
         yield f"GPU {gpu.gpu_id}: {gpu.name}, {format_bytes(gpu.memory_bytes)}, {multiprocessors}"
 
 
-def _tables(reader: Reader) -> Iterator[str]:
+def _list_tables(reader: Reader) -> Iterator[str]:
     unread = reader.unread_tables()
     for name, rows in reader.count_rows(
         sorted(name for name in reader.columns_of if not name.startswith("ENUM_"))
@@ -90,7 +92,7 @@ def _tables(reader: Reader) -> Iterator[str]:
             yield f"{name}: {rows:,}{' (not read)' if name in unread else ''}"
 
 
-def _processes(trace: Trace) -> Iterator[str]:
+def _list_processes(trace: Trace) -> Iterator[str]:
     import numpy as np
 
     from nsys_analyzer.analysis.attribution.processes import find_processes
@@ -105,7 +107,7 @@ def _processes(trace: Trace) -> Iterator[str]:
         yield f"pid {process.pid}{label}: device {devices}; {counts_by_kind or 'no GPU operation'}"
 
 
-def _messages(trace: Trace) -> Iterator[str]:
+def _list_messages(trace: Trace) -> Iterator[str]:
     from nsys_analyzer.trace.metadata import SEVERITIES
 
     counts = Counter((event.severity, " ".join(event.text.split())) for event in trace.metadata.diagnostics)
@@ -113,7 +115,7 @@ def _messages(trace: Trace) -> Iterator[str]:
         yield f"{SEVERITIES.get(severity, severity)}: {text}{f' ({count} times)' if count > 1 else ''}"
 
 
-def _ranges(trace: Trace) -> Iterator[str]:
+def _list_ranges(trace: Trace) -> Iterator[str]:
     import numpy as np
 
     ranges = trace.ranges

@@ -68,7 +68,7 @@ def kernels(
                 }
             )
     else:
-        print_table(_table(rows))
+        print_table(_make_table(rows))
 
 
 def list_kernels(
@@ -88,7 +88,7 @@ def list_kernels(
     """
     from nsys_analyzer.inputs.traces import read_each_trace
 
-    summaries = read_each_trace(trace, lambda path: _summaries(path, trace, names), tell)
+    summaries = read_each_trace(trace, lambda path: _summarize_capture(path, trace, names), tell)
     captures = [capture for processes in summaries for capture in processes]
     if phase is not None and not any(capture.phase(phase) for capture in captures):
         phases = sorted({part.phase for capture in captures for part in capture.phases if part.instances})
@@ -113,7 +113,7 @@ def list_kernels(
     return rows
 
 
-def _summaries(trace: Path, given_path: Path, names: PhaseNames | None) -> tuple[CaptureSummary, ...]:
+def _summarize_capture(trace: Path, given_path: Path, names: PhaseNames | None) -> tuple[CaptureSummary, ...]:
     """Returns the summaries of the processes of a capture.
 
     Raises:
@@ -132,7 +132,7 @@ def _summaries(trace: Path, given_path: Path, names: PhaseNames | None) -> tuple
     return summarize(loaded, trace.name if trace == given_path else str(trace.relative_to(given_path)), names)
 
 
-def _table(rows: list[_Row]) -> Table:
+def _make_table(rows: list[_Row]) -> Table:
     """Returns the table that a terminal shows, with short names of kernels."""
     from nsys_analyzer.analysis.kernels.labels import make_short_labels
     from nsys_analyzer.report.model import Field, make_table

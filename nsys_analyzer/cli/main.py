@@ -73,7 +73,7 @@ class _Commands(Group):
 
 
 #: The variable that a shell sets when it asks for completions.
-_COMPLETING = "_NSYS_ANALYZE_COMPLETE"
+_COMPLETION_VARIABLE = "_NSYS_ANALYZE_COMPLETE"
 
 
 @click.group(
@@ -98,7 +98,7 @@ def main() -> None:
     # The page faults of Arrow's own allocator take a tenth of the time of a long report.
     if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
         os.putenv("ARROW_DEFAULT_MEMORY_POOL", "system")  # os.environ, which started programs get, is unchanged
-    if _COMPLETING not in os.environ:  # click writes completions as bytes
+    if _COMPLETION_VARIABLE not in os.environ:  # click writes completions as bytes
         use_safe_streams()
     if sys.stdout is None:  # the parent process has closed it
         _fail("Standard output is closed. Send it to a file or to /dev/null")
@@ -118,6 +118,7 @@ def main() -> None:
 
 
 def _fail(message: str, status: int = 1) -> NoReturn:
+    """Prints an error as one line, after its traceback if that is wanted, and exits."""
     if os.environ.get(DEBUG_VARIABLE):
         traceback.print_exc()
     if sys.stderr is not None:

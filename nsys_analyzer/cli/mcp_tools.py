@@ -32,7 +32,7 @@ from nsys_analyzer.report.sections.modules import modules_section
 
 #: The path of a capture or folder, or several paths.
 _Paths = str | list[str]
-#: The most characters that an agent receives of a program's output, of one line of text, and of one JSON string.
+#: The largest number of characters that an agent receives: of a program's output, of a line, and of a JSON string.
 _MAX_OUTPUT, _MAX_LINE, _MAX_STRING = 2000, 1000, 300
 #: One character of a string in JSON. Half of a surrogate pair is never cut off.
 _CHARACTER = r'(?:[^"\\]|\\ud[89ab]..\\ud[c-f]..|\\u....|\\.)'
@@ -124,7 +124,7 @@ class Tools:
 
     @contextmanager
     def _load(self, path: _Paths) -> Iterator[Evidence]:
-        """Yields the evidence of captures."""
+        """Yields the evidence, read from temporary copies of the captures at a path."""
         with self._reader.open_copies(path) as copies:
             yield make_evidence(gather(copies))
 

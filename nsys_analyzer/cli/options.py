@@ -45,7 +45,7 @@ _SCHEDULER = "--scheduler"
 def evidence_options(function: Function) -> Function:
     """Adds the options on how captures are read to a command with the argument ``traces``.
 
-    The command takes ``evidence``, a function that reads the captures.
+    The command gets the parameter ``evidence``, a function that reads the captures.
     """
 
     @option(
@@ -94,7 +94,7 @@ def evidence_options(function: Function) -> Function:
 
 
 def names_options(function: Function) -> Function:
-    """Adds the options on the names of phases, steps and kernel classes; the command takes ``names``, a PhaseNames."""
+    """Adds the options on the names of phases, steps and kernel classes; the command gets ``names``, a PhaseNames."""
 
     @option(
         PHASES, "--phase-name", "phase_names", metavar="PHASE=RANGE", multiple=True,
@@ -125,7 +125,7 @@ def names_options(function: Function) -> Function:
 
 
 def configuration_options(function: Function) -> Function:
-    """Adds the options on what captures do not record; the command takes ``configuration``, a Run."""
+    """Adds the options on what captures do not record; the command gets ``configuration``, a Run."""
     precisions = click.Choice(["fp32", "tf32", "bf16", "fp16"], case_sensitive=False)
 
     @option(CONFIGURATION, "--model", metavar="NAME", help=f"The model in the captures: {list_model_names()}.")
@@ -233,12 +233,12 @@ def target_options(function: Function) -> Function:
 def valued_option(
     group: str, flag: str, name: str, kind: type | tuple[str, ...], unit: str, help: str, *, least: int, in_list: bool
 ) -> Callable[[Function], Function]:
-    """Adds an option of the type or the choices ``kind``.
+    """Adds an option that takes a value.
 
     Args:
-        group, flag, name, help: of the option.
-        kind: bool, int, another type, or the allowed words.
-        unit: shown in the help in place of a value.
+        group, flag, name, help: the group of the option, its flag, the name of its parameter, and its help text.
+        kind: the type of the value, or the allowed words.
+        unit: the word that the help shows in place of a value.
         least: the smallest allowed integer.
         in_list: whether the option takes several values, separated by commas.
     """
@@ -307,7 +307,7 @@ class _Milliseconds(click.FloatRange):
 
 
 def _refuse_nan(ctx: click.Context, param: click.Parameter, time: float | None) -> float | None:
-    """Returns a time, or fails if it is not a number: nan passes every comparison with the ends of a range."""
+    """Returns a time, or fails if it is nan, which passes every comparison with the ends of a range."""
     if time is not None and math.isnan(time):
         raise click.BadParameter("nan is not a time", ctx, param)
     return time

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from nsys_analyzer.capture.plan import Plan
     from nsys_analyzer.capture.targets import Target
 
-#: The longest list of the titles of other runs on the screen, in characters.
+#: The number of characters after which the printed list of other runs is cut.
 _MAX_TITLES_WIDTH = 200
-_FREE_SPACE = "Free some space, or name another --output-dir; finished results stay, and --resume continues"
+_SPACE_HINT = "Free some space, or name another --output-dir; finished results stay, and --resume continues"
 
 
 @command(epilog="Example: nsys-analyze run --model small,medium --context-length 128,256 --precision bf16 --dry-run")
@@ -90,10 +90,10 @@ def run(**options: Any) -> None:
         return
     if options["program"]:
         check_script_exists(options["program"])
-    _run(plan, options["output_dir"], options["timeout"], options["resume"])
+    _run_plan(plan, options["output_dir"], options["timeout"], options["resume"])
 
 
-def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> None:
+def _run_plan(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> None:
     """Runs the unfinished targets of a plan and writes the report; exits with 1 if a target failed."""
     from nsys_analyzer.capture.jobs import lock_folder, run_sweep, select_remaining_targets
     from nsys_analyzer.capture.targets import capture_stems
@@ -119,9 +119,9 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
     except BrokenPipeError:
         raise  # the reader of the output has closed it; the folder is not the reason
     except NoSpaceError as error:
-        raise CaptureError(error.message, _FREE_SPACE) from error
+        raise CaptureError(error.message, _SPACE_HINT) from error
     except OSError as error:
-        raise CaptureError(f"{error.filename or folder} cannot be written ({error.strerror})", _FREE_SPACE) from error
+        raise CaptureError(f"{error.filename or folder} cannot be written ({error.strerror})", _SPACE_HINT) from error
     stems = [(stem, folder / target.name) for target in plan.targets for stem in capture_stems(target.ranks)]
     own_names = {capture_name(*stem) for stem in stems}
     other_titles = dict.fromkeys(capture.title for capture in evidence.captures if capture.name not in own_names)
@@ -134,13 +134,13 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
         click.echo(f"\n{folder} also contains other runs, which the report compares: {titles}")
     for target in plan.targets:
         if not target.timed:
-            click.echo(f"\n{_execution_summary(target, folder / target.name, is_recorded=plan.profiler is not None)}")
+            click.echo(f"\n{_summarize_execution(target, folder / target.name, is_recorded=plan.profiler is not None)}")
     click.echo(f"\n{folder / 'report.md'}")
     if any(result.status in ("failed", "timeout") for result in results):
         sys.exit(1)
 
 
-def _execution_summary(target: Target, folder: Path, *, is_recorded: bool) -> str:
+def _summarize_execution(target: Target, folder: Path, *, is_recorded: bool) -> str:
     """Returns sentences on how often the user's program ran, whether it was stopped, and where its output is."""
     from nsys_analyzer.capture.jobs import LOG
     from nsys_analyzer.capture.targets import capture_stems

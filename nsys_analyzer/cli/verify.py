@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nsys_analyzer.verify.verification import Verification
 
 #: The exit status of each verdict. As for every command, 1 and 2 are errors.
-EXIT_STATUS = {"faster": 0, "slower": 3, "not comparable": 4, "no change that can be told": 5}
+STATUS_OF_VERDICT = {"faster": 0, "slower": 3, "not comparable": 4, "no change that can be told": 5}
 
 
 @command(epilog="Example: nsys-analyze verify runs/train --before-commit HEAD~1 -- python train.py")
@@ -101,7 +101,7 @@ def verify(
         click.echo(f"\n{LEDGER}")
     except NsysAnalyzerError as error:  # the verdict is valid without them
         tell(f"\n{error}")
-    ctx.exit(EXIT_STATUS[result.entry.verdict])
+    ctx.exit(STATUS_OF_VERDICT[result.entry.verdict])
 
 
 def _print_explanation(result: Verification) -> None:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from nsys_analyzer.report.evidence import Evidence
 
 
-class _Pair(click.ParamType[tuple[Any, Any]]):
-    """The type of an option that gives a value to a name: ``matmul=0.5``."""
+class _NameAndValue(click.ParamType[tuple[Any, Any]]):
+    """The type of an option that assigns a value to a name: ``matmul=0.5``."""
 
     name = "pair"
 
@@ -52,7 +52,7 @@ class _WhatIf(Command):
             raise click.NoSuchOption(error.option_name, message, ctx=ctx) from error
 
 
-_FACTOR = _Pair("NAME=FACTOR, such as matmul=0.5", click.STRING, click.FLOAT)
+_FACTOR = _NameAndValue("NAME=FACTOR, such as matmul=0.5", click.STRING, click.FLOAT)
 
 
 @command(cls=_WhatIf, epilog="Example: nsys-analyze what-if capture.sqlite --class matmul=0.5 --launches 0")
@@ -76,8 +76,8 @@ _FACTOR = _Pair("NAME=FACTOR, such as matmul=0.5", click.STRING, click.FLOAT)
     help="With pinned, large copies to the GPU read from pinned memory, and the program does not wait for them.",
 )  # fmt: skip
 @option(
-    CHANGES, "--rank", "on_time", type=_Pair("RANK=on-time", click.INT, click.Choice(["on-time"])), multiple=True,
-    metavar="RANK=on-time",
+    CHANGES, "--rank", "on_time", type=_NameAndValue("RANK=on-time", click.INT, click.Choice(["on-time"])),
+    multiple=True, metavar="RANK=on-time",
     help="Assume that the other ranks of the run never wait for this rank. This needs the captures of all ranks. "
     "Repeatable.",
 )  # fmt: skip

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nsys_analyzer.analysis.summary.summary import CaptureSummary
     from nsys_analyzer.report.evidence import Evidence
 
-#: The arguments that select one process of several captures. Every question may have them.
+#: The arguments that select one process of several captures. Every question may have these arguments.
 _SELECTING_ARGUMENTS = ("capture", "process", "rank")
 #: The figures of a capture, the most valuable first. A figure with an argument is asked for each value of the argument.
 _RANKED_FIGURES: tuple[tuple[str, str | None], ...] = (
@@ -76,9 +76,9 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         figure: the question that is answered.
-        value: a number, two bounds, or a name.
+        value: a number, the two bounds of a number, or a name.
         unit: ms, us, count, fraction, bytes, flop, tokens/s or text.
-        of: what the value describes: "median of 5 instances of forward".
+        of: a description of the value, such as "median of 5 instances of forward".
         title: the title of a finding, or the sentence on the slowest rank.
         remedy: lines of PyTorch that may fix a finding.
     """
@@ -94,7 +94,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """The answers that ``ask`` and ``explain --budget`` write, and the number of answers that had no room."""
+    """The answers that ``ask`` and ``explain --budget`` write, and the number of answers that did not fit."""
 
     answers: tuple[Answer, ...]
     left_out: int = 0
@@ -140,7 +140,15 @@ def answer_question(evidence: Evidence, question: Question) -> Answer:
         answers = [answer for answer in answers if answer.figure == figure]
         if len(answers) == 1:
             return answers[0]
-    captures = [capture for capture in evidence.captures if _is_selected(capture, question)]
+    captures = []
+    for capture in evidence.captures:
+        names = {
+            "capture": (capture.name, capture.source),
+            "process": (capture.process,),
+            "rank": (str(capture.rank),),
+        }
+        if all(question.arguments.get(key) in (None, *names[key]) for key in _SELECTING_ARGUMENTS):
+            captures.append(capture)
     if len(captures) != 1:
         titles = ", ".join(capture.title for capture in captures or evidence.captures)
         why = f"The question matches {len(captures)} processes. There are: {titles}"
@@ -148,16 +156,6 @@ def answer_question(evidence: Evidence, question: Question) -> Answer:
         sources = ", ".join(dict.fromkeys(capture.source for capture in captures))
         return Answer(question.text, RestsOn(sources), cannot_answer=CannotAnswer(why, needs))
     return _answer_for(captures[0], evidence, question)
-
-
-def _is_selected(capture: CaptureSummary, question: Question) -> bool:
-    """Tells whether the arguments of a question select this process of this capture."""
-    names = {
-        "capture": (capture.name, capture.source),
-        "process": (capture.process,),
-        "rank": (str(capture.rank),),
-    }
-    return all(question.arguments.get(key) in (None, *names[key]) for key in _SELECTING_ARGUMENTS)
 
 
 def _answer_for(capture: CaptureSummary, evidence: Evidence, question: Question) -> Answer:

@@ -3,7 +3,8 @@
 Two kinds of lines are judged. A line of ``ask`` (``gpu_busy_ms phase=forward = 9.04 ms``) is compared with the answer
 to its question. A sentence or a table row of the report is compared with the report of these captures: its words must
 equal the report's words letter by letter, and each of its numbers is judged. Other English is not understood. So a line
-that contains anything else is not judged, and neither is a sentence that continues in other words above or below it.
+that contains other words is not judged, and neither is a sentence that continues in other words on the line above or
+below.
 """
 
 from __future__ import annotations
@@ -46,20 +47,20 @@ _LEAD_IN_ENDS, _SENTENCE_ENDS = tuple(":：,;，；(“\"«„'"), (".", "!", "?
 #: The limits of the search for a sentence that a terminal broke over several lines: the lines of one paragraph, and the
 #: joins of lines in one text. Without these limits, a hostile text would take too long.
 _MAX_PARAGRAPH_LINES, _MAX_JOINS = 60, 20_000
-#: A line may start a sentence of the report if its first characters, of this number, start one.
+#: The number of characters by which a line is looked up first: they must start a sentence of the report.
 _PREFIX_LENGTH = 8
 _MAX_SENTENCES_SHOWN, _MAX_BAR_WIDTH = 5, 1000
 _ASK_LINE = re.compile(r"((\w+)(?: \w+=(?:'[^']*'|\"[^\"]*\"|\S+?))*)(?: =|:) (.+)")
 _VALUE = re.compile(rf"({_DIGITS}(?:e-?[0-9]{{1,2}})?)(?: to ({_DIGITS}(?:e-?[0-9]{{1,2}})?))? (\S+)")
-_UNKNOWN_WORDS = CannotAnswer(
-    "It is neither a line of ask nor a sentence that the report of these captures writes",
+_NOT_IN_REPORT = CannotAnswer(
+    "The text is neither a line of ask nor a sentence of the report of these captures",
     "a line NAME = VALUE UNIT, as nsys-analyze ask prints it, or a sentence in the report's own words",
 )
-_AMBIGUOUS = CannotAnswer(
+_SEVERAL_SUBJECTS = CannotAnswer(
     "The report makes this statement about several subjects", "the name of the capture or finding above it"
 )
-_OTHER_DIGITS = CannotAnswer("It has too few digits or another unit", "nsys-analyze ask")
-_PART_OF_OTHER_TEXT = CannotAnswer("It is part of a text that is not judged", "a paragraph of its own")
+_OTHER_DIGITS_OR_UNIT = CannotAnswer("A figure has too few digits or another unit", "nsys-analyze ask")
+_CONTINUED_BY_OTHER_TEXT = CannotAnswer("The sentence is part of a text that is not judged", "a paragraph of its own")
 
 
 class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -88,7 +89,7 @@ class Claims(msgspec.Struct, frozen=True):
     generator: str = GENERATOR
 
 
-_Kind = Literal["sentence", "title", "heading"]
+_SentenceKind = Literal["sentence", "title", "heading"]
 
 
 class _Sentence(NamedTuple):
@@ -96,14 +97,14 @@ class _Sentence(NamedTuple):
 
     Attributes:
         capture: the capture that the sentence is about, or empty.
-        title_id: the number of the title above the sentence, if the sentence cannot be understood without it, else 0.
+        title_id: the number of the title above the sentence, if the sentence needs the title to be understood, else 0.
         kind: "title" for a title with a number, and "heading" for a line that makes no statement.
     """
 
     text: str
     capture: str
     title_id: int
-    kind: _Kind
+    kind: _SentenceKind
 
 
 class _Table(NamedTuple):
@@ -114,8 +115,8 @@ class _Table(NamedTuple):
     title_id: int
 
 
-class _Part(NamedTuple):
-    """Lines of the text that belong together. Lines of the kind "other" are not recognized."""
+class _TextPart(NamedTuple):
+    """Lines of the text that belong together. A part of the kind "other" is not in the words of ask or the report."""
 
     text: str
     kind: Literal["other", "blank", "heading", "sentences", "line"] = "other"
@@ -124,33 +125,36 @@ class _Part(NamedTuple):
 
 def check(evidence: Evidence, text: str) -> Claims:
     """Returns each line or sentence of a text with the verdict on whether it is true of the captures."""
-    parts = [_Part("", "blank"), *_TextReader(evidence).parts(text), _Part("", "blank")]
+    parts = [_TextPart("", "blank"), *_TextReader(evidence).parts(text), _TextPart("", "blank")]
     claims: list[Claim] = []
-    is_announced = False
-    for before, part, after in zip(parts, parts[1:], parts[2:], strict=False):
+    follows_lead_in = False
+    for part_above, part, part_below in zip(parts, parts[1:], parts[2:], strict=False):
         if part.kind == "other" or _HEADING.match(part.text):
-            is_announced = part.kind == "other" and _without_markup(part.text).endswith(_LEAD_IN_ENDS)
+            follows_lead_in = part.kind == "other" and _without_markup(part.text).endswith(_LEAD_IN_ENDS)
         if part.kind == "other" and re.search(r"\w", part.text):
-            claims.append(Claim(" ".join(part.text.split()), None, cannot_answer=_UNKNOWN_WORDS))
-        elif is_announced or _continues_beside(before, part, after):
-            claims += [Claim(claim.text, None, cannot_answer=_PART_OF_OTHER_TEXT) for claim in part.claims]
+            claims.append(Claim(" ".join(part.text.split()), None, cannot_answer=_NOT_IN_REPORT))
+        elif follows_lead_in or _continues_in_other_text(part_above, part, part_below):
+            claims += [Claim(claim.text, None, cannot_answer=_CONTINUED_BY_OTHER_TEXT) for claim in part.claims]
         else:
             claims += part.claims
     return Claims(tuple(claims))
 
 
-def _continues_beside(before: _Part, part: _Part, after: _Part) -> bool:
-    """Tells whether a part continues in unrecognized lines above or below it."""
-    above, below = map(_unrecognized_words, (before, after))
-    first = "" if _BULLET.match(after.text) else below[:1]
-    if part.kind != "sentences" or (first and not first.isalnum()):
-        return bool(first) and not first.isalnum()
-    starts_above = bool(above) and not above.endswith(_SENTENCE_ENDS) and not _BULLET.match(part.text)
-    is_whole = _without_markup(part.text).endswith(_SENTENCE_ENDS)
-    return starts_above or (bool(first) and not is_whole and not first.isupper() and not first.isdigit())
+def _continues_in_other_text(part_above: _TextPart, part: _TextPart, part_below: _TextPart) -> bool:
+    """Tells whether a sentence of a part begins in unrecognized words above the part, or continues in those below."""
+    words_above, words_below = map(_unrecognized_words, (part_above, part_below))
+    next_character = "" if _BULLET.match(part_below.text) else words_below[:1]
+    if next_character and not next_character.isalnum():
+        return True
+    if part.kind != "sentences":
+        return False
+    if words_above and not words_above.endswith(_SENTENCE_ENDS) and not _BULLET.match(part.text):
+        return True
+    is_complete = _without_markup(part.text).endswith(_SENTENCE_ENDS)
+    return bool(next_character) and not is_complete and not next_character.isupper() and not next_character.isdigit()
 
 
-def _unrecognized_words(part: _Part) -> str:
+def _unrecognized_words(part: _TextPart) -> str:
     """Returns the words of a part that is not recognized, unless it is a heading or a table row."""
     is_apart = part.kind != "other" or _HEADING.match(part.text) or len(_CELL_BREAK.split(part.text)) > 2
     return "" if is_apart else _without_markup(part.text)
@@ -164,7 +168,7 @@ class _ReportIndex:
         self.sentences: dict[str, list[_Sentence]] = defaultdict(list)
         self.tables: list[_Table] = []
         self.bars: list[StepBars] = []
-        self.starts: set[str] = set()
+        self.prefixes: set[str] = set()
         self._title_count, self._last_sentence = 0, ""
         self._add_title(report.title, report.title if report.title in captures else "", 0)
         for section in report.sections:
@@ -196,12 +200,12 @@ class _ReportIndex:
                 case StepBars(parts, rows, title, note):
                     self.bars.append(block)
                     for row in rows:  # in text copied from a page, the names of a bar's parts are one word
-                        drawn = "".join(part for part, ms in zip(parts, row.ms, strict=True) if ms)
-                        self._add(drawn, subject, title_id, "heading")
-                    keys = list(legend_entries(block, [sum(row.ms) for row in rows]))
-                    on_a_terminal = " ".join([title, *(f"{part_letter(part)} {key}" for part, key in keys)])
-                    # On a terminal, the title and the keys share one line; on a page, they are separate.
-                    for text in (on_a_terminal, title, *(key for _, key in keys), note):
+                        part_names = "".join(part for part, ms in zip(parts, row.ms, strict=True) if ms)
+                        self._add(part_names, subject, title_id, "heading")
+                    legend = list(legend_entries(block, [sum(row.ms) for row in rows]))
+                    terminal_line = " ".join([title, *(f"{part_letter(part)} {entry}" for part, entry in legend)])
+                    # On a terminal, the title and the legend share one line; on a page, they are separate.
+                    for text in (terminal_line, title, *(entry for _, entry in legend), note):
                         self._add(text, subject, title_id)
                 case TimelineLink():
                     pass
@@ -218,7 +222,7 @@ class _ReportIndex:
         self._add(title, capture, self._title_count, "title")
         return self._title_count
 
-    def _add(self, text: StrOrText, capture: str, title_id: int, kind: _Kind = "sentence") -> None:
+    def _add(self, text: StrOrText, capture: str, title_id: int, kind: _SentenceKind = "sentence") -> None:
         """Adds the sentences of a text by their words, with and without their numbers."""
         words = _without_markup(_HEADING.sub("", visible(plain(text))))  # a comment in Python looks like a heading
         for sentence in _SENTENCE_BREAK.split(words) if kind == "sentence" else [words]:
@@ -227,7 +231,7 @@ class _ReportIndex:
             without_numbers = self._last_sentence if kind == "heading" else _without_numbers(sentence)
             for key in {self._last_sentence, without_numbers}:
                 self.sentences[key].append(_Sentence(sentence, capture, title_id, kind))
-                self.starts.add(key[:_PREFIX_LENGTH])
+                self.prefixes.add(key[:_PREFIX_LENGTH])
 
 
 class _TextReader:
@@ -240,40 +244,40 @@ class _TextReader:
         self._titles: Collection[int] = ()
         self._tables: Sequence[Table] = ()
 
-    def parts(self, text: str) -> Iterator[_Part]:
+    def parts(self, text: str) -> Iterator[_TextPart]:
         """Yields the parts of a text in order."""
         text_lines = text.splitlines()
-        place, in_code = 0, False
-        while place < len(text_lines):
-            line = text_lines[place]
+        line_index, in_code = 0, False
+        while line_index < len(text_lines):
+            line = text_lines[line_index]
             is_fence = _FENCE_OF_CODE.match(line) or (in_code and line.strip().startswith("```"))
             if in_code or is_fence or not _without_markup(line).strip("|:- ") or _COMMENT.fullmatch(line):
                 in_code = in_code != bool(is_fence)
                 self._tables = self._tables if "-" in line else ()
-                part, count = _Part("", "blank"), 1
+                part, count = _TextPart("", "blank"), 1
             else:
-                part, count = self._recognize(text_lines[place : place + _MAX_PARAGRAPH_LINES])
-            place += count
+                part, count = self._recognize(text_lines[line_index : line_index + _MAX_PARAGRAPH_LINES])
+            line_index += count
             yield part
 
-    def _recognize(self, text_lines: Sequence[str]) -> tuple[_Part, int]:
+    def _recognize(self, text_lines: Sequence[str]) -> tuple[_TextPart, int]:
         """Returns the part that begins with the first of these lines, and the number of lines in it."""
         line = text_lines[0]
-        if part := self._ask_line(line) or self._table_row(line) or self._bar(line):
+        if part := self._read_ask_line(line) or self._read_table_row(line) or self._read_bar(line):
             return part, 1
         start = _without_numbers(_without_markup(_HEADING.sub("", _BULLET.sub("", line))))[:_PREFIX_LENGTH]
-        is_unknown = len(start) == _PREFIX_LENGTH and start not in self._report.starts
+        is_unknown = len(start) == _PREFIX_LENGTH and start not in self._report.prefixes
         text_lines = text_lines[:1] if is_unknown or self._joins > _MAX_JOINS else text_lines
         for end in range(1, len(text_lines) + 1):
             if end > 1 and (not _without_markup(text_lines[end - 1]) or _BULLET.match(text_lines[end - 1])):
                 break
             self._joins += end > 1
-            if part := self._sentences("\n".join(text_lines[:end])):
+            if part := self._read_sentences("\n".join(text_lines[:end])):
                 return part, end
         self._titles = () if _HEADING.match(line) else self._titles
-        return _Part(line), 1
+        return _TextPart(line), 1
 
-    def _ask_line(self, line: str) -> _Part | None:
+    def _read_ask_line(self, line: str) -> _TextPart | None:
         """Returns the claim of a line of ``ask``."""
         words = _without_markup(_BULLET.sub("", line))
         parts = _ASK_LINE.fullmatch(words)
@@ -282,46 +286,48 @@ class _TextReader:
         try:
             answer = ask(self._evidence, parts[1])
         except ConfigurationError as error:
-            return _Part(line, "line", (Claim(words, None, cannot_answer=CannotAnswer(error.message, error.hint)),))
+            return _TextPart(line, "line", (Claim(words, None, cannot_answer=CannotAnswer(error.message, error.hint)),))
         right = _without_markup(format_answer(answer))
         source = right.partition(f" {answer.unit}")[2]  # ", median of 5 instances (…)", which a text may leave out
-        holds = None if answer.cannot_answer else _has_value(parts[3].removesuffix(".").removesuffix(source), answer)
+        holds = None if answer.cannot_answer else _judge_value(parts[3].removesuffix(".").removesuffix(source), answer)
         if right in (words, words.removesuffix(".")):
             holds = True
-        why = (answer.cannot_answer or _OTHER_DIGITS) if holds is None else None
-        return _Part(line, "line", (Claim(words, holds, (answer,), cannot_answer=why),))
+        why = (answer.cannot_answer or _OTHER_DIGITS_OR_UNIT) if holds is None else None
+        return _TextPart(line, "line", (Claim(words, holds, (answer,), cannot_answer=why),))
 
-    def _table_row(self, line: str) -> _Part | None:
+    def _read_table_row(self, line: str) -> _TextPart | None:
         """Returns the claim of a table row below the titles of its columns; a heading for the row of titles."""
         stripped = line.strip(" ").removeprefix("|").removesuffix("|").strip(" ")
         cells = [*map(_without_markup, _CELL_BREAK.split(stripped))]
         if len(cells) < 2:
             return None
         candidates = [table for table in self._report.tables if self._may_be_about(table.table.capture, table.title_id)]
-        tables = [table for table in candidates if _is_start(cells, [column.title for column in table.table.columns])]
+        tables = [
+            table for table in candidates if _begins_with(cells, [column.title for column in table.table.columns])
+        ]
         if tables:
             directly_below = [table for table in tables if table.preceding == self._last_sentence]
             self._tables = [table.table for table in directly_below or tables]
-            return _Part(line, "heading")
+            return _TextPart(line, "heading")
         verdicts: dict[bool | None, list[str]] = defaultdict(list)
         for table in self._tables:
             units = [column.unit for column in table.columns]
             for row in table.rows:
                 reported = [_without_markup(visible(plain(text))) for text in map(format_cell, row, units)]
-                if len(cells) <= len(reported) and _is_start(cells[: table.names], reported):
-                    verdicts[_all_hold(map(_cell_holds, cells, reported))].append(" | ".join(reported))
-        claim = _claim_of(" ".join(line.split()), verdicts, is_clear=len(self._tables) == 1)
-        return _Part(line, "line", (claim,)) if verdicts else None
+                if len(cells) <= len(reported) and _begins_with(cells[: table.names], reported):
+                    verdicts[_combine_verdicts(map(_judge_cell, cells, reported))].append(" | ".join(reported))
+        claim = _make_claim(" ".join(line.split()), verdicts, is_clear=len(self._tables) == 1)
+        return _TextPart(line, "line", (claim,)) if verdicts else None
 
-    def _bar(self, line: str) -> _Part | None:
+    def _read_bar(self, line: str) -> _TextPart | None:
         """Returns a heading for a bar that the report draws in the width of the line. The legend has the figures."""
         for bars in self._report.bars if len(line) <= _MAX_BAR_WIDTH else ():
             for _, strokes in zip(bars.rows, bar_lines(bars, len(line)), strict=False):
                 if "".join(stroke.text for stroke in strokes).rstrip() == line.rstrip():
-                    return _Part(line, "heading")
+                    return _TextPart(line, "heading")
         return None
 
-    def _sentences(self, text: str) -> _Part | None:
+    def _read_sentences(self, text: str) -> _TextPart | None:
         """Returns the claims of a text that consists only of sentences of the report; else None."""
         pieces = _SENTENCE_BREAK.split(_without_markup(_HEADING.sub("", _BULLET.sub("", text))))
         sentences: list[tuple[str, Sequence[_Sentence]]] = []
@@ -335,10 +341,10 @@ class _TextReader:
             else:
                 return None
         self._last_sentence = _without_spaces(sentences[-1][0])
-        claims = tuple(claim for words, matches in sentences if (claim := self._sentence_claim(words, matches)))
-        return _Part(text, "sentences" if claims else "heading", claims)
+        claims = tuple(claim for words, matches in sentences if (claim := self._judge_sentence(words, matches)))
+        return _TextPart(text, "sentences" if claims else "heading", claims)
 
-    def _sentence_claim(self, words: str, matches: Sequence[_Sentence]) -> Claim | None:
+    def _judge_sentence(self, words: str, matches: Sequence[_Sentence]) -> Claim | None:
         """Returns the claim of words that match these sentences of the report; None if all are headings."""
         if all(sentence.kind == "heading" for sentence in matches):
             is_of_capture = any(sentence.capture for sentence in matches)
@@ -350,12 +356,12 @@ class _TextReader:
         for text, capture, title_id, kind in matches:
             needed_title = 0 if kind == "title" else title_id
             if self._may_be_about(capture, needed_title):
-                holds = _same_numbers(words, text)
+                holds = _judge_numbers(words, text)
                 verdicts[holds].append(text)
                 subjects.add((capture, needed_title))
                 titles += [title_id if holds else -1] if kind == "title" else []
         self._titles = titles or self._titles
-        return _claim_of(words, verdicts, is_clear=len(subjects) == 1)
+        return _make_claim(words, verdicts, is_clear=len(subjects) == 1)
 
     def _may_be_about(self, capture: str, title_id: int) -> bool:
         """Tells whether the text may be about this capture and title; an empty capture and a title of 0 always fit."""
@@ -363,18 +369,18 @@ class _TextReader:
         return is_of_capture and (not self._titles or title_id in (0, *self._titles))
 
 
-def _claim_of(text: str, verdicts: Mapping[bool | None, Sequence[str]], *, is_clear: bool) -> Claim:
+def _make_claim(text: str, verdicts: Mapping[bool | None, Sequence[str]], *, is_clear: bool) -> Claim:
     """Returns the claim of a text from the verdicts on its numbers, each with its sentences or rows of the report."""
     if set(verdicts) == {True} or (True in verdicts and is_clear):
         return Claim(text, True)
     if set(verdicts) == {False}:
         return Claim(text, False, report=tuple(dict.fromkeys(verdicts[False]))[:_MAX_SENTENCES_SHOWN])
-    why = _AMBIGUOUS if True in verdicts else _OTHER_DIGITS if verdicts else _PART_OF_OTHER_TEXT
+    why = _SEVERAL_SUBJECTS if True in verdicts else _OTHER_DIGITS_OR_UNIT if verdicts else _CONTINUED_BY_OTHER_TEXT
     return Claim(text, None, cannot_answer=why)
 
 
-def _has_value(value: str, answer: Answer) -> bool | None:
-    """Tells whether a value equals that of an answer; None if its unit, digits or number of values differ."""
+def _judge_value(value: str, answer: Answer) -> bool | None:
+    """Tells whether a value equals the value of an answer; None if the unit, digits or number of values differ."""
     if isinstance(answer.value, str):
         name = _without_markup(answer.value)
         return True if value == name else None if name in value else False
@@ -383,42 +389,42 @@ def _has_value(value: str, answer: Answer) -> bool | None:
     numbers = [number for number in match.groups()[:2] if number] if match else []
     if match is None or match[3] != answer.unit or len(numbers) != len(answered):
         return None
-    return _all_hold(map(_agrees, numbers, map(str, answered)))
+    return _combine_verdicts(map(_judge_number, numbers, map(str, answered)))
 
 
-def _cell_holds(cell: str, reported: str) -> bool | None:
+def _judge_cell(cell: str, reported: str) -> bool | None:
     """Tells whether a cell agrees with the report. A bar makes no statement; a terminal may shorten a long name."""
     if not reported.strip("\N{DARK SHADE}") or _is_same_or_shortened(cell, reported):
         return True
-    return _same_numbers(cell, reported) if _without_numbers(cell) == _without_numbers(reported) else None
+    return _judge_numbers(cell, reported) if _without_numbers(cell) == _without_numbers(reported) else None
 
 
-def _is_start(cells: Sequence[str], reported: Sequence[str]) -> bool:
-    """Tells whether a row begins with these cells, which a terminal may have shortened."""
+def _begins_with(cells: Sequence[str], reported: Sequence[str]) -> bool:
+    """Tells whether a row of the report begins with these cells, which a terminal may have shortened."""
     return len(cells) <= len(reported) and all(map(_is_same_or_shortened, cells, reported))
 
 
 def _is_same_or_shortened(cell: str, reported: str) -> bool:
-    """Tells whether a cell is the reported one, its beginning, or the end of a path with a line number."""
+    """Tells whether a cell is the reported cell, its beginning, or the end of a path with a line number."""
     cell, full_cell = _without_spaces(cell), _without_spaces(reported)
     is_path_end = cell.startswith("…") and ":" in cell and full_cell.endswith(cell[1:])
     return cell == full_cell or is_path_end or (cell.endswith("…") and full_cell.startswith(cell[:-1]))
 
 
-def _same_numbers(text: str, reported: str) -> bool | None:
-    """Tells whether a text has the same numbers as a reported text with the same words."""
+def _judge_numbers(text: str, reported: str) -> bool | None:
+    """Tells whether the numbers of a text agree with those of a text of the report that has the same words."""
     if _without_spaces(text) == _without_spaces(reported):
         return True
     numbers, reported_numbers = _NUMBER.findall(text), _NUMBER.findall(reported)
     if len(numbers) != len(reported_numbers):  # the text itself may hold the placeholder of a number
         return None
-    return _all_hold(map(_agrees, numbers, reported_numbers))
+    return _combine_verdicts(map(_judge_number, numbers, reported_numbers))
 
 
-def _agrees(number: str, reported: str) -> bool | None:
-    """Tells whether a number equals the reported one, exactly or rounded to two digits or more.
+def _judge_number(number: str, reported: str) -> bool | None:
+    """Tells whether a number equals the reported number, exactly or rounded to two digits or more.
 
-    None if the number is the reported one rounded to a single digit.
+    Returns None if the number is the reported number rounded to a single digit.
     """
     value, exact = (Decimal(text.replace(",", "").replace("−", "-")) for text in (number, reported))
     places, exact_places = (-int(decimal.as_tuple().exponent) for decimal in (value, exact))
@@ -429,8 +435,8 @@ def _agrees(number: str, reported: str) -> bool | None:
     return True if places < exact_places and len(value.as_tuple().digits) > 1 else None
 
 
-def _all_hold(verdicts: Iterable[bool | None]) -> bool | None:
-    """Returns False if a verdict is False, else None if one is None, else True."""
+def _combine_verdicts(verdicts: Iterable[bool | None]) -> bool | None:
+    """Returns False if any verdict is False, else None if any verdict is None, else True."""
     distinct = set(verdicts)
     return False if False in distinct else None if None in distinct else True
 

@@ -47,7 +47,7 @@ _TABLES: dict[RowKind, tuple[str, str]] = {
     "range": ("NVTX_EVENTS", "user_annotation"), "memory": ("CUDA_GPU_MEMORY_USAGE_EVENTS", "[memory]"),
     "timing": ("timings", ""),
 }  # fmt: skip
-#: The kinds of rows that figures rest on.
+#: The kinds of rows that each group of figures is computed from.
 KERNELS: tuple[RowKind, ...] = ("kernel", "graph")
 OPERATIONS: tuple[RowKind, ...] = ("kernel", "memcpy", "memset", "graph")
 COPIES: tuple[RowKind, ...] = ("memcpy",)
@@ -88,7 +88,7 @@ class Part(Generic[T]):
 
     Attributes:
         get: returns the part; None if the capture does not have it.
-        describe: returns what the figures of the part describe, such as "mean of 5 instances of forward".
+        describe: returns a description of the part's figures, such as "mean of 5 instances of forward".
         explain_missing: returns why a figure is unknown, and the command that would record it.
         optional_arguments: the arguments of a question that select the part.
     """
@@ -103,8 +103,8 @@ class Obstacle(NamedTuple):
     """A condition under which a figure is unknown.
 
     Attributes:
-        applies: tells whether the condition holds.
-        why: the condition in words.
+        applies: tells whether the figure is unknown for the process of a question.
+        why: the sentence that explains why the figure is unknown.
         needs: the command that would record the figure.
     """
 
@@ -175,9 +175,9 @@ class Evaluation(NamedTuple):
     """The value of a figure.
 
     Attributes:
-        of: what the value describes, in words.
-        table: the tables or categories of events that the value rests on.
-        rows: the number of their rows that the value rests on.
+        of: a description of the value, such as "median of 5 instances of forward".
+        table: the names of the tables, or of the categories of events, that the value rests on.
+        rows: the number of rows or events that the value rests on.
     """
 
     value: Value
@@ -187,7 +187,7 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(figure: Figure, subject: Subject) -> Evaluation:
-    """Returns the value of a figure for a process.
+    """Evaluates a figure for one process of a capture.
 
     Raises:
         CannotAnswerError: the capture does not contain the figure.
@@ -272,7 +272,7 @@ DOUBTFUL_TIME = Obstacle(
 )
 
 
-# --- what figures describe, in words
+# --- descriptions of figures
 
 _UNPROFILED_STEP = "a step without the profiler"
 
@@ -334,7 +334,8 @@ def _explain_missing_rate(subject: Subject) -> tuple[str, str]:
     return why or plain(explain_missing_mfu(limits), "`").removesuffix("."), needs
 
 
-def _missing(why: str, needs: str) -> Callable[[Subject], tuple[str, str]]:
+def _explain_by(why: str, needs: str) -> Callable[[Subject], tuple[str, str]]:
+    """Returns a function that gives this reason and this command for every missing figure."""
     return lambda _: (why, needs)
 
 
@@ -343,10 +344,10 @@ def _missing(why: str, needs: str) -> Callable[[Subject], tuple[str, str]]:
 GPU = Part[CaptureSummary](
     get=lambda subject: subject.capture,
     describe=lambda *_: "the capture without warm-up",
-    explain_missing=_missing("The capture names no GPU", RECORD_COMMAND),
+    explain_missing=_explain_by("The capture names no GPU", RECORD_COMMAND),
 )
 MEMORY = replace(
-    GPU, explain_missing=_missing("Memory was not recorded", f"nsys-analyze run --memory {PROGRAM_ARGUMENTS}")
+    GPU, explain_missing=_explain_by("Memory was not recorded", f"nsys-analyze run --memory {PROGRAM_ARGUMENTS}")
 )
 PHASE = Part[PhaseSummary](
     get=lambda subject: subject.phase,
@@ -357,11 +358,11 @@ PHASE = Part[PhaseSummary](
 PROFILED_STEPS = Part[StepSummary](
     get=lambda subject: subject.capture.step,
     describe=_describe_profiled_steps,
-    explain_missing=_missing("The steps of the capture, or this time of a step, are not known", RECORD_COMMAND),
+    explain_missing=_explain_by("The steps of the capture, or this time of a step, are not known", RECORD_COMMAND),
 )
-#: The mean of the profiled steps whose length is near the median.
+#: The figures that are means over the profiled steps near the median length.
 TYPICAL_STEP = replace(PROFILED_STEPS, describe=_describe_typical_step)
-#: The step with the length that reports state: without the profiler if this length is known, else under the profiler.
+#: The figures of a step that use its reported length: without the profiler if known, else under the profiler.
 STEP = replace(PROFILED_STEPS, describe=_describe_step)
 UNPROFILED_STEP = Part[UnprofiledStep](
     get=_unprofiled_step,
@@ -371,12 +372,12 @@ UNPROFILED_STEP = Part[UnprofiledStep](
 UNPROFILED_PHASE = Part[Unprofiled](
     get=lambda subject: subject.capture.unprofiled,
     describe=lambda _, subject: f"mean of {subject.arguments['phase']} without the profiler",
-    explain_missing=_missing("The phase was not timed without the profiler", RECORD_COMMAND),
+    explain_missing=_explain_by("The phase was not timed without the profiler", RECORD_COMMAND),
 )
 UNPROFILED_TOKENS = Part[Unprofiled](
     get=lambda subject: subject.capture.unprofiled,
     describe=lambda *_: _UNPROFILED_STEP,
-    explain_missing=_missing(
+    explain_missing=_explain_by(
         "The step was not timed without the profiler, or its number of tokens is not known", RECORD_COMMAND
     ),
 )
@@ -388,7 +389,7 @@ FINDINGS = Part[tuple[Finding, ...]](
 ATTENTION = Part[AttentionSummary](
     get=lambda subject: subject.capture.attention,
     describe=lambda attention, _: f"mean of one {attention.per}",
-    explain_missing=_missing(
+    explain_missing=_explain_by(
         "The capture does not show which kernels belong to softmax or to the attention matmuls",
         "nsys-analyze ask CAPTURE QUESTION --phase-name softmax=RANGE",
     ),
@@ -396,7 +397,7 @@ ATTENTION = Part[AttentionSummary](
 MODULES = Part[Modules](
     get=lambda subject: subject.capture.modules,
     describe=lambda modules, _: f"mean of one {modules.per}",
-    explain_missing=_missing("No range names a module", f"nsys-analyze run --modules {PROGRAM_ARGUMENTS}"),
+    explain_missing=_explain_by("No range names a module", f"nsys-analyze run --modules {PROGRAM_ARGUMENTS}"),
 )
 LIMITS = Part[Limits](
     get=lambda subject: subject.capture.limits,
@@ -406,7 +407,7 @@ LIMITS = Part[Limits](
 RANK = Part[RankFigures](
     get=lambda subject: subject.rank,
     describe=_describe_rank,
-    explain_missing=_missing(
+    explain_missing=_explain_by(
         "The captures are not from several ranks of one run", f"nsys-analyze run --nproc 2 {PROGRAM_ARGUMENTS}"
     ),
 )

@@ -116,7 +116,7 @@ def step_idle_ms(step: StepSummary) -> float:
 
 @figure(STEP, "fraction", rows=OPERATIONS, obstacles=(ON_CPU,))
 def step_busy_share(step: StepSummary) -> float | None:
-    """Returns the share of step_ms in which the GPU works."""
+    """Returns the share of the step length step_ms in which the GPU works."""
     return step.busy_share
 
 
@@ -152,7 +152,7 @@ def step_kernels(step: StepSummary) -> float:
 
 @figure(TYPICAL_STEP, "us", rows=OPERATIONS, obstacles=(ON_CPU,))
 def launch_latency_us(step: StepSummary) -> float | None:
-    """Returns the time from a launch to the start of its operation."""
+    """Returns the median time from a launch to the start of the launched operation."""
     return step.launch_latency_us.median if step.launch_latency_us else None
 
 
@@ -348,7 +348,7 @@ def collectives_ms(rank: RankFigures) -> float:
 
 @figure(RANK, "ms")
 def waiting_ms(rank: RankFigures) -> float | None:
-    """Returns the part of collectives_ms before the last rank has started the collective."""
+    """Returns the time in which a rank runs a collective that the last rank has not started yet."""
     return rank.waiting_ms
 
 
@@ -361,7 +361,7 @@ def _find_kernel(phase: PhaseSummary, name: str) -> KernelRow:
     Raises:
         ConfigurationError: there is no such kernel, or there are several.
     """
-    return _find_row("kernel", name, [(row.name, row) for row in phase.kernels], lambda full: name in full)
+    return _find_row("kernel", name, [(row.name, row) for row in phase.kernels], lambda kernel: name in kernel)
 
 
 def _find_module(modules: Modules, path: str) -> Module:
@@ -371,11 +371,17 @@ def _find_module(modules: Modules, path: str) -> Module:
         ConfigurationError: there is no such module, or there are several.
     """
     rows = [(module.path, module) for module in modules.modules]
-    return _find_row("module", path, rows, lambda full: full.endswith(f".{path}"))
+    return _find_row("module", path, rows, lambda module_path: module_path.endswith(f".{path}"))
 
 
 def _find_row(kind: str, name: str, named_rows: list[tuple[str, Row]], matches: Callable[[str], bool]) -> Row:
-    rows = [row for full, row in named_rows if full == name] or [row for full, row in named_rows if matches(full)]
+    """Returns the only row with this name, or else the only row whose name ``matches``.
+
+    Raises:
+        ConfigurationError: there is no such row, or there are several.
+    """
+    equal_rows = [row for row_name, row in named_rows if row_name == name]
+    rows = equal_rows or [row for row_name, row in named_rows if matches(row_name)]
     if len(rows) != 1:
         raise ConfigurationError(f"{len(rows)} {kind}s match {name!r}", f"See: nsys-analyze {kind}s CAPTURE")
     return rows[0]

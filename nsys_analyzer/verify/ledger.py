@@ -20,13 +20,13 @@ from nsys_analyzer.report.finding_texts import write_finding
 from nsys_analyzer.system.atomic_write import append_text, check_regular
 from nsys_analyzer.text import join_texts, plural
 
-#: Intervals are widened only if at least this many predictions were measured.
+#: The number of measured predictions that are needed to widen intervals.
 MIN_PREDICTIONS = 5
 #: The share of the measured savings that should lie inside the widened intervals.
-HELD_SHARE = 0.8
+CONTAINED_SHARE = 0.8
 
-#: The beginning of each entry. A line may contain an unfinished entry before a complete entry.
-_BEGINNING = b'{"verdict":'
+#: The first bytes of each entry. They show where a complete entry begins in a line that also has an unfinished entry.
+_FIRST_BYTES = b'{"verdict":'
 Verdict = Literal["faster", "slower", "no change that can be told", "not comparable"]
 
 
@@ -89,7 +89,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def judge_change(change: Change, reasons: Sequence[str]) -> Verdict:
-    """Returns the verdict on a measured change; ``reasons`` say why the programs cannot be compared."""
+    """Returns the verdict on a measured change; ``reasons`` are the reasons why the programs cannot be compared."""
     if reasons:
         return "not comparable"
     if not change.is_change:
@@ -139,11 +139,13 @@ def read_ledger(path: Path = LEDGER, tell: Callable[[str], None] = lambda _: Non
     entries = []
     for number, line in enumerate(lines, 1):
         text = line.strip(b"\0 \r")  # a crash may leave zeros in place of a line
-        begin = max(text.rfind(_BEGINNING), 0)
+        begin = max(text.rfind(_FIRST_BYTES), 0)
         try:
             entries += [msgspec.json.decode(text[begin:], type=Entry)] if text else []
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            is_unfinished = text.startswith(_BEGINNING[: len(text)]) and not isinstance(error, msgspec.ValidationError)
+            is_unfinished = text.startswith(_FIRST_BYTES[: len(text)]) and not isinstance(
+                error, msgspec.ValidationError
+            )
             if not is_unfinished:
                 raise NsysAnalyzerError(
                     f"{path}: line {number} is not an entry ({error})", "Remove the line"
@@ -172,7 +174,7 @@ def widening_factor(entries: Sequence[Entry]) -> float:
             f"To calibrate intervals, {MIN_PREDICTIONS} are needed",
         )
     deciles = statistics.quantiles(distances_in_half_widths, n=10, method="inclusive")
-    return deciles[round(HELD_SHARE * 10) - 1]
+    return deciles[round(CONTAINED_SHARE * 10) - 1]
 
 
 def with_calibrated_intervals(

@@ -56,7 +56,8 @@ def verification_section(
         interval = format_ms_range(prediction.low_ms, prediction.high_ms)
         outcome = {
             True: "The prediction held: the measured and the predicted interval overlap",
-            False: f"The prediction did not hold: {'more' if entry.saved_ms > prediction.high_ms else 'less'} is saved",
+            False: "The prediction did not hold: the change saves "
+            f"{'more' if entry.saved_ms > prediction.high_ms else 'less'} than predicted",
             None: "It is not known whether the prediction held",
         }[entry.held]
         predicted = f"`{prediction.finding}` ({prediction.title}) was predicted to save {interval}"

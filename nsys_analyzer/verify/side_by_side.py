@@ -3,8 +3,8 @@
     python -m nsys_analyzer.verify.side_by_side '[{"command": […], "folder": …, "variables": {…}, "log": …}, …]'
 
 Each program has one end of a socket. The variable ``NSYS_ANALYZE_TURN`` is the file descriptor of this end. After a
-block of steps, the program writes a byte to the socket, and continues when it reads one. A single program does not
-wait.
+block of steps, the program writes a byte to the socket, and continues when it reads a byte. If there is only one
+program, it does not wait.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import IO, Any
 from nsys_analyzer.capture.launcher import end_processes
 from nsys_analyzer.system.process import CANNOT_RUN, find_failure_line
 
-_TICK_S = 0.2
+_POLL_INTERVAL_S = 0.2
 #: Seconds to wait for the last output of a program that has ended.
 _LOG_TIMEOUT_S = 2
 #: The largest size of a log, and the size of one read, in bytes. If the output is longer, the log keeps its end.
@@ -45,8 +45,8 @@ def _write_log(output: IO[bytes], log: Path) -> None:
 
 
 @dataclass
-class _Runner:
-    """A running program, the other end of its socket, its log, and the thread that writes the log."""
+class _RunningProgram:
+    """A running program, our end of its socket, its log, and the thread that writes the log."""
 
     process: subprocess.Popen[bytes]
     turns: socket.socket
@@ -58,7 +58,7 @@ class _Runner:
         while True:
             # A child process of the program may hold the socket open after the program has ended.
             has_ended = self.process.poll() is not None
-            if select.select([self.turns], [], [], 0 if has_ended else _TICK_S)[0]:
+            if select.select([self.turns], [], [], 0 if has_ended else _POLL_INTERVAL_S)[0]:
                 return bool(self.turns.recv(1))
             if has_ended:
                 return False
@@ -71,10 +71,10 @@ class _Runner:
 def run(jobs: Sequence[dict[str, Any]]) -> int:
     """Runs the programs to their end, and returns 0.
 
-    If a program fails, it prints the last line of its log and returns its exit code.
+    If a program fails, prints the line of its log that names the failure, and returns the exit code of the program.
     """
     with ExitStack() as stack:
-        runners: list[_Runner] = []
+        runners: list[_RunningProgram] = []
         processes: list[subprocess.Popen[bytes]] = []
         stack.callback(end_processes, processes)
         for job in jobs:
@@ -92,7 +92,7 @@ def run(jobs: Sequence[dict[str, Any]]) -> int:
             log = Path(job["log"])
             log_writer = threading.Thread(target=_write_log, args=(processes[-1].stdout, log), daemon=True)
             log_writer.start()
-            runners.append(_Runner(processes[-1], our_end, log, log_writer))
+            runners.append(_RunningProgram(processes[-1], our_end, log, log_writer))
         waiting = [runner for runner in runners if runner.finish_turn()]
         while waiting:
             runner, *waiting = waiting

@@ -46,13 +46,14 @@ class Program:
         name: "old" or "new". The log of the program has this name.
         target: how the program is run.
         folder: the working folder of the program.
-        moved: the root of the repository, and the worktree that replaces it in ``PYTHONPATH``; None for no worktree.
+        root_and_worktree: the root of the repository, and the worktree that replaces the root in ``PYTHONPATH``; None
+            if the program runs from the working folder.
     """
 
     name: str
     target: Target
     folder: Path
-    moved: tuple[Path, Path] | None = None
+    root_and_worktree: tuple[Path, Path] | None = None
 
     @property
     def is_one_process(self) -> bool:
@@ -64,7 +65,7 @@ class Program:
 def take_turns(
     programs: Sequence[Program], folder: Path, timeout_s: float | None
 ) -> Iterator[tuple[TimedProcess, TimedProcess]]:
-    """Yields the measurements of an endless sequence of pairs of processes, the old program first in each pair.
+    """Runs pairs of processes without end, and yields the measurements of each pair, the old program first.
 
     Args:
         programs: the old and the new program.
@@ -77,7 +78,7 @@ def take_turns(
     is_simultaneous, order = all(program.is_one_process for program in programs), [*programs]
     while True:
         with tempfile.TemporaryDirectory() as results:
-            jobs = [_job(program, Path(results), folder) for program in order]
+            jobs = [_make_job(program, Path(results), folder) for program in order]
             result = JobResult("ok")
             if is_simultaneous:
                 result = _run_jobs(jobs, folder, timeout_s)
@@ -93,12 +94,12 @@ def take_turns(
         order.reverse()  # neither program always has the first turn
 
 
-def _job(program: Program, results: Path, folder: Path) -> dict[str, Any]:
-    """Returns the job that ``side_by_side`` runs for a program; its measurement is written into ``results``."""
+def _make_job(program: Program, results: Path, folder: Path) -> dict[str, Any]:
+    """Returns the job of ``side_by_side`` that runs a program and writes its measurement into ``results``."""
     variables = make_hook_variables(program.target.annotation, results / f"{program.name}.json")
-    if program.moved:  # the first path leads to the hooks, which are not moved
+    if program.root_and_worktree:  # the first path leads to the hooks, which stay those of this installation
         hooks, *paths = variables["PYTHONPATH"].split(os.pathsep)
-        root, worktree = map(str, program.moved)
+        root, worktree = map(str, program.root_and_worktree)
         variables["PYTHONPATH"] = os.pathsep.join([hooks, *(path.replace(root, worktree) for path in paths)])
     command, log = make_timed_command(program.target, folder.absolute()), folder.absolute() / f"{program.name}.log"
     return {"command": command, "folder": str(program.folder), "variables": variables, "log": str(log)}
@@ -154,11 +155,11 @@ def with_blocks_of_steps(target: Target, step_ms: float | None) -> Target:
 def checkout(
     revision: str | None, words: Sequence[str]
 ) -> Iterator[tuple[Path, tuple[str, ...], tuple[Path, Path] | None]]:
-    """Yields the working folder as it was at a commit, in a git worktree that is removed after the block.
+    """Checks out a commit into a git worktree, and yields the working folder in it; removes the worktree afterwards.
 
-    The yielded values are the folder, the command line to run in it, and the root of the repository with the worktree.
-    Without a revision, the folder is the working folder itself. Files that git ignores or that lie outside the
-    repository, such as an interpreter or data, keep their paths.
+    The yielded values are the folder, the command line to run in that folder, and the root of the repository with the
+    worktree. Without a revision, the folder is the working folder itself. Words of the command line that name files
+    outside the repository, or files that git ignores, become absolute paths.
 
     Raises:
         ConfigurationError: there is no such commit, or the commit lacks a file that the command line names.
@@ -175,13 +176,13 @@ def checkout(
             raise ConfigurationError(f"git has no commit {revision} to make a worktree of", "git log lists them")
         try:
             folder = tree / Path.cwd().relative_to(root[0])
-            moved_words = tuple(
+            kept_words = tuple(
                 str(Path(word).absolute()) if _is_outside_commits(word, root[0]) else word for word in words
             )
-            missing = [word for word in moved_words if Path(word).is_file() and not (folder / word).is_file()]
+            missing = [word for word in kept_words if Path(word).is_file() and not (folder / word).is_file()]
             if missing:
                 raise ConfigurationError(f"{missing[0]} is not in commit {revision}", HOW_TO_NAME_OLD)
-            yield folder, moved_words, (Path(root[0]), tree)
+            yield folder, kept_words, (Path(root[0]), tree)
         finally:
             run_for_lines("git", "worktree", "remove", "--force", str(tree))
 

@@ -56,7 +56,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of a verification.
+    """The result of verifying a change.
 
     Attributes:
         entry: the line for the ledger.
@@ -74,7 +74,7 @@ class Verification:
     @property
     def findings_after(self) -> tuple[Finding, ...]:
         """Returns the findings of the new program."""
-        return _findings(self.after) if self.after else ()
+        return _findings_of(self.after) if self.after else ()
 
 
 def verify(request: Request, tell: Callable[[str], None]) -> Verification:
@@ -90,13 +90,13 @@ def verify(request: Request, tell: Callable[[str], None]) -> Verification:
     """
     plan, output_dir = request.plan, request.output_dir
     before = _capture_of_program(load_runs(request.folder), plan, request.folder)
-    ids = [finding.id for finding in _findings(before)]
+    ids = [finding.id for finding in _findings_of(before)]
     if request.finding and request.finding not in ids:
         raise ConfigurationError(
             f"{request.folder} has no finding {request.finding!r}", f"It has: {', '.join(ids) or 'none'}"
         )
     output_dir.mkdir(parents=True, exist_ok=True)
-    with _programs(request, before, tell) as programs:
+    with _prepare_programs(request, before, tell) as programs:
         # Pairs are measured until the change is known, or the time limit would be exceeded.
         start, pairs = time.monotonic(), list[tuple[TimedProcess, TimedProcess]]()
         for pair in take_turns(programs, request.output_dir, request.timeout_s):
@@ -142,14 +142,14 @@ def find_prediction(
         after: the capture of the new program, if it was recorded.
         finding_id: the finding that the change acts on. If it is None, the largest finding that is gone is used.
     """
-    ids_after = {finding.id for finding in _findings(after)} if after else set()
+    ids_after = {finding.id for finding in _findings_of(after)} if after else set()
     findings = [
         finding
-        for finding in _findings(before)
+        for finding in _findings_of(before)
         if (finding.id == finding_id if finding_id else after and finding.id not in ids_after)
     ]
     if not findings:
-        if _findings(before) and after:
+        if _findings_of(before) and after:
             return (
                 None,
                 "Every finding of BEFORE is still found: name the finding that was acted on with --finding.",
@@ -177,12 +177,12 @@ def _capture_of_program(runs: Sequence[Summary], plan: Plan, folder: Path) -> Ca
     return captures[0]
 
 
-def _findings(capture: CaptureSummary) -> tuple[Finding, ...]:
+def _findings_of(capture: CaptureSummary) -> tuple[Finding, ...]:
     return capture.diagnosis.findings if capture.diagnosis else ()
 
 
 @contextmanager
-def _programs(
+def _prepare_programs(
     request: Request, before: CaptureSummary, tell: Callable[[str], None]
 ) -> Iterator[tuple[Program, Program]]:
     """Yields the old and the new program. If their command lines are equal, the old program is taken from a commit.
@@ -206,9 +206,9 @@ def _programs(
         tell(f"The old program is taken from commit {commit[:9]}, from which BEFORE was recorded.")
     step_ms = before.step.reported_ms if before.step else None
     new = Program("new", with_blocks_of_steps(target, step_ms), Path.cwd())
-    with checkout(commit, words) as (folder, words, moved):
+    with checkout(commit, words) as (folder, words, root_and_worktree):
         old_target = program_target(words, target.run, target.annotation, target.ranks)
-        yield Program("old", with_blocks_of_steps(old_target, step_ms), folder, moved), new
+        yield Program("old", with_blocks_of_steps(old_target, step_ms), folder, root_and_worktree), new
 
 
 def _record(request: Request, tell: Callable[[str], None]) -> CaptureSummary | None:
