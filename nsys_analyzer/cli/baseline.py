@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
@@ -34,9 +35,9 @@ def save(name: str, trace: Path, folder: Path) -> None:
     in the baseline is replaced.
     """
     from nsys_analyzer.experiments.evidence import load_runs
-    from nsys_analyzer.verify.baselines import is_baseline_name, save_baseline
+    from nsys_analyzer.verify.baselines import save_baseline
 
-    if not is_baseline_name(name):
+    if not re.fullmatch(r"\w[\w.+-]*", name):
         raise click.BadParameter(f"{name!r} is not the name of a folder", param_hint="NAME")
     for path in save_baseline(load_runs(trace, tell=tell, option="report --csv"), folder / name, trace, tell):
         click.echo(str(path))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -47,9 +47,6 @@ class Tools:
         reading: the tools that only read captures.
         running: the tools that run programs.
     """
-
-    reading: tuple[Callable[..., str], ...]
-    running: tuple[Callable[..., str], ...]
 
     def __init__(self, folders: Sequence[Path], error_type: type[Exception]) -> None:
         """Makes tools that read files only inside the given folders, and whose errors have the given type."""

@@ -108,15 +108,6 @@ def ask(evidence: Evidence, text: str) -> Answer:
     Raises:
         ConfigurationError: there is no such figure, or the question lacks an argument or has an unknown one.
     """
-    return answer_question(evidence, parse_question(text))
-
-
-def parse_question(text: str) -> Question:
-    """Returns the question that a text asks.
-
-    Raises:
-        ConfigurationError: there is no such figure, or the question lacks an argument or has an unknown one.
-    """
     try:
         name, *pairs = shlex.split(text) or [""]
     except ValueError as error:
@@ -129,10 +120,10 @@ def parse_question(text: str) -> Question:
     keys = (*FIGURES[name].keys, *_SELECTING_ARGUMENTS)
     if not {*FIGURES[name].needs} <= arguments.keys() <= {key.strip("[]") for key in keys}:
         raise ConfigurationError(f"{text!r} lacks an argument, or has an unknown one", f"Ask for {format_usage(name)}")
-    return Question(name, arguments, text)
+    return _answer_question(evidence, Question(name, arguments, text))
 
 
-def answer_question(evidence: Evidence, question: Question) -> Answer:
+def _answer_question(evidence: Evidence, question: Question) -> Answer:
     """Returns the answer to a question."""
     if question.name == "saves_ms" and [*question.arguments] == ["finding"]:
         answers = [answer for run in evidence.runs for answer in _answers_of_run(evidence, run)]
@@ -209,19 +200,6 @@ def format_usage(name: str) -> str:
     return " ".join((name, *keys))
 
 
-def list_argument_values(capture: CaptureSummary, key: str) -> tuple[str, ...]:
-    """Returns the values of an argument in questions about a capture, such as its phases or its findings."""
-    if key == "phase":
-        return tuple(phase.phase for phase in capture.phases if phase.instances)
-    if key == "class":
-        return tuple(row.kernel_class for row in capture.whole.classes) if capture.whole else ()
-    if key == "cause":
-        return tuple(row.cause for row in capture.step.causes) if capture.step else ()
-    if key == "module":
-        return tuple(module.path for module in capture.modules.modules) if capture.modules else ("MODULE",)
-    return tuple(finding.id for finding in capture.findings or ()) if key == "finding" else ()
-
-
 def write_ranked_answers(evidence: Evidence, budget: int) -> str:
     """Returns the most valuable answers that fit into ``budget`` bytes of JSON, up to the first that does not fit."""
     ranked = list(rank_answers(evidence))
@@ -262,7 +240,7 @@ def _answers_of_run(evidence: Evidence, run: ParallelRun) -> Iterator[Answer]:
         arguments = {"capture": rank.capture, "process": rank.label}
         if rank.rank is not None:
             arguments["rank"] = str(rank.rank)
-        answer = answer_question(evidence, Question.about("late_ms", **arguments))
+        answer = _answer_question(evidence, Question.about("late_ms", **arguments))
         if answer.cannot_answer is None:
             rests_on = replace(answer.evidence, capture=run.name)
             yield replace(answer, title=plain(describe_late_rank(run)))
@@ -275,9 +253,16 @@ def _answers_of_run(evidence: Evidence, run: ParallelRun) -> Iterator[Answer]:
 
 def _answers_of_capture(evidence: Evidence, capture: CaptureSummary) -> Iterator[Answer]:
     """Yields the answers about one process, the most valuable first."""
+    values_of_arguments: dict[str, list[str]] = {
+        "phase": [phase.phase for phase in capture.phases if phase.instances],
+        "class": [row.kernel_class for row in capture.whole.classes] if capture.whole else [],
+        "cause": [row.cause for row in capture.step.causes] if capture.step else [],
+        "module": [module.path for module in capture.modules.modules] if capture.modules else ["MODULE"],
+        "finding": [finding.id for finding in capture.findings or ()],
+    }
     for name, argument in _RANKED_FIGURES:
         if argument is None:
             yield _answer_for(capture, evidence, Question.about(name))
             continue
-        for value in list_argument_values(capture, argument):
+        for value in values_of_arguments[argument]:
             yield _answer_for(capture, evidence, Question.about(name, **{argument: value}))

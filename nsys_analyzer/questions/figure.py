@@ -50,10 +50,6 @@ _TABLES: dict[RowKind, tuple[str, str]] = {
 #: The kinds of rows that each group of figures is computed from.
 KERNELS: tuple[RowKind, ...] = ("kernel", "graph")
 OPERATIONS: tuple[RowKind, ...] = ("kernel", "memcpy", "memset", "graph")
-COPIES: tuple[RowKind, ...] = ("memcpy",)
-RANGES: tuple[RowKind, ...] = ("range",)
-MEMORY_EVENTS: tuple[RowKind, ...] = ("memory",)
-TIMINGS: tuple[RowKind, ...] = ("timing",)
 
 
 @dataclass(frozen=True)
@@ -227,7 +223,7 @@ def evaluate(figure: Figure, subject: Subject) -> Evaluation:
 
 def _name_tables(kinds: Sequence[RowKind], capture: CaptureSummary) -> str:
     """Returns the names of the tables with these kinds of rows: ``CUPTI_ACTIVITY_KIND_KERNEL, _MEMCPY``."""
-    if ".json" not in capture.source or tuple(kinds) == TIMINGS:
+    if ".json" not in capture.source or tuple(kinds) == ("timing",):
         return ", ".join(_TABLES[kind][0] for kind in kinds).replace(", CUPTI_ACTIVITY_KIND", ", ")
     categories = ("cpu_op" if capture.on_cpu and kind == "kernel" else _TABLES[kind][1] for kind in kinds)
     return f"traceEvents: {', '.join(categories)}"

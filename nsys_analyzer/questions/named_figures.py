@@ -20,13 +20,11 @@ from nsys_analyzer.analysis.transformer.attention import AttentionSummary
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.questions.figure import (
     ATTENTION,
-    COPIES,
     DOUBTFUL_TIME,
     FINDINGS,
     GPU,
     LIMITS,
     MEMORY,
-    MEMORY_EVENTS,
     MODULES,
     NOT_TIMED,
     ON_CPU,
@@ -34,12 +32,10 @@ from nsys_analyzer.questions.figure import (
     OPERATIONS,
     PHASE,
     PROFILED_STEPS,
-    RANGES,
     RANK,
     RANK_LATENESS,
     STEP,
     TIMED,
-    TIMINGS,
     TYPICAL_STEP,
     UNNAMED_KERNELS,
     UNPROFILED_PHASE,
@@ -72,7 +68,7 @@ def step_ms(step: StepSummary) -> float:
     return step.reported_ms
 
 
-@figure(UNPROFILED_STEP, "ms", rows=TIMINGS, obstacles=(NOT_TIMED,))
+@figure(UNPROFILED_STEP, "ms", rows=("timing",), obstacles=(NOT_TIMED,))
 def step_unprofiled_ms(step: UnprofiledStep) -> float:
     """Returns the length of a step without the profiler."""
     return step.low
@@ -96,7 +92,7 @@ def step_compute_ms(step: StepSummary) -> float:
     return step.compute_ms
 
 
-@figure(TYPICAL_STEP, "ms", rows=COPIES, obstacles=(ON_CPU,))
+@figure(TYPICAL_STEP, "ms", rows=("memcpy",), obstacles=(ON_CPU,))
 def step_copy_ms(step: StepSummary) -> float:
     """Returns the time of a profiled step in which the GPU only copies."""
     return step.exposed_copy_ms
@@ -169,13 +165,13 @@ def saves_ms(findings: tuple[Finding, ...], finding_id: str) -> float | tuple[fl
 # --- figures of phases, and of the whole capture
 
 
-@figure(PHASE, "ms", rows=RANGES)
+@figure(PHASE, "ms", rows=("range",))
 def wall_ms(phase: PhaseSummary) -> Stats:
     """Returns the duration of the phase on the CPU's clock."""
     return phase.wall_ms
 
 
-@figure(UNPROFILED_PHASE, "ms", needs=("phase",), rows=TIMINGS, obstacles=(DOUBTFUL_TIME,))
+@figure(UNPROFILED_PHASE, "ms", needs=("phase",), rows=("timing",), obstacles=(DOUBTFUL_TIME,))
 def unprofiled_ms(unprofiled: Unprofiled, phase: str) -> Stats | None:
     """Returns the duration of the phase without the profiler."""
     return unprofiled.phases.get(phase)
@@ -214,19 +210,19 @@ def kernels(phase: PhaseSummary) -> float:
     return phase.kernels_per_instance
 
 
-@figure(PHASE, "count", rows=RANGES)
+@figure(PHASE, "count", rows=("range",))
 def instances(phase: PhaseSummary) -> int:
     """Returns the number of measured instances of the phase."""
     return phase.instances
 
 
-@figure(PHASE, "count", rows=COPIES, obstacles=(ON_CPU,))
+@figure(PHASE, "count", rows=("memcpy",), obstacles=(ON_CPU,))
 def copies(phase: PhaseSummary) -> float:
     """Returns the number of copies in one instance of the phase."""
     return sum(row.operations_per_instance for row in phase.memory if row.kind == "memcpy")
 
 
-@figure(PHASE, "ms", rows=COPIES, obstacles=(ON_CPU,))
+@figure(PHASE, "ms", rows=("memcpy",), obstacles=(ON_CPU,))
 def copy_ms(phase: PhaseSummary) -> float:
     """Returns the total time of the copies in one instance of the phase."""
     return sum(row.ms_per_instance for row in phase.memory if row.kind == "memcpy")
@@ -319,13 +315,13 @@ def model_flops(limits: Limits, phase: str) -> int | None:
     return rate.model_flops if rate else None
 
 
-@figure(MEMORY, "bytes", rows=MEMORY_EVENTS, obstacles=(ON_CPU,))
+@figure(MEMORY, "bytes", rows=("memory",), obstacles=(ON_CPU,))
 def peak_memory_bytes(capture: CaptureSummary) -> int | None:
     """Returns the largest amount of device memory in use."""
     return capture.peak_memory_bytes
 
 
-@figure(UNPROFILED_TOKENS, "tokens/s", rows=TIMINGS)
+@figure(UNPROFILED_TOKENS, "tokens/s", rows=("timing",))
 def tokens_per_s(unprofiled: Unprofiled) -> float | None:
     """Returns the number of tokens of a step ÷ the length of the step without the profiler."""
     return unprofiled.tokens_per_second

@@ -17,11 +17,6 @@ from nsys_analyzer.system.atomic_write import write_text
 from nsys_analyzer.text import join_texts, plain
 
 
-def is_baseline_name(name: str) -> bool:
-    """Tells whether a baseline may have this name, which is the name of a folder."""
-    return re.fullmatch(r"\w[\w.+-]*", name) is not None
-
-
 def save_baseline(runs: Sequence[Summary], folder: Path, source: Path, tell: Callable[[str], None]) -> Iterator[Path]:
     """Writes the comparable runs into a folder, and yields the path of the report for each GPU.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal
 
@@ -37,11 +36,6 @@ class Prediction(msgspec.Struct, frozen=True):
     title: str
     low_ms: float
     high_ms: float
-
-    @property
-    def middle_ms(self) -> float:
-        """Returns the middle of the interval."""
-        return (self.low_ms + self.high_ms) / 2
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -104,11 +98,6 @@ def prediction_holds(prediction: Prediction, change: Change) -> bool | None:
     return -change.high_ms <= prediction.high_ms and -change.low_ms >= prediction.low_ms
 
 
-def now() -> str:
-    """Returns the current time in the format of an entry."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
 def append_entry(entry: Entry, path: Path = LEDGER) -> None:
     """Adds a line to the ledger. If a full disk or a crash left half a line at its end, that line is ended first.
 
@@ -163,7 +152,7 @@ def widening_factor(entries: Sequence[Entry]) -> float:
         NsysAnalyzerError: too few predictions were measured.
     """
     distances_in_half_widths = [
-        abs(entry.saved_ms - predicted.middle_ms) / (predicted.high_ms - predicted.low_ms) * 2
+        abs(2 * entry.saved_ms - predicted.low_ms - predicted.high_ms) / (predicted.high_ms - predicted.low_ms)
         for entry in entries
         if (predicted := entry.prediction) and not entry.reasons and predicted.high_ms > predicted.low_ms
     ]

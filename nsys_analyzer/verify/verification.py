@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 
+from nsys_analyzer import __version__
 from nsys_analyzer.analysis.comparison.turns import ProcessPairs, TimedProcess
 from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Summary
@@ -20,7 +22,7 @@ from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
 from nsys_analyzer.experiments.evidence import load_runs
 from nsys_analyzer.share.names import without_secrets
 from nsys_analyzer.system.process import Progress
-from nsys_analyzer.verify.ledger import Entry, Prediction, judge_change, now, prediction_holds
+from nsys_analyzer.verify.ledger import Entry, Prediction, judge_change, prediction_holds
 from nsys_analyzer.verify.section import describe_work_difference
 from nsys_analyzer.verify.turns import HOW_TO_NAME_OLD, Program, checkout, take_turns, with_blocks_of_steps
 
@@ -39,7 +41,6 @@ class Request:
         timeout_s: the time limit of each pair and of the recording, in seconds.
         output_dir: the folder for the logs and the capture of the new program.
         is_recorded: whether the new program is recorded after the measurement.
-        version: the version of nsys-analyze, which the ledger keeps.
     """
 
     folder: Path
@@ -51,7 +52,6 @@ class Request:
     timeout_s: float
     output_dir: Path
     is_recorded: bool
-    version: str
 
 
 @dataclass(frozen=True)
@@ -122,11 +122,12 @@ def verify(request: Request, tell: Callable[[str], None]) -> Verification:
         shlex.join(without_secrets(["python" if word == sys.executable else word for word in program.target.program]))
         for program in programs
     )
+    time_of_end = datetime.now(timezone.utc).isoformat(timespec="seconds")
     entry = Entry(
-        verdict=judge_change(change, reasons), time=now(), before=old, after=new, before_ms=change.before_ms,
+        verdict=judge_change(change, reasons), time=time_of_end, before=old, after=new, before_ms=change.before_ms,
         after_ms=change.after_ms, change_ms=change.ms, low_ms=change.low_ms, high_ms=change.high_ms,
         pairs=len(turns.pairs), reasons=reasons, prediction=prediction,
-        held=prediction_holds(prediction, change) if prediction else None, version=request.version,
+        held=prediction_holds(prediction, change) if prediction else None, version=__version__,
         **{name: getattr(conditions, name, None) for name in ("gpu", "host_cpu", "torch", "git_commit", "git_dirty")},
     )  # fmt: skip
     return Verification(entry, turns.more_pairs, " ".join(filter(None, remarks)), before, after)
