@@ -1,0 +1,106 @@
+"""Finds the call of an operator that launched each GPU operation of the measured steps.
+
+The hooks record one more step in which each call has a range. Its operations come in the order of those of the measured
+steps, so an operation of a measured step belongs to the call that launched its counterpart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from nsys_analyzer.analysis.intervals import NONE
+from nsys_analyzer.analysis.steps.process import ProcessWork
+from nsys_analyzer.analysis.steps.windows import Windows
+from nsys_analyzer.trace.arrays import Ints
+from nsys_analyzer.trace.columns import OPERATION_KINDS
+from nsys_analyzer.trace.operator_calls import OperatorCalls, OperatorStep
+
+#: A step is compared with each part of the operator step if it has less than this share of its operations, as a decode
+#: step of a generation has.
+_PART_OF_STEP = 0.7
+#: The maximum number of parts of the operator step that are compared with a step.
+_MAX_PARTS = 200
+
+
+@dataclass(frozen=True)
+class OperatorWork:
+    """The calls of operators, and the GPU operations that they launched in the measured steps.
+
+    Attributes:
+        calls: the calls.
+        call: shape (operations of the trace,), the index in ``calls`` of the call of each operation, or -1 if it is
+            unknown or outside of the measured steps.
+    """
+
+    calls: OperatorCalls
+    call: Ints
+
+
+def match_operator_step(work: ProcessWork, windows: Windows, step: OperatorStep) -> OperatorWork:
+    """Finds the call of each operation of the given steps by comparing the steps with the operator step."""
+    operations = work.attributed.trace.operations
+    call = np.full(len(operations), NONE)
+    of_process = np.concatenate([*work.devices.values()]) if work.devices else np.zeros(0, np.int64)
+    of_process = of_process[np.lexsort((operations.start[of_process], work.launched_at[of_process]))]
+    code_of_name = {name: code for code, name in enumerate(dict.fromkeys((*operations.names, *OPERATION_KINDS)))}
+    kernel_codes = np.array([*(code_of_name[name] for name in operations.names), NONE])[operations.name[of_process]]
+    kind_codes = np.array([code_of_name[name] for name in OPERATION_KINDS])[operations.kind[of_process]]
+    names = np.where(operations.name[of_process] >= 0, kernel_codes, kind_codes)
+    reference = np.array([code_of_name.get(name, NONE) for name in step.operation], np.int64)
+    step_of_operation = windows.step_at(work.launched_at[of_process])
+    for number in range(len(windows)):
+        index = np.flatnonzero(step_of_operation == number)
+        counterpart = find_counterparts(names[index], reference)
+        call[of_process[index]] = np.append(step.call, NONE)[counterpart]
+    return OperatorWork(step.calls, call)
+
+
+def find_counterparts(names: Ints, reference: Ints) -> Ints:
+    """Returns the position in ``reference`` of the counterpart of each operation of a step, or -1.
+
+    Operations at the beginning and at the end are compared by position. Between them, the first operation of a name
+    corresponds to the first operation of this name in the reference, and so on.
+
+    Args:
+        names: shape (operations,), a code for the name of each operation.
+        reference: shape (reference operations,), the codes of the operator step.
+    """
+    first = 0
+    if len(names) < _PART_OF_STEP * len(reference):
+        first = _find_best_part(names, reference)
+        reference = reference[first : first + len(names)]
+    shorter = min(len(names), len(reference))
+    equal = names[:shorter] == reference[:shorter]
+    head = shorter if equal.all() else int(equal.argmin())
+    equal = names[len(names) - shorter :][::-1] == reference[len(reference) - shorter :][::-1]
+    tail = min(shorter if equal.all() else int(equal.argmin()), shorter - head)
+    counterpart = np.full(len(names), NONE)
+    counterpart[:head] = np.arange(head)
+    counterpart[len(names) - tail :] = np.arange(len(reference) - tail, len(reference))
+    middle, middle_of_reference = slice(head, len(names) - tail), slice(head, len(reference) - tail)
+    positions = {
+        key: position for position, key in enumerate(_number_occurrences(reference[middle_of_reference]), head)
+    }
+    counterpart[middle] = [positions.get(key, NONE) for key in _number_occurrences(names[middle])]
+    return np.where(counterpart != NONE, counterpart + first, NONE)
+
+
+def _number_occurrences(names: Ints) -> list[tuple[int, int]]:
+    """Returns each name with the number of its earlier occurrences."""
+    seen: dict[int, int] = {}
+    numbered = []
+    for name in names.tolist():
+        numbered.append((name, seen.get(name, 0)))
+        seen[name] = seen.get(name, 0) + 1
+    return numbered
+
+
+def _find_best_part(names: Ints, reference: Ints) -> int:
+    """Returns the start of the part of the reference in which most operations have the name of a step's operation."""
+    if not len(names):
+        return 0
+    starts = np.flatnonzero(reference[: len(reference) - len(names) + 1] == names[0])[-_MAX_PARTS:]
+    matches = [int((reference[start : start + len(names)] == names).sum()) for start in starts.tolist()]
+    return int(starts[int(np.argmax(matches))]) if matches else 0
