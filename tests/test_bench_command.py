@@ -132,7 +132,7 @@ def test_a_damaged_file_ends_no_report_of_others(run: Run, tmp_path: Path, real_
         assert done.exit_code == 0, done.output
         text = (tmp_path / "r.md").read_text()
         assert "## Bench: c\n\nLeft out: " in text
-        assert "is no file of a bench of this version" in text
+        assert "was not written by nsys-analyze bench of this version" in text
 
 
 ROW = {"module": "profiling_targets.attention", "status": "ok", "figures": {},
@@ -142,7 +142,7 @@ ROW = {"module": "profiling_targets.attention", "status": "ok", "figures": {},
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
-        ([{}], "is no file of a bench of this version"),
+        ([{}], "was not written by nsys-analyze bench of this version"),
         ([{"schema_version": 1, "bench": "of tomorrow"}], r"Unknown bench 'of tomorrow'\. Known benches: "),
         # no figures
         ([{"schema_version": 1, "bench": "attention"}, ROW], "has rows that this version cannot read"),

@@ -125,5 +125,5 @@ def test_a_full_disk_keeps_whole_rows_and_names_the_file(runner: Runner) -> None
 @pytest.mark.parametrize("text", ["", "no JSON\n", '{"schema_version": 1}\n', '{"bench": "x"}\n', "[]\n"])
 def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / ROWS_FILE).write_text(text)
-    with pytest.raises(ConfigurationError, match=r"is no file of a bench"):
+    with pytest.raises(ConfigurationError, match=r"was not written by nsys-analyze bench"):
         read_rows_file(tmp_path / ROWS_FILE)

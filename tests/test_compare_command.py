@@ -94,7 +94,7 @@ def test_a_report_of_an_older_version(before: Path, tmp_path: Path, run_main: Ma
     del data["captures"][0]["step"]["wall_values_ms"]
     report.write_text(json.dumps(data), encoding="utf-8")
     error = fails(run_main, report, before)
-    assert "lacks what a comparison needs" in error
+    assert "lacks figures that a comparison needs" in error
     assert "Write it again: nsys-analyze report CAPTURE --format json -o old.json" in error
     data["captures"][0]["step"]["wall_values_ms"] = [1.0, -1.0]
     report.write_text(json.dumps(data), encoding="utf-8")

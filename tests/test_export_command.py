@@ -110,8 +110,8 @@ def test_a_timeline_where_nothing_else_is_asked_for(here: Path, run_main: Main) 
     ("trace", "said"),
     [
         ("absent.sqlite", "absent.sqlite: No such file or directory. Give the path of a .sqlite or .nsys-rep file"),
-        ("empty", "empty holds no trace. Give a folder with"),
-        ("unprofiled", "unprofiled holds no trace. Give a trace, or a folder with some"),
+        ("empty", "empty contains no trace. Give a folder with"),
+        ("unprofiled", "unprofiled contains no trace. Give a trace, or a folder with some"),
     ],
 )
 def test_what_cannot_be_read(here: Path, trace: str, said: str, run_main: Main) -> None:

@@ -116,8 +116,8 @@ def test_what_a_row_says_of_its_run(tmp_path: Path, header: str, cells: str, exp
 
 
 FORMS = (
-    "Give a sweep's timings.csv, or a table with phase, mean_ms or capture, phase, mean_ms (a row for each phase), "
-    "or one with forward_ms, step_ms (a column for each)"
+    "Give a sweep's timings.csv, a table with a row for each phase (columns phase and mean_ms, and capture if there are "
+    "several captures), or a table with a column for each phase, such as forward_ms and step_ms"
 )
 
 
@@ -134,12 +134,12 @@ FORMS = (
         ("model,fwd_ms\nsmall,1\n", "the column 'fwd_ms' is not known"),
         ("phase;mean_ms\nforward;1\n", "the column 'phase;mean_ms' is not known"),
         ("model,forward\nsmall,1\n", "the column 'forward' is not known"),
-        ("phase,std_ms\nforward,1\n", "not one time for each phase"),
-        ("model,context_length\nsmall,256\n", "not one time for each phase"),
-        ("phase,mean_ms,forward_ms\nstep,30,10\n", "not one time for each phase"),
-        ("phase,forward_ms\nstep,10\n", "not one time for each phase"),
-        ("forward_ms,forward_s\n10,0.01\n", "not one time for each phase"),
-        ("phase,mean_ms,mean_ms\nstep,10,20\n", "not one time for each phase"),
+        ("phase,std_ms\nforward,1\n", "it needs one time for each phase"),
+        ("model,context_length\nsmall,256\n", "it needs one time for each phase"),
+        ("phase,mean_ms,forward_ms\nstep,30,10\n", "it needs one time for each phase"),
+        ("phase,forward_ms\nstep,10\n", "it needs one time for each phase"),
+        ("forward_ms,forward_s\n10,0.01\n", "it needs one time for each phase"),
+        ("phase,mean_ms,mean_ms\nstep,10,20\n", "it needs one time for each phase"),
         ("phase,mean_ms\nforward,1,234\n", "line 2: 3 cells under 2 columns"),
         ("phase,mean_ms\n,1\n", "line 2: no phase"),
     ],
@@ -182,7 +182,7 @@ def test_refused_in_one_line(tmp_path: Path, text: str, problem: str) -> None:
 
 def test_no_file_a_folder_and_no_text(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"SQLite format 3\xff\xfa")
-    for name, problem in (("none.csv", "No such file"), (".", "cannot be read"), ("binary", "no CSV")):
+    for name, problem in (("none.csv", "No such file"), (".", "cannot be read"), ("binary", "not CSV")):
         with pytest.raises(TimingsError, match=problem):
             read_timings(tmp_path / name)
 

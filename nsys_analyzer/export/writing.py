@@ -63,7 +63,7 @@ def export(
     check_target(target, paths, force=force, output=output)
     captures: Sequence[Capture] = [Capture(path, names or PhaseNames()) for path in find_traces(paths)]
     if not captures:  # a folder of runs that were not profiled
-        raise TraceError(f"{paths[0]} holds no trace", "Give a trace, or a folder with some")
+        raise TraceError(f"{paths[0]} contains no trace", "Give a trace, or a folder with some")
     if export_format.on_one_clock:
         captures = align_captures(captures, tell)
     with atomic_write(target) as unfinished:

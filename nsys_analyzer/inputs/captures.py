@@ -1,4 +1,4 @@
-"""Reads captures with their manifests into summaries, and keeps a row for each capture that failed."""
+"""Reads captures with their manifests into summaries. A capture that cannot be read gets a row with the error."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from nsys_analyzer.trace.phase_names import PhaseNames
 from nsys_analyzer.trace.sources import estimate_size
 from nsys_analyzer.trace.trace import Trace
 
-#: The estimated time to read a capture: constant and per byte. Measured with 44 captures of 0.1 to 6.5 MB and one of
-#: 270 MB.
-_SECONDS, _SECONDS_PER_BYTE = 0.25, 1e-8
-#: The estimated memory to read a capture, in bytes and in bytes per byte of its export.
-_MEMORY_BYTES, _MEMORY_PER_BYTE = 200_000_000, 2
+#: The estimated time to read a capture, in seconds: a constant, and a time per byte in memory. They were measured with
+#: 44 captures of 0.1 to 6.5 MB and one of 270 MB.
+_READ_TIME_S, _READ_TIME_S_PER_BYTE = 0.25, 1e-8
+#: The estimated memory to read a capture, in bytes: a constant, and a factor for its size in memory.
+_READ_MEMORY_BYTES, _READ_MEMORY_PER_BYTE = 200_000_000, 2
 #: Matches the rank in a file's name: `ddp_rank0` (as nsys writes %q{RANK}), `rank-1`, `ddp.rank2.profile`, `ddp_r3`.
 _RANK_IN_NAME = re.compile(r"(?<![^\W_])(?:rank|r)[\W_]?(\d{1,6})(?![^\W_])", re.IGNORECASE)
 
@@ -57,11 +57,11 @@ def read_captures(
     """Reads captures and returns a summary of each process, in the order in which a report lists them.
 
     A capture that cannot be read gets a summary that contains the error. The error is raised instead if the report
-    would have no other content: no other capture, no unprofiled times, and no manifest that says how the run ended.
+    would have no other content: no other capture, no unprofiled times, and no manifest of a run that failed.
 
     Args:
-        paths: traces, and folders that hold them.
-        names: the names of the ranges of phases.
+        paths: traces, and folders of traces.
+        names: the range names of phases.
         overrides: model, context length, batch size and precision from the command line.
         has_times: whether the report has unprofiled times.
         in_order: whether the captures are the ranks of one run, in the order of the paths.
@@ -78,23 +78,22 @@ def read_captures(
             if isinstance(files, OSError):
                 hint = f"Make it readable: chmod u+rx {place}"
                 error = TraceError(f"{place} cannot be read ({files.strerror})", hint)
-                unreadable.append(_failed_capture(place.name, place, str(error)))
+                unreadable.append(_make_failed_row(place.name, place, str(error)))
         for path, run in find_untraced_manifests(folder).items():
             name = capture_name_of_manifest(path)
             if isinstance(run, NsysAnalyzerError):
-                unreadable.append(_failed_capture(name, path, str(run)))
+                unreadable.append(_make_failed_row(name, path, str(run)))
                 continue
             status, message = ("not_profiled", None) if run.profiler == "none" else ("failed", "its trace is missing")
             row = CaptureSummary(name, None, path.name, status, message, configuration=configuration_of(run))
-            untraced.append(_with_manifest(row, run))
+            untraced.append(_add_manifest(row, run))
     traces = find_traces(paths, allow_none=has_times or bool(unreadable))
     titles = find_titles(traces)
     # Unprofiled times suffice for a report, unless the user named a trace: then the trace must be readable.
     must_read = not (has_times and folders)
-    is_alone = must_read and len(traces) == 1 and not unreadable
-    tracked = (
-        MAX_OPERATIONS_OF_TRACKS // max(len(traces), 1) if with_tracks else 0
-    )  # a page shows at most this many operations
+    is_only_input = must_read and len(traces) == 1 and not unreadable
+    # A page shows at most MAX_OPERATIONS_OF_TRACKS operations.
+    max_operations = MAX_OPERATIONS_OF_TRACKS // max(len(traces), 1) if with_tracks else 0
     captures = [
         _CaptureToRead(
             trace,
@@ -102,15 +101,15 @@ def read_captures(
             names or PhaseNames.parse(()),
             dict(user_classes),
             overrides or Run(),
-            is_alone,
-            tracked,
+            is_only_input,
+            max_operations,
         )
         for trace in traces
     ]
-    rows = unreadable + [row for summaries in workers.map(_read, captures) for row in summaries]
+    rows = unreadable + [row for summaries in workers.map(_read_capture, captures) for row in summaries]
     if rows and must_read and all(row.metadata is None and row.run is None for row in rows):
         raise TraceError(f"None of {len(rows)} captures could be read; the first: {rows[0].message}")
-    return sort_for_report(_with_ranks(rows + untraced, [titles[trace] for trace in traces] if in_order else []))
+    return sort_for_report(_add_ranks(rows + untraced, [titles[trace] for trace in traces] if in_order else []))
 
 
 def sort_for_report(captures: Iterable[CaptureSummary]) -> list[CaptureSummary]:
@@ -125,7 +124,7 @@ def sort_for_report(captures: Iterable[CaptureSummary]) -> list[CaptureSummary]:
     return sorted(captures, key=sort_key)
 
 
-def _failed_capture(name: str, path: Path, message: str) -> CaptureSummary:
+def _make_failed_row(name: str, path: Path, message: str) -> CaptureSummary:
     return CaptureSummary(name, None, path.name, "failed", message, warnings=(Fact("unreadable", error=message),))
 
 
@@ -134,16 +133,16 @@ def _failed_capture(name: str, path: Path, message: str) -> CaptureSummary:
 
 @dataclass(frozen=True)
 class _CaptureToRead:
-    """A file that is to be read, with everything that a worker process needs for it.
+    """A capture to read, with everything that a worker process needs to read it.
 
     Attributes:
         path: the trace.
         title: the name of the capture in tables.
-        names: the names of the ranges of phases.
+        names: the range names of phases.
         classes: the user's kernel classes.
         overrides: the configuration from the command line.
-        alone: whether the report has no other content, so that an error ends it.
-        tracked: the approximate number of operations to keep for a timeline.
+        is_only_input: whether the report has no other content, so that an error is raised.
+        max_operations: the approximate number of operations to keep for a timeline.
     """
 
     path: Path
@@ -151,44 +150,44 @@ class _CaptureToRead:
     names: PhaseNames
     classes: OwnClasses
     overrides: Run
-    alone: bool
-    tracked: int
+    is_only_input: bool
+    max_operations: int
 
     @property
     def seconds(self) -> float:
         """Returns the estimated time to read the capture, in seconds."""
-        return _SECONDS + self._bytes * _SECONDS_PER_BYTE
+        return _READ_TIME_S + self._estimated_bytes * _READ_TIME_S_PER_BYTE
 
     @property
     def memory_bytes(self) -> int:
         """Returns the estimated memory to read the capture, in bytes."""
-        return _MEMORY_BYTES + self._bytes * _MEMORY_PER_BYTE
+        return _READ_MEMORY_BYTES + self._estimated_bytes * _READ_MEMORY_PER_BYTE
 
     @property
-    def _bytes(self) -> int:
+    def _estimated_bytes(self) -> int:
         try:
             return estimate_size(self.path)
         except OSError:  # reading the file fails, too, and the capture's row then contains the error
             return 0
 
 
-def _read(capture: _CaptureToRead) -> tuple[CaptureSummary, ...]:
+def _read_capture(capture: _CaptureToRead) -> tuple[CaptureSummary, ...]:
     """Returns the summaries of a capture: one for each process, or a single one that contains the error."""
     path, overrides = capture.path, capture.overrides
-    use_classes(capture.classes)  # a worker process does not know the user's kernel classes
-    configuration = _override(configuration_from_name(name_of_trace(path)), overrides)
+    use_classes(capture.classes)  # a worker process has not loaded the user's kernel classes
+    configuration = _override_configuration(configuration_from_name(name_of_trace(path)), overrides)
     manifest = None
     try:
         if path.is_symlink() and not path.exists():
             raise TraceError(f"{path} is a broken link", f"See where it leads: readlink {path}")  # noqa: TRY301
         manifest = find_manifest(path) if path.exists() else None
-        configuration = _override(configuration_of(manifest), overrides) if manifest else configuration
+        configuration = _override_configuration(configuration_of(manifest), overrides) if manifest else configuration
         trace = Trace.load(path)
-        summaries = summarize(trace, capture.title, capture.names, configuration, tracked=capture.tracked)
-        return tuple(_with_manifest(summary, manifest) for summary in summaries)
-    except Exception as error:  # a file that breaks the reader must not prevent the report of the other files
+        summaries = summarize(trace, capture.title, capture.names, configuration, tracked=capture.max_operations)
+        return tuple(_add_manifest(summary, manifest) for summary in summaries)
+    except Exception as error:  # a file that the reader fails on must not prevent the report of other files
         is_expected = isinstance(error, NsysAnalyzerError)
-        if capture.alone and (not is_expected or manifest is None or manifest.status == "ok"):
+        if capture.is_only_input and (not is_expected or manifest is None or manifest.status == "ok"):
             raise
         if not is_expected and os.environ.get(DEBUG_VARIABLE):
             traceback.print_exc()
@@ -200,12 +199,12 @@ def _read(capture: _CaptureToRead) -> tuple[CaptureSummary, ...]:
                 f"Please report this with the traceback that {DEBUG_VARIABLE}=1 shows"
             )
         )
-        row = replace(_failed_capture(capture.title, path, message), configuration=configuration)
-        return (_with_manifest(row, manifest),)
+        row = replace(_make_failed_row(capture.title, path, message), configuration=configuration)
+        return (_add_manifest(row, manifest),)
 
 
-def _override(configuration: Configuration | None, overrides: Run) -> Configuration | None:
-    """Returns the configuration, in which values from the command line replace the values of the capture.
+def _override_configuration(configuration: Configuration | None, overrides: Run) -> Configuration | None:
+    """Returns a capture's configuration, in which values from the command line replace other values.
 
     Raises:
         ConfigurationError: an unknown model.
@@ -221,8 +220,8 @@ def _override(configuration: Configuration | None, overrides: Run) -> Configurat
     return structs.replace(configuration or Configuration(), **values, source=source)
 
 
-def _with_manifest(summary: CaptureSummary, run: Run | None) -> CaptureSummary:
-    """Returns the summary with the facts of its manifest, which take precedence over the trace."""
+def _add_manifest(summary: CaptureSummary, run: Run | None) -> CaptureSummary:
+    """Returns a summary with the facts of its manifest. Facts of the manifest take precedence over the trace."""
     if run is None:
         return summary
     peak = run.peak_memory_bytes
@@ -252,22 +251,22 @@ def _with_manifest(summary: CaptureSummary, run: Run | None) -> CaptureSummary:
 # --- ranks
 
 
-def _with_ranks(rows: Sequence[CaptureSummary], order: Sequence[str]) -> list[CaptureSummary]:
-    """Returns the captures with their ranks, from the positions in ``order`` if it is given, else from their names.
+def _add_ranks(rows: Sequence[CaptureSummary], order: Sequence[str]) -> list[CaptureSummary]:
+    """Returns the captures with their ranks. A rank is the name's position in ``order``, or else a part of the name.
 
-    A rank in a name is used only if the capture has a single process with collectives, if no other source tells the
-    rank of this process, and if several captures have names that differ only in the rank.
+    A rank in a name is used only if the capture has a single process with collectives, the rank of this process is not
+    known from the capture, and several captures have names that differ only in the rank.
     """
     processes = Counter(row.name for row in rows)
     candidates = {row.name: row for row in rows if processes[row.name] == 1 and len(row.members) == 1}
-    #: The rank of each capture, the capture's name without the rank, and the run that the capture belongs to.
+    #: By capture name: the rank, the name without the rank, and the run that the capture belongs to.
     ranks = {name: (order.index(name), "", BY_ORDER) for name in candidates if name in order}
     names_by_rest: dict[str, dict[str, int]] = defaultdict(dict)
     for name, row in candidates.items() if not order else ():
         for match in list(_RANK_IN_NAME.finditer(name))[-1:] if row.rank is None else ():
             names_by_rest[name[: match.start(1)] + name[match.end(1) :]][name] = int(match[1])
     for name_without_rank, numbers in names_by_rest.items():
-        # `_r1` and `_r2` may also mean run 1 and run 2. They are ranks only if there is an `_r0`.
+        # `_r1` and `_r2` may also mean the first and the second run. They are ranks only if there is an `_r0`.
         is_rank = "rank" in name_without_rank.lower() or 0 in numbers.values()
         if is_rank and 1 < len(numbers) == len(set(numbers.values())):
             ranks |= {

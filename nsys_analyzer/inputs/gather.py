@@ -33,13 +33,13 @@ if TYPE_CHECKING:  # a report of one capture without unprofiled times starts fas
 
 @dataclass(frozen=True)
 class Inputs:
-    """The contents of a report or a comparison.
+    """Everything that a report or a comparison is made from.
 
     Attributes:
-        captures: a complete summary for each process of each capture, by model and context length.
+        captures: a complete summary for each process of each capture, sorted by model and context length.
         bench_folders: the folders that contain the results of experiments.
-        times_source: the name of the table of unprofiled times, empty without one.
-        found_times: whether that table was found beside the captures instead of named by the user.
+        times_source: the name of the table of unprofiled times; empty without such a table.
+        found_times: whether the unprofiled times were found beside the captures, and not named by the user.
     """
 
     captures: tuple[CaptureSummary, ...]
@@ -49,7 +49,7 @@ class Inputs:
 
     @cached_property
     def runs(self) -> tuple[ParallelRun, ...]:
-        """Returns the runs of several ranks among the captures."""
+        """Returns the runs with several ranks among the captures."""
         return find_runs_of_captures(self.captures)
 
 
@@ -70,18 +70,17 @@ def gather(
     """Gathers all data that a report is made from.
 
     Args:
-        paths: traces, and folders that contain traces or experiments. Without paths, the folders of ``csv_paths`` are
-            read.
+        paths: traces, and folders that contain traces or experiments. If empty, the folders of ``csv_paths`` are read.
         csv_paths: tables of unprofiled times.
         names: the names of the ranges of phases.
         overrides: model, context length, batch size and precision from the command line. They take precedence over a
             manifest.
-        timings: unprofiled times in place of tables, such as those of the sweep that was just run.
-        step_ms: the time of a step without the profiler in place of tables, for one capture or the ranks of one run.
+        timings: unprofiled times that replace tables, such as the times of the sweep that was just run.
+        step_ms: the unprofiled time of a step, which replaces tables, for one capture or the ranks of one run.
         find_times: whether to look for unprofiled times beside the captures if none are given.
         in_order: whether the captures are the ranks of one run, in the order of the paths.
         with_tracks: whether to keep every operation of the measured steps for a timeline.
-        workers: the processes that read the captures. The summaries do not depend on them.
+        workers: the processes that read the captures.
         tell: called with a message for the user if a table of times is found, or cannot be used.
 
     Raises:
@@ -91,7 +90,7 @@ def gather(
     found_timings = _find_timings(paths, tell) if find_times and not (given_timings or step_ms) else None
     timings = given_timings or found_timings
     places = paths or tuple(dict.fromkeys(path.resolve().parent for path in csv_paths))
-    bench_folders = {place: _find_bench_folders(place) for place in places}
+    bench_folders = {place: _find_experiment_folders(place) for place in places}
     all_bench_folders = tuple(dict.fromkeys(folder for folders in bench_folders.values() for folder in folders))
     trace_places = [place for place in places if not bench_folders[place] or holds_captures(place)]
     captures: tuple[CaptureSummary, ...] = ()
@@ -121,7 +120,7 @@ def gather_runs(
     tell: Callable[[str], None] = lambda _: None,
     option: str = "--csv-before or --csv-after",
 ) -> tuple[Summary, ...]:
-    """Gathers the runs of one side of a comparison.
+    """Gathers the runs that one path of a comparison stands for.
 
     Args:
         path: a capture, a folder of captures, the JSON of a report, or the folder of a baseline.
@@ -141,14 +140,14 @@ def gather_runs(
 
 
 def find_saved_reports(path: Path) -> list[Path]:
-    """Returns the JSON file of a report at a path, or all such files if the path is the folder of a baseline."""
+    """Returns the JSON reports at a path: the file itself, or the files of a baseline's folder."""
     if path.is_dir():
         return [] if holds_captures(path) else [file for file in sorted(path.glob("*.json")) if is_saved_report(file)]
     return [path] if is_saved_report(path) else []
 
 
 def find_runs_of_captures(captures: Sequence[CaptureSummary]) -> tuple[ParallelRun, ...]:
-    """Returns the runs of several ranks among captures."""
+    """Returns the runs with several ranks among captures."""
     if not any(capture.members for capture in captures):
         return ()
     from nsys_analyzer.analysis.ranks.join import find_runs  # a report of one rank starts faster without it
@@ -157,16 +156,17 @@ def find_runs_of_captures(captures: Sequence[CaptureSummary]) -> tuple[ParallelR
 
 
 def _read_timings(csv_paths: Sequence[Path]) -> Timings:
+    """Reads tables of unprofiled times."""
     from nsys_analyzer.inputs.unprofiled_times import read_timings
 
     return read_timings(*csv_paths)
 
 
 def _find_timings(paths: Sequence[Path], tell: Callable[[str], None], option: str = "--csv") -> Timings | None:
-    """Returns the unprofiled times of captures; None if no times or several tables of times are found.
+    """Returns the unprofiled times of captures; None without times, or if several tables of times are found.
 
-    The times are in ``timings.csv`` in a capture's folder or its parent folder, or else in the captures' manifests.
-    Rows of captures that are not among ``paths`` are left out.
+    The times are read from ``timings.csv`` in a capture's folder or its parent folder, or else from the captures'
+    manifests. Rows of captures that are not among ``paths`` are left out.
 
     Args:
         paths: the captures' files or folders.
@@ -214,7 +214,7 @@ def _find_timings(paths: Sequence[Path], tell: Callable[[str], None], option: st
 def _match_timings(
     rows: Sequence[CaptureSummary], timings: Timings | None, step_ms: float | None
 ) -> list[CaptureSummary]:
-    """Returns the captures with their unprofiled times, and a row for each run that was only timed.
+    """Returns the captures with their unprofiled times, and a row for each run that has times but no capture.
 
     Raises:
         TimingsError: ``step_ms`` is given, and the captures belong to several runs.
@@ -235,8 +235,8 @@ def _match_timings(
     return sort_for_report(match_timings(rows, timings, one_run=one_run))
 
 
-def _find_bench_folders(place: Path) -> list[Path]:
-    """Returns the folders of experiments among a path and its direct subfolders."""
+def _find_experiment_folders(place: Path) -> list[Path]:
+    """Returns the folders with results of experiments among a path and its direct subfolders."""
     if not place.is_dir():
         return []
     # os.path is used because pathlib raises if a folder cannot be searched.

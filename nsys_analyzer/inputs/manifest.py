@@ -1,4 +1,4 @@
-"""Reads the manifest beside a trace, which says what was run, with which options, and how the run ended."""
+"""Reads the manifest beside a trace, which tells the program that ran, its options, and how the run ended."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MANIFEST = "manifest.json"
 #: The table of unprofiled times that a sweep writes.
 TIMINGS = "timings.csv"
 _SUFFIX = ".manifest.json"
-#: Matches the file names of captures that are named by their folder instead of by their file.
-_NAMED_BY_FOLDER = re.compile(r"capture((?:_rank\d+)?)")
+#: Matches the stems of capture files that are named after their folder.
+_NAMED_AFTER_FOLDER = re.compile(r"capture((?:_rank\d+)?)")
 _REMEDY = "Correct it, or remove it and give --model, --context-length and --batch-size"
 
 
@@ -30,7 +30,7 @@ class ManifestError(NsysAnalyzerError):
 
 
 def configuration_of(run: Run) -> Configuration:
-    """Returns the configuration that a manifest describes. The dimensions decide the model if all four are given.
+    """Returns the configuration in a manifest. If the manifest has all four dimensions, they determine the model.
 
     Raises:
         ConfigurationError: an unknown model without dimensions, or impossible dimensions.
@@ -49,16 +49,17 @@ def configuration_of(run: Run) -> Configuration:
 
 
 def read_manifest(path: Path) -> Run:
-    """Returns the manifest in this file. Unknown keys are ignored.
+    """Reads a manifest file. Unknown keys are ignored.
 
     Raises:
         ManifestError: the file does not exist, is not a JSON object, or has a value of a wrong type, or an unknown
             status, model or schema version.
     """
-    return make_run(_read_values(path), path)
+    return make_run(_read_json(path), path)
 
 
-def _read_values(path: Path) -> Any:
+def _read_json(path: Path) -> Any:
+    """Returns the content of a JSON file; raises ManifestError if it cannot be read."""
     try:
         return decode_json(path.read_bytes())
     except OSError as error:
@@ -68,13 +69,17 @@ def _read_values(path: Path) -> Any:
 
 
 def make_run(values: Any, path: Path) -> Run:
-    """Returns the run that the values of the JSON file at this path describe.
+    """Returns the run that the content of a manifest describes.
+
+    Args:
+        values: the content.
+        path: the manifest file, for messages.
 
     Raises:
         ManifestError: see :func:`read_manifest`.
     """
     if not isinstance(values, dict):
-        raise ManifestError(f"{path}: holds a JSON {type(values).__name__}, not an object", _REMEDY)
+        raise ManifestError(f"{path}: contains a JSON {type(values).__name__}, not an object", _REMEDY)
     try:
         run = msgspec.convert({key: value for key, value in values.items() if value is not None}, Run)
         if run.schema_version > SCHEMA_VERSION:
@@ -87,37 +92,37 @@ def make_run(values: Any, path: Path) -> Run:
     except ConfigurationError as error:
         hint = f"{error.hint}; or give d_model, d_ff, num_layers and num_heads"
         raise ManifestError(f"{path}: {error.message}", hint) from error
-    # ``replace`` sets fields with default values explicitly. msgspec would otherwise not write them.
+    # ``replace`` also sets the fields that have default values. msgspec would otherwise not write these fields.
     return replace(run, flops=replace(run.flops) if run.flops else None)
 
 
 def capture_name(stem: str, folder: Path) -> str:
-    """Returns the name of a capture: its file's stem, or its folder's name for ``capture`` and ``capture_rank0``."""
-    named_by_folder = _NAMED_BY_FOLDER.fullmatch(stem)
-    return Path(os.path.realpath(folder)).name + named_by_folder[1] if named_by_folder else stem
+    """Returns the name of a capture: its file's stem, or its folder's name if the stem is ``capture`` or similar."""
+    named_after_folder = _NAMED_AFTER_FOLDER.fullmatch(stem)
+    return Path(os.path.realpath(folder)).name + named_after_folder[1] if named_after_folder else stem
 
 
 def capture_name_of_manifest(path: Path) -> str:
-    """Returns the name of the capture that a manifest belongs to, from the name of the manifest's file."""
+    """Returns the name of the capture that a manifest belongs to, which follows from the name of the manifest file."""
     return capture_name("capture" if path.name == MANIFEST else path.name.removesuffix(_SUFFIX), path.parent)
 
 
 def manifest_file_name(stem: str) -> str:
-    """Returns the file name that the manifest of a capture has in a target's folder."""
+    """Returns the file name of the manifest of a capture with this stem."""
     return MANIFEST if stem == "capture" else f"{stem}{_SUFFIX}"
 
 
 def find_manifests_beside(trace: Path) -> list[Path]:
-    """Returns the files that may be the manifest of a trace. A file that is named after the trace comes first."""
+    """Returns the existing files that may be the manifest of a trace. A file that is named after the trace is first."""
     paths = (trace.parent / name for name in (f"{trace_stem(trace)}{_SUFFIX}", MANIFEST))
     return [path for path in paths if path.is_file()]
 
 
 def find_manifest(trace: Path) -> Run | None:
-    """Returns the manifest of this trace: ``<stem>.manifest.json``, or ``manifest.json`` of its folder, or None.
+    """Returns the manifest of a trace: ``<stem>.manifest.json``, or ``manifest.json`` in its folder, or None.
 
-    A ``manifest.json`` belongs to the trace that its key ``capture`` names, or to the only trace of the folder. A trace
-    and its export, such as ``a.nsys-rep`` and ``a.sqlite``, are one trace.
+    A ``manifest.json`` belongs to the trace that its key ``capture`` names, or to the only trace in the folder. A trace
+    and its export, such as ``a.nsys-rep`` and ``a.sqlite``, count as one trace.
 
     Raises:
         ManifestError: the manifest is malformed.
@@ -133,11 +138,11 @@ def find_manifest(trace: Path) -> Run | None:
 
 
 def find_untraced_manifests(folder: Path) -> dict[Path, Run | ManifestError]:
-    """Returns the manifests of runs that left no trace, in the folder and one level of subfolders.
+    """Returns the manifests of runs that left no trace, in a folder and its direct subfolders, by file.
 
-    The manifests are sorted by folder and file name. A manifest that cannot be read is returned as its error. A folder
-    that does not exist or cannot be read contributes no manifest. A ``manifest.json`` without a status belongs to
-    another tool and is ignored.
+    They are sorted by folder and file name. If a manifest cannot be read, the error takes its place. A folder that does
+    not exist or cannot be read contributes no manifest. A ``manifest.json`` without a status belongs to another tool
+    and is ignored.
     """
     if not folder.is_dir():
         return {}
@@ -147,16 +152,16 @@ def find_untraced_manifests(folder: Path) -> dict[Path, Run | ManifestError]:
         try:
             files = sorted(path for path in place.iterdir() if not path.is_fifo())
             stems = _trace_stems(place)
-        except OSError:  # the row of a capture in this folder contains the error
+        except OSError:  # the report has a row with the error of this folder
             continue
         for path in (path for path in files if path.name == MANIFEST or path.name.endswith(_SUFFIX)):
             try:
-                values = _read_values(path)
+                values = _read_json(path)
                 if path.name == MANIFEST and not (isinstance(values, dict) and "status" in values):
                     continue  # such as the manifest of a web application or of a model's checkpoint
                 manifest = make_run(values, path)
             except ManifestError as error:
-                if not stems:  # otherwise the row of the manifest's trace contains the error
+                if not stems:  # otherwise, the row of the trace that the manifest belongs to contains the error
                     manifests[path] = error
                 continue
             if path.name != MANIFEST:
@@ -173,4 +178,5 @@ def find_untraced_manifests(folder: Path) -> dict[Path, Run | ManifestError]:
 
 
 def _trace_stems(folder: Path) -> set[str]:
+    """Returns the names of the traces in a folder without their suffixes."""
     return {trace_stem(path) for path in folder.iterdir() if is_capture(path)}

@@ -1,4 +1,4 @@
-"""Matches the times of unprofiled runs with captures. A run without a capture gets a row of its own."""
+"""Matches the times of unprofiled runs with captures. An unprofiled run without a capture gets a row in the report."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from nsys_analyzer.configuration import Run
 from nsys_analyzer.inputs.unprofiled_times import PhaseTiming, Timings
 
 _PHASE_ORDER = ("forward", "loss", "backward", "forward+backward", "optimizer", "step")
-#: The phases whose work does not depend on whether the step contains an optimizer.
+#: The phases that do the same work in steps with and without an optimizer.
 _PHASES_WITHOUT_OPTIMIZER = ("forward", "loss", "backward", "forward+backward")
-#: The statuses that report no failure.
-_UNREMARKABLE_STATUSES = ("ok", "missing")
-#: A warning names at most this many columns, and at most this many values of each column.
+#: The statuses of runs that did not fail.
+_STATUSES_WITHOUT_FAILURE = ("ok", "missing")
+#: A warning about differing rows lists at most this many columns, and at most this many values of each column.
 _MAX_LISTED = 3
-#: The columns that describe a run without a capture, besides its configuration.
+#: The columns, besides the configuration, that describe a run without a capture.
 _RUN_CONDITIONS = ("compile", "cuda_graph", "attention", "optimizer", "device")
-#: The phases that make up a longer phase. They are used if the capture has no range for the longer phase.
-_PARTS = {"forward+backward": ("forward", "loss", "backward"), "step": ("forward", "loss", "backward", "optimizer")}
-#: The time of the same work may differ by this share between two runs, because clock rates differ.
+#: The phases that make up a longer phase. Their times are added if the capture has no range for the longer phase.
+_SUBPHASES = {"forward+backward": ("forward", "loss", "backward"), "step": ("forward", "loss", "backward", "optimizer")}
+#: The time of the same work may differ by this fraction between two runs, because the clock rate of the GPU differs.
 _RUN_TOLERANCE = 0.03
 
 
 def match_timings(captures: Sequence[CaptureSummary], timings: Timings, *, one_run: bool) -> list[CaptureSummary]:
     """Returns the captures with the times of their unprofiled runs, and a row for each run without a capture.
 
-    A row belongs to the capture that it names. If it names none, it belongs to each capture that it fits: no known
-    condition differs, and no other row agrees in more conditions. If several rows with different conditions fit a
-    capture equally well, none of them is used.
+    A row of times belongs to the capture that it names. A row that names no capture belongs to each capture that it
+    fits: all conditions that are known on both sides are equal, and no other row agrees in more conditions. If several
+    rows with different conditions fit a capture equally well, none of them is used.
 
     Args:
         captures: the captures.
         timings: the unprofiled times.
-        one_run: whether all captures belong to one run. Rows that name neither a capture nor a model then belong to
+        one_run: whether all captures belong to one run. A row that names neither a capture nor a model then belongs to
             this run.
     """
     names = {capture.name for capture in captures}
-    # A row may name a capture that was renamed since.
+    # A row that names an unknown capture is treated as unnamed, because the capture may have been renamed.
     unnamed_rows = [
         row for row in timings.rows if row.run.capture not in names and (row.model or (one_run and not row.run.capture))
     ]
@@ -57,11 +57,11 @@ def match_timings(captures: Sequence[CaptureSummary], timings: Timings, *, one_r
             fitting_rows, evidence = _find_fitting_rows(own_rows or unnamed_rows, capture, one_run=one_run)
         if len({row.cells for row in fitting_rows}) == 1:
             used += fitting_rows
-            capture = _with_times(capture, fitting_rows)
+            capture = _add_times(capture, fitting_rows)
             if evidence:
                 warning = Fact("row_chosen_by_kernels", place=fitting_rows[0].place, evidence=evidence)
                 capture = replace(capture, warnings=(*capture.warnings, warning))
-        elif unused_rows := _why_no_row_is_used(timings, fitting_rows, one_run=one_run):
+        elif unused_rows := _explain_unused_rows(timings, fitting_rows, one_run=one_run):
             capture = replace(capture, warnings=(*capture.warnings, unused_rows))
         timed.append(capture)
     used_ids = {id(row) for row in used}
@@ -71,16 +71,16 @@ def match_timings(captures: Sequence[CaptureSummary], timings: Timings, *, one_r
         if id(row) not in used_ids and row.run.capture not in names
     ]
     own_runs = [row for row in unused if row.run.capture or _is_of_another_run(row, captures)]
-    return [*timed, *_only_timed_runs(own_runs, timings.source)]
+    return [*timed, *_make_rows_without_capture(own_runs, timings.source)]
 
 
 def _find_fitting_rows(
     rows: Sequence[PhaseTiming], capture: CaptureSummary, *, one_run: bool
 ) -> tuple[list[PhaseTiming], str]:
-    """Returns the rows that contradict no known condition of a capture and agree with it in the most conditions.
+    """Returns the rows that contradict no known condition of a capture, and agree with it in the most conditions.
 
-    If several rows fit equally well, the kernels' names decide: first the precision of more than half of the matmul
-    time, then whether torch.compile made any kernel. The second result names this evidence, or is empty.
+    If several rows fit equally well, the names of the kernels decide: first the precision of more than half of the
+    matmul time, then whether torch.compile generated any kernel. The second result names what decided, or is empty.
     """
     run, configuration = capture.run or Run(), capture.configuration or Configuration()
     modes = {"optimizer": "train", "backward": "forward+backward", "forward": "forward"}
@@ -89,7 +89,7 @@ def _find_fitting_rows(
     shares = {name: share for name, share in capture.precisions.items() if name != "unknown"}
     precision = next((name for name, share in shares.items() if share > sum(shares.values()) / 2), None)
     if precision == "tf32" and all(row.configuration.precision != precision for row in rows):
-        precision = "fp32"  # programs that run fp32 matmuls as TF32 still call their precision fp32
+        precision = "fp32"  # a program whose fp32 matmuls run as TF32 usually calls its precision fp32
     kernels = capture.whole.kernels if capture.whole and not capture.on_cpu else ()
     is_compiled = any(row.name.startswith("triton_") for row in kernels) if kernels else None
     precision, compiled = configuration.precision or precision, is_compiled if run.compile is None else run.compile
@@ -115,7 +115,7 @@ def _find_fitting_rows(
 def _count_agreements(row: PhaseTiming, configuration: Configuration, run: Run) -> float | None:
     """Returns the number of conditions that are known on both sides and agree; None if one of them differs.
 
-    The same mode counts as half a condition, because the mode of a capture is inferred.
+    An equal mode counts as half a condition, because the mode of a capture is inferred.
     """
     row_configuration, row_model, model = row.configuration, row.configuration.model, configuration.model
     pairs: list[tuple[object, object]]
@@ -130,10 +130,10 @@ def _count_agreements(row: PhaseTiming, configuration: Configuration, run: Run) 
     return len(known_pairs) + (0.5 if row_configuration.mode == configuration.mode else 0) if agrees else None
 
 
-def _why_no_row_is_used(timings: Timings, fitting_rows: Sequence[PhaseTiming], *, one_run: bool) -> Fact | None:
-    """Returns the warning that no row is used because several rows fit equally well, or because rows name no capture.
+def _explain_unused_rows(timings: Timings, fitting_rows: Sequence[PhaseTiming], *, one_run: bool) -> Fact | None:
+    """Returns the warning that rows are not used: several rows fit equally well, or rows name no capture.
 
-    Returns None if no row has a fitting configuration.
+    Returns None if there is no such row.
     """
     cells = [dict(row.cells) for row in fitting_rows]
     headers = dict.fromkeys(header for row_cells in cells for header in row_cells)
@@ -146,16 +146,16 @@ def _why_no_row_is_used(timings: Timings, fitting_rows: Sequence[PhaseTiming], *
     return Fact("rows_differ", source=timings.source, columns=columns)
 
 
-def _with_times(capture: CaptureSummary, timings: Sequence[PhaseTiming]) -> CaptureSummary:
-    """Returns the capture with these unprofiled times, and with a warning for each time that cannot be right.
+def _add_times(capture: CaptureSummary, timings: Sequence[PhaseTiming]) -> CaptureSummary:
+    """Returns a capture with its unprofiled times, and with a warning for each time that cannot be right.
 
-    If the times come without a peak memory, the peak memory of the capture's manifest is kept.
+    The peak memory in the capture's manifest is kept if the rows of times contain no peak memory.
     """
     timings = sorted(
         timings, key=lambda row: _PHASE_ORDER.index(row.phase) if row.phase in _PHASE_ORDER else len(_PHASE_ORDER)
     )
     times = {row.phase: row.times for row in timings if row.times}
-    failed = [row for row in timings if row.status not in _UNREMARKABLE_STATUSES]
+    failed = [row for row in timings if row.status not in _STATUSES_WITHOUT_FAILURE]
     memory = [row.run.peak_memory_bytes or 0 for row in timings]
     unprofiled = Unprofiled(
         status=failed[0].status if failed else "ok" if times else "missing",
@@ -184,13 +184,13 @@ def _with_times(capture: CaptureSummary, timings: Sequence[PhaseTiming]) -> Capt
 
 
 def _find_doubts(capture: CaptureSummary, name: str, unprofiled: Stats) -> Iterator[Fact]:
-    """Yields the reasons why a phase's unprofiled time cannot be right, according to the capture of the same run."""
+    """Yields the reasons why the unprofiled time of a phase cannot be right, according to the capture."""
     if unprofiled.mean is None or (name == "step" and capture.times_calls):
         return
     if unprofiled.median is None and unprofiled.std is not None and unprofiled.std > unprofiled.mean:
         yield Fact("deviation_above_mean", std_ms=unprofiled.std)
-    # The phase in the capture, or the phases that make it up.
-    parts = [part for part in _PARTS.get(name, ()) if part != "loss" or capture.phase("loss")]
+    # The names of the phases in the capture whose times are compared with the unprofiled time.
+    parts = [part for part in _SUBPHASES.get(name, ()) if part != "loss" or capture.phase("loss")]
     names = [name] if capture.phase(name) else parts
     phases = [phase for part in names if (phase := capture.phase(part))]
     step = capture.step if name == "step" and not capture.phase(name) else None
@@ -201,10 +201,10 @@ def _find_doubts(capture: CaptureSummary, name: str, unprofiled: Stats) -> Itera
         return
     else:
         busy, wall = (
-            _add_clocks([phase.gpu_busy_ms for phase in phases]),
-            _add_clocks([phase.wall_ms for phase in phases]),
+            _sum_times([phase.gpu_busy_ms for phase in phases]),
+            _sum_times([phase.wall_ms for phase in phases]),
         )
-    # Under the profiler, the GPU may be busy for longer because collectives wait.
+    # Collectives may wait longer under the profiler, and the GPU counts as busy while they wait.
     has_waits = capture.on_cpu or any(len(member.collectives) for member in capture.members)
     if not has_waits and _is_shorter(unprofiled, busy):
         yield Fact("gpu_busy_longer", busy_ms=busy.mean)
@@ -212,20 +212,20 @@ def _find_doubts(capture: CaptureSummary, name: str, unprofiled: Stats) -> Itera
         yield Fact("profiled_shorter", wall_ms=wall.mean)
 
 
-def _add_clocks(clocks: Sequence[Stats]) -> Stats:
-    """Returns the sum of the times of consecutive phases. The standard deviations are added, too."""
+def _sum_times(clocks: Sequence[Stats]) -> Stats:
+    """Returns the sum of the times of consecutive phases, with the sum of the standard deviations."""
     return Stats(None, sum(clock.mean or 0.0 for clock in clocks), sum(clock.std or 0.0 for clock in clocks))
 
 
 def _is_shorter(time: Stats, reference: Stats) -> bool:
-    """Returns whether a time is shorter than another by more than standard deviations and clock rates can explain."""
+    """Returns whether a time is shorter than the reference by more than spread and clock rates can explain."""
     if not time.mean or not reference.mean:
         return False
     return reference.mean - time.mean > (time.std or 0.0) + (reference.std or 0.0) + _RUN_TOLERANCE * reference.mean
 
 
-def _only_timed_runs(timings: Sequence[PhaseTiming], source: str) -> Iterator[CaptureSummary]:
-    """Yields a row for each run without a capture, because it was only timed or ended before the capture."""
+def _make_rows_without_capture(timings: Sequence[PhaseTiming], source: str) -> Iterator[CaptureSummary]:
+    """Yields a row for each run without a capture, which was only timed, or failed before its capture was written."""
     rows_of_run: dict[object, list[PhaseTiming]] = defaultdict(list)
     for timing in timings:
         rows_of_run[timing.run.capture, timing.cells].append(timing)
@@ -234,16 +234,16 @@ def _only_timed_runs(timings: Sequence[PhaseTiming], source: str) -> Iterator[Ca
     summaries: dict[str, CaptureSummary] = {}
     for rows in rows_of_run.values():
         first, configuration = rows[0], rows[0].configuration
-        summary = _with_times(CaptureSummary("", None, source, ""), rows)
+        summary = _add_times(CaptureSummary("", None, source, ""), rows)
         unprofiled = summary.unprofiled
         if not unprofiled or (unprofiled.status == "missing" and not first.run.capture):
             continue
         if not unprofiled.phases and not first.run.capture:  # without times, the run failed equally in every mode
             configuration = structs.replace(configuration, mode=None)
-        status = "not_profiled" if unprofiled.status in _UNREMARKABLE_STATUSES else unprofiled.status
+        status = "not_profiled" if unprofiled.status in _STATUSES_WITHOUT_FAILURE else unprofiled.status
         conditions = {name: value for name in _RUN_CONDITIONS if (value := getattr(first.run, name)) is not None}
         summary = replace(
-            summary, name=first.run.capture or _name_of_run(first, configuration, differing),
+            summary, name=first.run.capture or _make_run_name(first, configuration, differing),
             configuration=configuration, status=status if status in STATUSES else "failed",
             message=(unprofiled.message if status in STATUSES else status) or None,
             run=Run(**conditions) if conditions else None,
@@ -252,8 +252,8 @@ def _only_timed_runs(timings: Sequence[PhaseTiming], source: str) -> Iterator[Ca
     yield from summaries.values()
 
 
-def _name_of_run(timing: PhaseTiming, configuration: Configuration, differing: Collection[str]) -> str:
-    """Returns a name for a run without a capture. The name contains the values of the ``differing`` conditions."""
+def _make_run_name(timing: PhaseTiming, configuration: Configuration, differing: Collection[str]) -> str:
+    """Returns a name for a run without a capture. It contains the values of the conditions in ``differing``."""
     model = configuration.model.name if configuration.model else timing.model or "unknown model"
     details = (
         f"b{configuration.batch_size}" if configuration.batch_size else "",
@@ -265,7 +265,7 @@ def _name_of_run(timing: PhaseTiming, configuration: Configuration, differing: C
 
 
 def _is_of_another_run(row: PhaseTiming, captures: Sequence[CaptureSummary]) -> bool:
-    """Returns whether a row's model or configuration differs from the model or configuration of every capture."""
+    """Returns whether a row of times has a model, and no capture has the row's model and configuration."""
     names = ("context_length", "batch_size", "precision", "mode")
     for configuration in (capture.configuration or Configuration() for capture in captures):
         pairs = [(getattr(row.configuration, name), getattr(configuration, name)) for name in names]

@@ -1,10 +1,11 @@
-"""Defines the rows of experiments, each with a case and its measured figures, and reads and writes the file of rows.
+"""Defines the rows of an experiment, each with a case and its measured figures, and reads and writes the rows file.
 
-A target is a program that measures one case after another. Cases and figures are dataclasses, which the target writes
-and the section of the experiment reads. Only this module converts them to JSON and back:
+A target is a program that measures one case after another. Cases and figures are dataclasses: the target writes them,
+and the experiment's section of the report reads them. Only this module converts them to JSON and back:
 
-- A field that is None was not measured and has no key.
-- A part, such as ``forward: Times | None``, has a key for each of its own fields: ``forward_ms``, ``forward_std_ms``.
+- A field that is None, which means that it was not measured, has no key.
+- A field that is itself a dataclass, such as ``forward: Times``, has a key for each of its own fields: ``forward_ms``,
+  ``forward_std_ms``.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class CaseTarget(Generic[C, F]):
-    """A program that measures cases: its module, and the types of its cases and figures."""
+    """A program that measures the cases of an experiment: its module, and the types of its cases and figures."""
 
     module: str
     case: type[C] = dict  # type: ignore[assignment]
@@ -46,7 +47,7 @@ class CaseTarget(Generic[C, F]):
 
 @dataclass(frozen=True)
 class Times:
-    """Statistics in ms of repeated measurements; ``ms`` is the mean. A single measurement has no standard deviation.
+    """Statistics of repeated measurements, in ms. ``ms`` is the mean. A single measurement has no standard deviation.
 
     ``cv`` is the coefficient of variation, standard deviation ÷ mean.
     """
@@ -60,7 +61,7 @@ class Times:
 
     @classmethod
     def of(cls, times_ms: Sequence[float]) -> Times:
-        """Returns the statistics of at least one time in ms."""
+        """Returns the statistics of one or more times in ms."""
         mean = statistics.fmean(times_ms)
         std = statistics.stdev(times_ms) if len(times_ms) > 1 else None
         cv = None if std is None else std / mean
@@ -69,7 +70,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Task(Generic[C]):
-    """One measurement to be made: the target, its case, and a label for progress and messages."""
+    """A measurement that an experiment will make. The label names it in progress lines and messages."""
 
     target: CaseTarget[C, Any]
     case: C
@@ -78,7 +79,7 @@ class Task(Generic[C]):
     @property
     def key(self) -> str:
         """Returns the text that identifies the task."""
-        return _key(self.target.module, self.case)
+        return _make_key(self.target.module, self.case)
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,9 @@ class Row(Generic[C, F]):
         module: the module of the target.
         case: the options of the case.
         status: how the measurement ended.
-        message: one line that says why the status is not ok.
-        figures: the measured figures, also those measured before a failure.
-        machine: the device and the versions.
+        message: one line with the reason, if the status is not ok.
+        figures: the measured figures. After a failure, these are the figures that were measured before it.
+        machine: the device, and the versions of the software.
     """
 
     module: str
@@ -109,23 +110,23 @@ class Row(Generic[C, F]):
     @property
     def key(self) -> str:
         """Returns the key of the row's task."""
-        return _key(self.module, self.case)
+        return _make_key(self.module, self.case)
 
     def to_json_values(self) -> dict[str, Any]:
-        """Returns the row in the types of JSON."""
+        """Returns the row as JSON values."""
         return {**vars(self), "case": to_json_values(self.case), "figures": to_json_values(self.figures)}
 
 
-#: A row as the file has it.
+#: A row whose case and figures are JSON values, as in the rows file.
 _JsonRow = Row[dict[str, Scalar], dict[str, Scalar | list[Any] | dict[str, Any]]]
 
 
-def _key(module: str, case: object) -> str:
+def _make_key(module: str, case: object) -> str:
     return json.dumps([module, to_json_values(case)], sort_keys=True)
 
 
 def to_json_values(struct: object) -> dict[str, Any]:
-    """Returns a case or figures in the types of JSON, with a key for each field that is not None."""
+    """Returns a case or figures as JSON values, with a key for each field that is not None."""
     if isinstance(struct, Mapping):
         return dict(struct)
     values: dict[str, Any] = {}
@@ -139,15 +140,15 @@ def to_json_values(struct: object) -> dict[str, Any]:
 
 
 def from_json_values(kind: type[T], values: Mapping[str, Any]) -> T:
-    """Returns the case or figures that the values of JSON describe.
+    """Converts JSON values to a case or figures of this type.
 
     Raises:
-        ValueError: a value is missing or has another type. The message names it.
+        ValueError: a value is missing or has another type. The message names the value.
     """
     if not is_dataclass(kind):
         return values  # type: ignore[return-value]
     arguments = {key: value for key, value in values.items() if value is not None}
-    for name, keys in _keys_of_parts(kind).items():
+    for name, keys in _find_keys_of_parts(kind).items():
         part = {field_name: arguments.pop(key) for key, field_name in keys.items() if key in arguments}
         if part:
             arguments[name] = part
@@ -155,8 +156,8 @@ def from_json_values(kind: type[T], values: Mapping[str, Any]) -> T:
 
 
 @cache
-def _keys_of_parts(kind: type) -> dict[str, dict[str, str]]:
-    """Returns the JSON keys of each part of a type, with the names of their fields."""
+def _find_keys_of_parts(kind: type) -> dict[str, dict[str, str]]:
+    """Returns the JSON keys for each field that is itself a dataclass, each with the name of the field in it."""
     keys = {}
     for name, hint in get_type_hints(kind).items():
         types = get_args(hint) if isinstance(hint, UnionType) else (hint,)
@@ -166,7 +167,7 @@ def _keys_of_parts(kind: type) -> dict[str, dict[str, str]]:
 
 
 def convert_row(row: Row[Any, Any], target: CaseTarget[C, F]) -> Row[C, F]:
-    """Returns a row from the file with its case and figures converted to the target's types.
+    """Returns a row of the rows file with its case and figures converted to the target's types.
 
     Raises:
         ValueError: a value of the case is missing, a value has another type, or the row is ok without figures.
@@ -178,39 +179,39 @@ def convert_row(row: Row[Any, Any], target: CaseTarget[C, F]) -> Row[C, F]:
 
 
 def start_rows_file(folder: Path, header: Mapping[str, Any]) -> None:
-    """Creates the file of rows with a header, in place of an older one."""
+    """Creates the rows file with a header, and replaces an older file."""
     line = json.dumps({"schema_version": SCHEMA_VERSION, **header})
     write_text(folder / ROWS_FILE, line + "\n")
 
 
 def append_command(folder: Path, command: str) -> None:
-    """Appends the command line that makes the rows after it.
+    """Appends the command line that makes the next rows to the rows file.
 
-    An incomplete last line, which an interruption left, is removed first. Otherwise the next line would be lost, too.
+    An interruption may have left an incomplete last line. It is removed first, so that the next line does not join it.
     """
     path = folder / ROWS_FILE
     complete_lines = path.read_bytes().rpartition(b"\n")[0] + b"\n"
     with path.open("r+b") as file:
         file.truncate(len(complete_lines))
-    _append(folder, {"run": command})
+    _append_line(folder, {"run": command})
 
 
 def append_row(folder: Path, row: Row[Any, Any]) -> None:
-    """Appends a row to the file."""
-    _append(folder, row.to_json_values())
+    """Appends a row to the rows file."""
+    _append_line(folder, row.to_json_values())
 
 
-def _append(folder: Path, values: Mapping[str, Any]) -> None:
+def _append_line(folder: Path, values: Mapping[str, Any]) -> None:
     append_text(folder / ROWS_FILE, json.dumps(values) + "\n")
 
 
 def read_rows_file(path: Path) -> tuple[dict[str, Any], tuple[Row[Any, Any], ...]]:
-    """Returns the header and the latest row of each task, with cases and figures as JSON values.
+    """Returns the header of a rows file and the latest row of each task, with cases and figures as JSON values.
 
-    The key ``runs`` of the header has all command lines that made rows. An incomplete last line is ignored.
+    The key ``runs`` of the header contains all command lines that made rows. An incomplete last line is ignored.
 
     Raises:
-        ConfigurationError: the file was not written by an experiment, or by another version.
+        ConfigurationError: the file was not written by an experiment of this version.
     """
     remedy = "Make it anew: nsys-analyze bench"
     try:
@@ -220,8 +221,8 @@ def read_rows_file(path: Path) -> tuple[dict[str, Any], tuple[Row[Any, Any], ...
         rows = {(row := msgspec.convert(result, _JsonRow)).key: row for result in results}
         commands = [entry["run"] for entry in (header, *entries) if entry.get("run") and "module" not in entry]
     except (ValueError, TypeError, AttributeError) as error:
-        raise ConfigurationError(f"{path} is no file of a bench ({error})", remedy) from error
+        raise ConfigurationError(f"{path} was not written by nsys-analyze bench ({error})", remedy) from error
     is_current = isinstance(header, dict) and header.get("schema_version") == SCHEMA_VERSION
     if not is_current or not all(isinstance(text, str) for text in (header.get("bench"), *commands)):
-        raise ConfigurationError(f"{path} is no file of a bench of this version", remedy)
+        raise ConfigurationError(f"{path} was not written by nsys-analyze bench of this version", remedy)
     return {**header, "runs": list(dict.fromkeys(commands))}, tuple(rows.values())

@@ -19,7 +19,7 @@ _DIGITS = re.compile(r"\d+")
 
 
 def find_traces(paths: Iterable[Path], *, allow_none: bool = False) -> list[Path]:
-    """Returns the trace files among files and folders, each capture once.
+    """Returns the traces among files and folders. Each capture occurs only once.
 
     A folder stands for the traces in it and in its direct subfolders.
 
@@ -30,26 +30,28 @@ def find_traces(paths: Iterable[Path], *, allow_none: bool = False) -> list[Path
     for path in paths:
         inside = _find_traces_in(path) if is_folder(path) else [path]
         if not inside and not allow_none and not find_untraced_manifests(path):
-            raise TraceError(f"{path} holds no trace", "Give a folder with .sqlite, .nsys-rep or .pt.trace.json files")
+            raise TraceError(
+                f"{path} contains no trace", "Give a folder with .sqlite, .nsys-rep or .pt.trace.json files"
+            )
         for trace in inside:
             traces.setdefault(Path(os.path.realpath(trace)), trace)
     return list(traces.values())
 
 
 def is_folder(path: Path) -> bool:
-    """Returns whether a path is a folder of traces, not a folder that is an export itself."""
+    """Returns whether a path is a folder of traces, and not a folder that is itself an export."""
     return path.is_dir() and not is_export_folder(path)
 
 
 def holds_captures(path: Path) -> bool:
-    """Returns whether a path is a trace, or a folder that holds traces or manifests of runs."""
+    """Returns whether a path is a trace, or a folder that contains traces or manifests of runs."""
     return not is_folder(path) or bool(_find_traces_in(path) or find_untraced_manifests(path))
 
 
 def list_traces(folder: Path) -> dict[Path, list[Path] | OSError]:
     """Returns the trace files of a folder and of each subfolder, or the error if a subfolder cannot be read.
 
-    Files are in order of their names, with `rank2` before `rank10`.
+    The files are sorted by name, with numbers in numerical order: `rank2` is before `rank10`.
     """
     subfolders = (path for path in folder.iterdir() if is_folder(path) and not path.name.startswith("."))
     files: dict[Path, list[Path] | OSError] = {}
@@ -71,16 +73,16 @@ def list_traces(folder: Path) -> dict[Path, list[Path] | OSError]:
 
 
 def _find_traces_in(folder: Path) -> list[Path]:
-    """Returns the captures in a folder and in its direct subfolders.
+    """Returns the traces in a folder and in its direct subfolders.
 
-    A trace and the exports made from it are one capture. The newest of them represents it.
+    A report and its exports are the same capture. Only the newest of these files is returned.
     """
     files = [path for files in list_traces(folder).values() if not isinstance(files, OSError) for path in files]
     exports: dict[Path, list[Path]] = defaultdict(list)
     for path in files:
         if find_source(path) in (EXPORT, FOLDER):
             exports[path.with_name(trace_stem(path))].append(path)
-    replaced = {older for same in exports.values() for older in sorted(same, key=export_time_ns)[:-1]}
+    replaced = {older for same_capture in exports.values() for older in sorted(same_capture, key=export_time_ns)[:-1]}
     for report in filter(is_report, files):
         of_report = exports[report.with_name(trace_stem(report))]
         replaced |= {report} if any(is_export_of(export, report) for export in of_report) else set(of_report)
@@ -97,7 +99,7 @@ def find_titles(traces: Sequence[Path]) -> dict[Path, str]:
 
 
 def name_of_trace(path: Path) -> str:
-    """Returns the name of a capture, which comes from the name of its file or its folder."""
+    """Returns the name of a capture, which is the name of its file or its folder."""
     stem = trace_stem(path)
     stem = stem if stem != path.name else path.name.removesuffix(path.suffix)
     return capture_name(stem, Path(os.path.realpath(path)).parent)
@@ -106,14 +108,14 @@ def name_of_trace(path: Path) -> str:
 def read_each_trace(path: Path, read_trace: Callable[[Path], Result], tell: Callable[[str], None]) -> Iterator[Result]:
     """Yields the result of ``read_trace`` for a trace, or for each trace of a folder.
 
-    ``tell`` is called with the error of each trace that cannot be read.
+    If a trace cannot be read, ``tell`` is called with the error.
 
     Raises:
         NsysAnalyzerError: no trace could be read.
     """
     traces, errors = find_traces([path]), list[NsysAnalyzerError]()
     if not traces:  # the folder contains only runs that were not profiled
-        raise TraceError(f"{path} holds no trace", "Give a trace, or a folder with some")
+        raise TraceError(f"{path} contains no trace", "Give a trace, or a folder with some")
     for trace in traces:
         try:
             yield read_trace(trace)

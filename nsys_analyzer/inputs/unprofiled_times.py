@@ -1,8 +1,8 @@
 """Reads the times of runs without a profiler, from CSV tables and from the manifests of a sweep.
 
-A sweep also writes its times as a table for people, ``timings.csv``. Tables of other programs have either a row for
-each phase (with the columns ``phase``, ``mean_ms``, and ``capture`` if there are several captures) or a column for each
-phase (such as ``forward_ms`` or ``step_s``).
+A sweep also writes its times as a table, ``timings.csv``. A table of another program has either a row for each phase
+(with the columns ``phase``, ``mean_ms``, and ``capture`` if there are several captures) or a column for each phase
+(such as ``forward_ms`` or ``step_s``).
 """
 
 from __future__ import annotations
@@ -31,29 +31,30 @@ from nsys_analyzer.system.atomic_write import write_text
 from nsys_analyzer.system.strict_json import decode_json
 from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS, US_PER_MS
 
-#: The columns with the configuration of a run.
+#: The columns with the numbers of warm-up steps and of measured steps.
 _STEP_COLUMNS = ("warmup_steps", "steps")
+#: The columns with the configuration of a run.
 _CONFIGURATION_COLUMNS = (
     "model", *DIMENSIONS, *(name for name, option in OPTIONS.items() if option.in_run and name not in _STEP_COLUMNS),
 )  # fmt: skip
 _STATISTICS = ("mean", "std", "min", "median", "max")
-#: The columns of the table that a sweep writes. Times are in milliseconds over the measured steps.
+#: The columns of the table that a sweep writes. The times are statistics over the measured steps, in ms.
 SWEEP_COLUMNS = (
     "capture", *_CONFIGURATION_COLUMNS, "rank", "phase", *_STEP_COLUMNS, *(f"{name}_ms" for name in _STATISTICS),
     "peak_memory_bytes", "status", "message",
 )  # fmt: skip
-#: Matches a column with the mean time of a phase, and its unit.
-_PHASE_COLUMN = re.compile(r"(forward|loss|backward|forward\+backward|optimizer|step)_(ns|us|ms|s)")
-_UNITS_MS = {"ns": 1 / NS_PER_MS, "us": 1 / US_PER_MS, "ms": 1.0, "s": MS_PER_S}
-#: The columns with the times of one phase, in a table with a row for each phase, and their unit in ms.
-_ROW_COLUMNS = {f"{name}_ms": 1.0 for name in _STATISTICS}
-#: The columns that describe a run. Older tables of a sweep have a column with the name of the optimizer.
-_RUN_COLUMNS = {*SWEEP_COLUMNS, "optimizer"} - {"phase", *_ROW_COLUMNS}
-#: The shortest and the longest possible time of a phase.
+#: Matches the name of a column with the mean time of a phase: the phase, and the unit of the time.
+_TIME_COLUMN_OF_PHASE = re.compile(r"(forward|loss|backward|forward\+backward|optimizer|step)_(ns|us|ms|s)")
+_MS_PER_UNIT = {"ns": 1 / NS_PER_MS, "us": 1 / US_PER_MS, "ms": 1.0, "s": MS_PER_S}
+#: The columns with times in a table that has a row for each phase, each with its unit in ms.
+_TIME_COLUMNS = {f"{name}_ms": 1.0 for name in _STATISTICS}
+#: The columns that describe a run. Tables of older sweeps also have the column ``optimizer``.
+_RUN_COLUMNS = {*SWEEP_COLUMNS, "optimizer"} - {"phase", *_TIME_COLUMNS}
+#: A mean time of a phase outside these limits is rejected as impossible.
 _SHORTEST_MS, _LONGEST_MS = 1e-9, 365 * 86_400e3
 _TABLE_HINT = (
-    f"Give a sweep's {TIMINGS}, or a table with phase, mean_ms or capture, phase, mean_ms (a row for each phase), "
-    "or one with forward_ms, step_ms (a column for each)"
+    f"Give a sweep's {TIMINGS}, a table with a row for each phase (columns phase and mean_ms, and capture if there are "
+    "several captures), or a table with a column for each phase, such as forward_ms and step_ms"
 )
 
 
@@ -64,8 +65,8 @@ class PhaseTiming:
     Attributes:
         phase: the name of the phase.
         times: the times in ms; None if the phase was not timed.
-        place: the file and the line of the row.
-        status: a status of manifests, or ``missing`` if the row has neither a time nor a reason.
+        place: the file and the line of the row, for messages.
+        status: one of ``configuration.STATUSES``, or ``missing`` if the row contains neither a time nor another status.
         run, configuration: the description of the run, including the name of its ``capture``.
     """
 
@@ -78,25 +79,26 @@ class PhaseTiming:
 
     @cached_property
     def cells(self) -> tuple[tuple[str, str], ...]:
-        """Returns the column names and values that identify the run. The number of steps is left out."""
+        """Returns the columns that identify the run, with their values, without the number of measured steps."""
         names = (*_CONFIGURATION_COLUMNS, "optimizer", "rank", "warmup_steps")
         values = ((name, getattr(self.run, name)) for name in names)
         return tuple((name, str(value)) for name, value in values if value is not None)
 
     @property
     def model(self) -> str | None:
-        """Returns the name of the model, which need not be a model that the package knows."""
+        """Returns the name of the model, which the package may not know."""
         return self.configuration.model.name if self.configuration.model else self.run.model
 
 
 @dataclass(frozen=True)
 class Timings:
-    """The times from one or several files, with one row for each run and phase.
+    """The unprofiled times from one or several files, with one row for each run and phase.
 
     Attributes:
         source: the names of the files.
         rows: the rows.
-        of_captures: whether all rows belong to captures. A row that fits no capture is then dropped.
+        of_captures: whether each row was measured for a capture of the report. A row that fits no capture is then
+            dropped, and does not become a row of the report.
     """
 
     source: str
@@ -105,7 +107,7 @@ class Timings:
 
 
 def read_timings(*paths: Path) -> Timings:
-    """Reads tables of times, which have a row for each phase or a column for each phase.
+    """Reads tables of unprofiled times, which have a row for each phase or a column for each phase.
 
     Raises:
         TimingsError: a file is not such a table, a value is not a possible time, or a run is timed twice.
@@ -120,16 +122,16 @@ def read_timings(*paths: Path) -> Timings:
 
 
 def _read_rows(path: Path) -> Iterator[PhaseTiming]:
-    """Yields the rows of a file, one for each phase."""
+    """Yields the times in a table, one for each phase of each run."""
     (_, header), *lines = _read_table(path)
-    phase_columns = {name: match for name in header if (match := _PHASE_COLUMN.fullmatch(name))}
-    columns_of_phase = {match[1]: {name: _UNITS_MS[match[2]]} for name, match in phase_columns.items()}
-    known_columns = {*phase_columns, *_RUN_COLUMNS, "phase", *_ROW_COLUMNS}
+    phase_columns = {name: match for name in header if (match := _TIME_COLUMN_OF_PHASE.fullmatch(name))}
+    columns_of_phase = {match[1]: {name: _MS_PER_UNIT[match[2]]} for name, match in phase_columns.items()}
+    known_columns = {*phase_columns, *_RUN_COLUMNS, "phase", *_TIME_COLUMNS}
     unknown = [name for name in header if name not in known_columns]
-    row_columns = {"phase", *_ROW_COLUMNS} & {*header}
+    row_columns = {"phase", *_TIME_COLUMNS} & {*header}
     has_duplicates = len({*header}) < len(header) or len(columns_of_phase) < len(phase_columns)
     if unknown or has_duplicates or (row_columns if columns_of_phase else not row_columns >= {"phase", "mean_ms"}):
-        problem = f"the column {unknown[0][:40]!r} is not known" if unknown else "not one time for each phase"
+        problem = f"the column {unknown[0][:40]!r} is not known" if unknown else "it needs one time for each phase"
         raise TimingsError(f"{path}: {problem}", _TABLE_HINT)
     for line, texts in lines:
         cells = {name: text for name, text in zip(header, texts, strict=False) if text}
@@ -139,14 +141,14 @@ def _read_rows(path: Path) -> Iterator[PhaseTiming]:
         place = f"{path.name}, line {line}"
         run, configuration = _read_description(place, cells)
         status_without_time = "missing" if run.status == "ok" else run.status
-        for phase, columns in (columns_of_phase or {cells["phase"]: _ROW_COLUMNS}).items():
+        for phase, columns in (columns_of_phase or {cells["phase"]: _TIME_COLUMNS}).items():
             values = [_read_time_ms(place, name, cells.get(name), unit) for name, unit in columns.items()]
             times = None if values[0] is None else Stats(run.steps, *values)
             yield PhaseTiming(phase, times, place, "ok" if times else status_without_time, run, configuration)
 
 
 def _read_table(path: Path) -> list[tuple[int, list[str]]]:
-    """Returns the header of a file and its rows that are not blank, each with its line number.
+    """Returns the header of a table and its rows that are not blank, each with its line number.
 
     Raises:
         TimingsError: the file does not exist, is not a table, or has no rows.
@@ -159,14 +161,17 @@ def _read_table(path: Path) -> list[tuple[int, list[str]]]:
     except OSError as error:
         raise TimingsError(f"{path}: cannot be read ({error.strerror})", "Give the path of a CSV file") from error
     except (ValueError, csv.Error) as error:
-        raise TimingsError(f"{path}: no CSV ({textwrap.shorten(str(error), 200)})", _TABLE_HINT) from error
+        raise TimingsError(f"{path}: not CSV ({textwrap.shorten(str(error), 200)})", _TABLE_HINT) from error
     if len(table) < 2:
         raise TimingsError(f"{path}: no rows", _TABLE_HINT)
     return table
 
 
 def _read_description(place: str, cells: dict[str, str]) -> tuple[Run, Configuration]:
-    """Returns the run and the configuration that a row describes. A model with an unknown name has no dimensions."""
+    """Returns the run and the configuration that a row of a table describes.
+
+    If the package does not know the model, and the row has no dimensions, the configuration has no model.
+    """
     try:
         run = msgspec.convert({name: text for name, text in cells.items() if name in _RUN_COLUMNS}, Run, strict=False)
         try:
@@ -185,7 +190,7 @@ def _read_description(place: str, cells: dict[str, str]) -> tuple[Run, Configura
 
 
 def _read_time_ms(place: str, column: str, text: str | None, unit_ms: float) -> float | None:
-    """Returns the time in a cell in ms; None if the cell is empty."""
+    """Converts the text of a cell to a time in ms; returns None if the cell is empty."""
     if text is None:
         return None
     try:
@@ -202,7 +207,7 @@ def _read_time_ms(place: str, column: str, text: str | None, unit_ms: float) -> 
 
 
 class _ManifestTimings(msgspec.Struct):
-    """The part of a manifest about the unprofiled run: its status, and for each phase the times of its steps in ms."""
+    """The part of a manifest about the unprofiled run: its status, and the times of each phase in ms, one per step."""
 
     status: str
     times_ms: dict[str, Annotated[list[float], msgspec.Meta(min_length=1)]]
@@ -212,21 +217,21 @@ class _ManifestTimings(msgspec.Struct):
 def read_sweep_timings(folder: Path) -> Timings:
     """Returns the times in the manifests of a sweep's folder, rounded to the nanosecond.
 
-    If a configuration ran out of memory, failed or timed out, its phases have this status and no times. A capture of
-    several ranks has the times of each rank.
+    If a run ran out of memory, failed or timed out, its phases have this status and no times. If a run has several
+    ranks, there are rows for each rank.
 
     Raises:
-        ConfigurationError: a manifest has times that a sweep did not write.
+        ConfigurationError: a manifest contains times in a format that no sweep writes.
     """
     manifests = sorted(folder.glob(f"[!.]*/*{MANIFEST}"))
     return Timings(TIMINGS, tuple(row for path in manifests for row in read_manifest_timings(path)))
 
 
 def read_manifest_timings(path: Path) -> Iterator[PhaseTiming]:
-    """Yields the times in a manifest. Yields nothing if another tool wrote the file.
+    """Yields the times in a manifest; yields nothing if another tool wrote the file.
 
     Raises:
-        ConfigurationError: the manifest has times that a sweep did not write.
+        ConfigurationError: the manifest contains times in a format that no sweep writes.
     """
     try:
         values = decode_json(path.read_bytes())
@@ -261,7 +266,7 @@ def read_manifest_timings(path: Path) -> Iterator[PhaseTiming]:
 
 
 def write_timings(folder: Path) -> Path:
-    """Writes the times of a sweep's folder as ``timings.csv``, whole or not at all, and returns its path."""
+    """Writes the times in a sweep's folder atomically as ``timings.csv`` there, and returns the path of the table."""
     text = io.StringIO()
     writer = csv.DictWriter(text, SWEEP_COLUMNS, restval="", extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -274,6 +279,6 @@ def write_timings(folder: Path) -> Path:
 
 
 def is_sweep_table(path: Path) -> bool:
-    """Returns whether a sweep wrote this table of times, so that it may be replaced."""
+    """Returns whether a sweep wrote a table of times. Such a table may be replaced."""
     with path.open(encoding="utf-8", errors="replace") as file:
         return file.readline().startswith(",".join(SWEEP_COLUMNS[:2]))

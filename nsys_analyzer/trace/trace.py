@@ -231,7 +231,7 @@ def check_recorded(reader: Reader, path: Path) -> None:
     if not any(reader.name_of(table) for table in _LARGE_TABLES):
         reason = plain(explain_missing_cuda(read_diagnostics(reader.read(schema.DIAGNOSTICS))), "`")
         remedy = reason or "Capture again with: nsys profile --trace=cuda,nvtx"
-        raise MissingTableError(f"{path} holds neither CUDA activity nor NVTX ranges", remedy)
+        raise MissingTableError(f"{path} contains neither CUDA activity nor NVTX ranges", remedy)
 
 
 def costly_tables(reader: Reader) -> tuple[str, ...]:

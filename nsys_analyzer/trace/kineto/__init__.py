@@ -22,20 +22,21 @@ from nsys_analyzer.trace.reader import ArrowReader
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_PUSH_POP = 59
-_WARNING = 2
-_HOST, _DEVICE = 0, 2  # nsys's ENUM_CUDA_MEM_KIND: pageable memory, device memory
+_PUSH_POP_EVENT = 59  # the eventType of push-pop ranges in nsys exports
+_WARNING_SEVERITY = 2  # the severity of warnings in nsys exports
+_PAGEABLE_MEMORY, _DEVICE_MEMORY = 0, 2  # codes of nsys's ENUM_CUDA_MEM_KIND
+#: The words in Kineto's names of copies for the codes 1 to 10 of nsys's ENUM_CUDA_MEMCPY_OPER.
 _COPY_DIRECTIONS = ("HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
-#: The codes of ENUM_CUDA_MEM_KIND by the words in the names of copies.
+#: The codes of nsys's ENUM_CUDA_MEM_KIND by the words in Kineto's names of copies.
 _MEMORY_KINDS, _UNKNOWN_MEMORY = {"Pageable": 0, "Pinned": 1, "Device": 2, "Array": 3, "Managed": 4}, 7
-#: Matches Kineto's name of a thread: "thread 28683 (pt_autograd_0)".
+#: Matches the name that Kineto writes for a thread: "thread 28683 (pt_autograd_0)".
 _THREAD_NAME = re.compile(r"^thread \d+ \((.+)\)$")
-#: The name of a device that has no name in the trace.
+#: The name that a GPU gets if the trace contains none, by platform.
 _UNNAMED_DEVICE = {CUDA: "unnamed NVIDIA GPU", HIP: "unnamed AMD GPU"}
 
-_VIRTUAL_MACHINE = 1 << 48  # a global ID has the ID of the virtual machine in the bits above the process ID
-_MAX_ID = 1 << 24  # a global thread ID has 24 bits for the process and 24 for the thread
-#: The kinds of event whose track is a process and a thread. The track of any other event is a GPU and a stream.
+_VIRTUAL_MACHINE_ID = 1 << 48  # a global ID contains the ID of the virtual machine above the bits of the process ID
+_MAX_ID = 1 << 24  # a global thread ID contains 24 bits of the process ID and 24 bits of the thread ID
+#: The kinds of events whose track is a thread of a process. The track of any other event is a stream of a GPU.
 _CPU_KINDS = ("runtime", "range", "operator", "memory")
 
 _Columns = dict[str, Any]
@@ -48,9 +49,9 @@ def open_trace(path: Path) -> ArrowReader:
 
 
 def read_tables(path: Path) -> dict[str, pa.Table]:
-    """Reads a trace of PyTorch's profiler as the tables of an nsys export, by the names of the tables there.
+    """Reads a trace of PyTorch's profiler as tables of an nsys export, by their names in an export.
 
-    Empty tables are left out.
+    Tables without rows are left out.
 
     Raises:
         TraceError: an error of :func:`read_kineto`, or the trace contains several processes.
@@ -60,15 +61,15 @@ def read_tables(path: Path) -> dict[str, pa.Table]:
         _make_kernels(trace)
         if trace.properties.device_properties:
             trace.remarks.append("The machine has a GPU, but the trace contains no GPU work: all times are CPU times")
-    process, thread = _global_ids(trace)
+    process, thread = _assign_global_ids(trace)
     name_of = {track: name for track, name in trace.of("thread")[["track", "name"]].tolist() if thread[track]}
     thread_names = [_THREAD_NAME.sub(r"\1", trace.texts[name]) for name in name_of.values()]
-    name_ids = np.arange(len(trace.texts), len(trace.texts) + len(thread_names))  # after the texts in StringIds
+    name_ids = np.arange(len(trace.texts), len(trace.texts) + len(thread_names))  # they follow the texts in StringIds
     texts = [*trace.texts, *thread_names]
     tables = {
-        **_gpu_tables(trace, process),
-        **_cpu_tables(trace, process, thread),
-        **_condition_tables(trace, process),
+        **_make_gpu_tables(trace, process),
+        **_make_cpu_tables(trace, process, thread),
+        **_make_condition_tables(trace, process),
         "ThreadNames": {"nameId": name_ids, "globalTid": thread[list(name_of)]},
         "StringIds": {"id": np.arange(len(texts)), "value": texts},
     }
@@ -76,10 +77,10 @@ def read_tables(path: Path) -> dict[str, pa.Table]:
     return {name: table for name, table in arrow_tables.items() if table.num_rows}
 
 
-def _global_ids(trace: KinetoTrace) -> tuple[int, Ints]:
+def _assign_global_ids(trace: KinetoTrace) -> tuple[int, Ints]:
     """Returns the global ID of the trace's process, and the global thread ID of each track.
 
-    The array of thread IDs has shape (tracks,), and is 0 for the tracks of GPU operations.
+    The array of thread IDs has shape (tracks,). The ID is 0 for the tracks of GPU operations.
 
     Raises:
         TraceError: the trace contains several processes.
@@ -87,9 +88,9 @@ def _global_ids(trace: KinetoTrace) -> tuple[int, Ints]:
     tracks = np.unique(np.concatenate([trace.of(kind)["track"] for kind in _CPU_KINDS])).tolist()
     pids = _fit_ids(trace.tracks[track][0] for track in tracks)
     if len(pids) > 1:
-        # Kineto writes a GPU's number instead of the process, so the process that launched an operation is unknown.
+        # Kineto writes the GPU in place of the process, so the process that launched an operation would be unknown.
         raise TraceError(f"{trace.path} contains {len(pids)} processes", "Give one trace for each rank")
-    process = _VIRTUAL_MACHINE | next(iter(pids.values()), 0) << 24
+    process = _VIRTUAL_MACHINE_ID | next(iter(pids.values()), 0) << 24
     tids = _fit_ids(trace.tracks[track][1] for track in tracks)
     thread = np.zeros(len(trace.tracks), np.int64)
     thread[tracks] = [process | tids[trace.tracks[track][1]] for track in tracks]
@@ -97,7 +98,7 @@ def _global_ids(trace: KinetoTrace) -> tuple[int, Ints]:
 
 
 def _fit_ids(ids: Iterable[TrackId]) -> dict[TrackId, int]:
-    """Returns a number below 2^24 for each ID: the ID itself if it is below 2^24, else the next unused number."""
+    """Returns an integer below 2^24 for each ID: the ID itself if it is below 2^24, else the next unused integer."""
     distinct = set(ids)
     fitting = {track_id for track_id in distinct if isinstance(track_id, int) and 0 <= track_id < _MAX_ID}
     free = (number for number in count(1) if number not in fitting)
@@ -107,7 +108,7 @@ def _fit_ids(ids: Iterable[TrackId]) -> dict[TrackId, int]:
     }
 
 
-def _gpu_tables(trace: KinetoTrace, process: int) -> dict[str, _Columns]:
+def _make_gpu_tables(trace: KinetoTrace, process: int) -> dict[str, _Columns]:
     """Returns the tables of the GPU operations."""
 
     def common_columns(operations: Rows) -> _Columns:
@@ -142,7 +143,7 @@ def _gpu_tables(trace: KinetoTrace, process: int) -> dict[str, _Columns]:
 
 
 def _parse_copy_name(name: str) -> tuple[int, int, int]:
-    """Returns the ENUM_CUDA_MEMCPY_OPER of a copy and the ENUM_CUDA_MEM_KIND of its source and its destination.
+    """Returns nsys's codes for the direction of a copy, and for the memory of its source and its destination.
 
     A name is "Memcpy HtoD (Pageable -> Device)". An unknown direction is 0, an unknown kind of memory is 7.
     """
@@ -152,17 +153,17 @@ def _parse_copy_name(name: str) -> tuple[int, int, int]:
     return direction, source, target
 
 
-def _cpu_tables(trace: KinetoTrace, process: int, thread: Ints) -> dict[str, _Columns]:
-    """Returns the tables of events on threads, and of the profiler's overhead."""
+def _make_cpu_tables(trace: KinetoTrace, process: int, thread: Ints) -> dict[str, _Columns]:
+    """Returns the tables of events on threads, of the profiler's overhead, and of allocations."""
 
     def times_and_threads(events: Rows) -> _Columns:
-        """Returns the columns that the tables of events on threads have."""
+        """Returns the columns that all tables of events on threads have."""
         return {"start": events["start"], "end": events["end"], "globalTid": thread[events["track"]]}
 
     calls, ranges, operators, overhead = (trace.of(kind) for kind in ("runtime", "range", "operator", "overhead"))
     memory = trace.of("memory")
     if not trace.on_cpu:
-        memory = memory[memory["device"] >= 0]  # host memory is only relevant without a GPU
+        memory = memory[memory["device"] >= 0]  # with a GPU, only its memory counts, not host memory
     return {
         "CUPTI_ACTIVITY_KIND_RUNTIME": {
             **times_and_threads(calls),
@@ -171,7 +172,7 @@ def _cpu_tables(trace: KinetoTrace, process: int, thread: Ints) -> dict[str, _Co
         },
         "NVTX_EVENTS": {
             **times_and_threads(ranges),
-            "eventType": np.full(len(ranges), _PUSH_POP),
+            "eventType": np.full(len(ranges), _PUSH_POP_EVENT),
             "textId": ranges["name"],
         },
         "TORCH_OPERATOR_EVENTS": {
@@ -190,23 +191,23 @@ def _cpu_tables(trace: KinetoTrace, process: int, thread: Ints) -> dict[str, _Co
             "start": memory["start"],
             "globalPid": np.full(len(memory), process),
             "bytes": np.abs(memory["bytes"]),
-            "memKind": np.where(memory["device"] < 0, _HOST, _DEVICE),
+            "memKind": np.where(memory["device"] < 0, _PAGEABLE_MEMORY, _DEVICE_MEMORY),
             "memoryOperationType": (memory["bytes"] < 0).astype(np.int64),
             "localMemoryPoolUtilizedSize": memory["allocated"],
         },
-        "NCCL_CALLS": _nccl_calls(trace, thread),
+        "NCCL_CALLS": _make_nccl_table(trace, thread),
     }
 
 
-def _nccl_calls(trace: KinetoTrace, thread: Ints) -> _Columns:
-    """Returns a table of NCCL calls from the collectives of kernels, for kernels whose launch starts only one kernel.
+def _make_nccl_table(trace: KinetoTrace, thread: Ints) -> _Columns:
+    """Returns a table of NCCL calls: the launches of the kernels that carry out collectives.
 
-    PyTorch's groups have names that are unique within a run, but no IDs that distinguish runs, so the table has no
-    communicators.
+    A launch that starts several kernels is left out. The table contains no communicators, because PyTorch's names of
+    process groups are unique only within a run.
     """
 
     def with_unique_correlation(rows: Rows) -> Rows:
-        """Returns the rows whose correlation ID occurs once, sorted by it."""
+        """Returns the rows whose correlation ID occurs only once, sorted by correlation ID."""
         _, first, counts = np.unique(rows["correlation"], return_index=True, return_counts=True)
         unique: Rows = rows[first[counts == 1]]
         return unique
@@ -227,10 +228,10 @@ def _nccl_calls(trace: KinetoTrace, thread: Ints) -> _Columns:
     }
 
 
-def _condition_tables(trace: KinetoTrace, process: int) -> dict[str, _Columns]:
-    """Returns the tables about the machine, the rank, the profiler and its warnings."""
+def _make_condition_tables(trace: KinetoTrace, process: int) -> dict[str, _Columns]:
+    """Returns the tables about the machine, the rank, the profiler, and the warnings about the trace."""
     properties, used_devices = trace.properties, np.unique(trace.operations["device"])
-    is_amd_gpu = not trace.on_cpu and _platform(trace) == HIP
+    is_amd_gpu = not trace.on_cpu and _find_platform(trace) == HIP
     environment = (
         ("DevicePlatform", HIP if is_amd_gpu else None),
         ("CudaDriverVersion", properties.cuda_driver_version),
@@ -245,15 +246,15 @@ def _condition_tables(trace: KinetoTrace, process: int) -> dict[str, _Columns]:
     ranks = [(group.rank, group.world_size or 0)] if group and group.rank is not None else []
     rank, world_size = _transpose(ranks, 2)
     return {
-        "TARGET_INFO_GPU": dict(zip(gpu_columns, _transpose(list(_devices(trace)), 4), strict=True)),
+        "TARGET_INFO_GPU": dict(zip(gpu_columns, _transpose(list(_list_devices(trace)), 4), strict=True)),
         "TARGET_INFO_CUDA_DEVICE": {
             "gpuId": used_devices,
             "cudaId": used_devices,
             "pid": np.full(len(used_devices), pid_of(process)),
         },
-        "TARGET_INFO_SYSTEM_ENV": _properties([(name, str(value)) for name, value in environment if value]),
+        "TARGET_INFO_SYSTEM_ENV": _make_property_table([(name, str(value)) for name, value in environment if value]),
         "PROCESS_RANKS": {"globalPid": np.full(len(ranks), process), "rank": rank, "worldSize": world_size},
-        "META_DATA_EXPORT": _properties(
+        "META_DATA_EXPORT": _make_property_table(
             [
                 ("EXPORT_PRODUCT_NAME", "torch.profiler"),
                 ("EXPORT_PRODUCT_VERSION", str(properties.torch_version or "unknown")),
@@ -261,15 +262,15 @@ def _condition_tables(trace: KinetoTrace, process: int) -> dict[str, _Columns]:
             ]
         ),
         "DIAGNOSTIC_EVENT": {
-            "severity": np.full(len(trace.remarks), _WARNING),
+            "severity": np.full(len(trace.remarks), _WARNING_SEVERITY),
             "text": trace.remarks,
             "globalPid": np.full(len(trace.remarks), process),
         },
     }
 
 
-def _platform(trace: KinetoTrace) -> str:
-    """Returns the platform of the trace's device: "CUDA" or "HIP"."""
+def _find_platform(trace: KinetoTrace) -> str:
+    """Returns the programming platform of the trace's GPUs: "CUDA" or "HIP"."""
     properties = trace.properties
     versions = (properties.hip_runtime_version, properties.hip_driver_version, properties.roctracer_version)
     calls = (trace.texts[name] for name in np.unique(trace.of("runtime")["name"]))
@@ -277,15 +278,16 @@ def _platform(trace: KinetoTrace) -> str:
     return HIP if is_amd or any((gpu.name or "").startswith("AMD") for gpu in properties.device_properties) else CUDA
 
 
-def _devices(trace: KinetoTrace) -> Iterator[tuple[int, str, int, int]]:
-    """Yields ID, name, memory (bytes) and multiprocessors of each device in the trace's list, or of the CPU.
+def _list_devices(trace: KinetoTrace) -> Iterator[tuple[int, str, int, int]]:
+    """Yields the ID, the name, the memory (bytes) and the multiprocessors of each GPU that the trace lists.
 
-    Without a list, it yields the AMD devices that operations ran on.
+    If the trace lists no GPUs, the function yields the AMD GPUs that ran operations. For a trace without a GPU, it
+    yields the CPU.
     """
     if trace.on_cpu:
         yield 0, CPU, 0, 0
         return
-    platform, gpus = _platform(trace), trace.properties.device_properties
+    platform, gpus = _find_platform(trace), trace.properties.device_properties
     if not gpus and platform == HIP:
         used_devices = np.unique(trace.operations["device"]).tolist()
         yield from ((device, _UNNAMED_DEVICE[platform], 0, 0) for device in used_devices)
@@ -293,13 +295,14 @@ def _devices(trace: KinetoTrace) -> Iterator[tuple[int, str, int, int]]:
         yield gpu.id, (gpu.name or "").strip() or _UNNAMED_DEVICE[platform], gpu.memory or 0, gpu.sms or 0
 
 
-def _properties(pairs: Iterable[tuple[str, str]]) -> _Columns:
+def _make_property_table(pairs: Iterable[tuple[str, str]]) -> _Columns:
+    """Returns the columns of a table of properties, from pairs of name and value."""
     names, values = _transpose(list(pairs), 2)
     return {"name": names, "value": values}
 
 
 def _transpose(rows: list[tuple[Any, ...]], columns: int) -> list[Any]:
-    """Returns the columns of some rows: arrays of integers, or lists of texts."""
+    """Returns the columns of the given rows: arrays of integers, or lists of texts."""
     transposed = zip(*rows, strict=True) if rows else ((),) * columns
     return [
         np.array(column, np.int64) if column and isinstance(column[0], int) else list(column) for column in transposed
@@ -308,24 +311,27 @@ def _transpose(rows: list[tuple[Any, ...]], columns: int) -> list[Any]:
 
 # --- the operators of a trace without a GPU
 
-#: Matches ranges of autograd's engine and nodes, which run operators: ``autograd::engine::evaluate_function:
-#: MmBackward0``, ``torch::autograd::AccumulateGrad``, ``MmBackward0``, ``torch::jit::…Backward``, a function's
-#: ``MyBackward``.
-_AUTOGRAD = re.compile(r"^(?:torch::)?autograd::|^[\w:<>., ]*Backward\d*$")
-#: The prefix of the range in which the code that torch.compile generates runs. The code's matmuls are operators inside
-#: this range.
-_COMPILED = "## Call CompiledFxGraph"
+#: Matches ranges of autograd's engine and of autograd's nodes, which contain operators: ``autograd::engine::
+#: evaluate_function: MmBackward0``, ``torch::autograd::AccumulateGrad``, ``MmBackward0``, ``torch::jit::…Backward``,
+#: and the ``MyBackward`` of a user's function.
+_AUTOGRAD_RANGE = re.compile(r"^(?:torch::)?autograd::|^[\w:<>., ]*Backward\d*$")
+#: The prefix of the range around code that torch.compile generated. The matmuls of this code are operators in the
+#: range.
+_COMPILED_PREFIX = "## Call CompiledFxGraph"
 _COMPILED_GRAPH = "CompiledFxGraph"
 
 Stretch = tuple[int, int]
-"""Start and end (ns) of a time in which an operator's own code runs, not an operator that it calls."""
+"""Start and end (ns) of a period in which an operator runs its own code, not an operator that it calls."""
 
 
 def _make_kernels(trace: KinetoTrace) -> None:
-    """Adds to a trace kernels for the operators' own time and a launch for each operator. A thread becomes a stream."""
+    """Adds kernels and launches to a trace without a GPU.
+
+    Each stretch of an operator's own time becomes a kernel, each operator becomes a launch, and each thread a stream.
+    """
     operators, texts, compiled_graph = trace.of("operator"), trace.texts, len(trace.texts)
     names = [name for name in np.unique(operators["name"]) if is_operator(texts[name])]
-    if any(texts[name].startswith(_COMPILED) for name in names):
+    if any(texts[name].startswith(_COMPILED_PREFIX) for name in names):
         texts.append(_COMPILED_GRAPH)
     operators_of_threads: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
     for operator in operators[np.isin(operators["name"], names)][["name", "track", "start", "end"]].tolist():
@@ -335,7 +341,7 @@ def _make_kernels(trace: KinetoTrace) -> None:
         in_thread.sort(key=lambda operator: (operator[2], -operator[3]))
         own_stretches = find_own_stretches(operator[2:] for operator in in_thread)
         for (name, track, start, end), stretches in zip(in_thread, own_stretches, strict=True):
-            is_graph = texts[name].startswith(_COMPILED)
+            is_graph = texts[name].startswith(_COMPILED_PREFIX)
             name = compiled_graph if is_graph else name  # the names of equal graphs contain different hashes
             for part, stretch in enumerate(stretches or [(start, start)]):
                 if is_graph or not part:
@@ -347,21 +353,22 @@ def _make_kernels(trace: KinetoTrace) -> None:
 
 
 def is_operator(name: str) -> bool:
-    """Returns whether a ``cpu_op`` does work: it has a namespace (``aten::mm``) and is not a range of autograd.
+    """Returns whether a ``cpu_op`` of this name computes something, instead of being a label around operators.
 
-    An event without a namespace is a label around operators, such as ``MmBackward0``, ``enumerate(DataLoader)#…``,
-    ``Optimizer.step#AdamW.step`` or ``DistributedDataParallel.forward``. Code that torch.compile generated is an
-    operator without a namespace.
+    An operator has a namespace (``aten::mm``), except for code that torch.compile generated. Labels are the ranges of
+    autograd (``MmBackward0``), and for example ``enumerate(DataLoader)#…``, ``Optimizer.step#AdamW.step`` and
+    ``DistributedDataParallel.forward``.
     """
-    return ("::" in name and not _AUTOGRAD.search(name)) or name.startswith(_COMPILED) or "cpp_fused" in name
+    is_compiled = name.startswith(_COMPILED_PREFIX) or "cpp_fused" in name
+    return is_compiled or ("::" in name and not _AUTOGRAD_RANGE.search(name))
 
 
 def find_own_stretches(intervals: Iterable[tuple[int, int]]) -> list[list[Stretch]]:
-    """Returns the stretches of each interval of a thread that no nested interval covers, without empty stretches.
+    """Returns, for each interval of a thread, the stretches that no nested interval covers, without empty stretches.
 
     Args:
-        intervals: (start, end) in ns, sorted by start, and if they start together, with the longer interval first. An
-            interval that ends after the interval in which it starts is cut there.
+        intervals: (start, end) in ns, sorted by start. Of intervals with equal starts, the longer one is first. If an
+            interval ends after the interval in which it starts, its end is moved forward to the end of that interval.
     """
     own_stretches: list[list[Stretch]] = []
     ends: list[int] = []
@@ -369,7 +376,7 @@ def find_own_stretches(intervals: Iterable[tuple[int, int]]) -> list[list[Stretc
     open_intervals: list[int] = []
 
     def cover(index: int, start: int, end: int) -> None:
-        """Ends the own stretch of an interval where a nested interval starts."""
+        """Ends the current stretch of an interval at the start of a nested interval."""
         if start > covered_until[index]:
             own_stretches[index].append((covered_until[index], start))
         covered_until[index] = end

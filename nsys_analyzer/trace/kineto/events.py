@@ -1,4 +1,4 @@
-"""Defines Kineto's events: their fields, the kinds that are read, and the row of integers that is stored for each."""
+"""Defines the events of Kineto traces: the kinds that are read, their fields, and the rows of integers for them."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ TrackId: TypeAlias = int | str | None
 Track: TypeAlias = tuple[TrackId, TrackId]
 """A process and its thread, or for GPU operations a device and its stream."""
 Rows: TypeAlias = npt.NDArray[np.void]
-"""The events of one kind: a structured array of integers, in the file's order, with the columns of ``COLUMNS``."""
+"""The events of one kind in the file's order: a structured array of integers with the columns of ``COLUMNS``."""
 
 OLD_OPERATOR = "old operator"
 """The kind of operators and ranges in traces of PyTorch up to 1.12, which writes both in one category."""
 OTHER_DEVICE = "other device"
 """The kind of events of devices that are not supported."""
 
-#: Kineto's categories (``libkineto::ActivityType``) of each kind of event, in lower case, with the categories of
-#: PyTorch up to 1.12 last. ``trace`` is the span of the recording. Waits (``cuda_sync``), counters and Python functions
-#: are not read, except for calls of modules.
-_CATEGORIES = {
+#: Kineto's categories (``libkineto::ActivityType``) by kind of event, in lower case. Categories of PyTorch up to 1.12
+#: are last. ``trace`` is the span of the recording. Waits (``cuda_sync``), counters and most Python functions are not
+#: read.
+_CATEGORIES_OF_KIND = {
     "kernel": "kernel",
     "memcpy": "gpu_memcpy memcpy",
     "memset": "gpu_memset memset",
@@ -46,33 +46,33 @@ _CATEGORIES = {
     OLD_OPERATOR: "operator",
     OTHER_DEVICE: "xpu_runtime xpu_driver mtia_runtime mtia_ccp_events hpu_op glow_runtime",
 }
-_KINDS = {category: kind for kind, categories in _CATEGORIES.items() for category in categories.split()}
+_KIND_OF_CATEGORY = {name: kind for kind, names in _CATEGORIES_OF_KIND.items() for name in names.split()}
 
-_EVENT = ("name", "track", "start", "end")
-_CALL = (*_EVENT, "correlation")
+_EVENT_FIELDS = ("name", "track", "start", "end")
+_CALL_FIELDS = (*_EVENT_FIELDS, "correlation")
 
 
-def _columns(*names: str) -> np.dtype[np.void]:
+def _make_columns(*names: str) -> np.dtype[np.void]:
     narrow = ("name", "track", "device", "forward_thread")
     return np.dtype([(name, np.int32 if name in narrow else np.int64) for name in names])
 
 
-#: The columns of every event: the codes of its name and its track, and its start and end in ns. The name of a thread is
-#: also an event, without a time.
-EVENT = _columns(*_EVENT)
+#: The columns of every event: the codes of its name and its track, and its start and end in ns. An event without a time
+#: names a thread.
+EVENT = _make_columns(*_EVENT_FIELDS)
 #: The ID of the graph node is 0 for an operation outside CUDA graphs.
-_OPERATION = _columns(*_CALL, "device", "context", "stream", "graph_node", "bytes", "continues")
-_OPERATOR = _columns(*_EVENT, "sequence", "forward_thread")
+_OPERATION_COLUMNS = _make_columns(*_CALL_FIELDS, "device", "context", "stream", "graph_node", "bytes", "continues")
+_OPERATOR_COLUMNS = _make_columns(*_EVENT_FIELDS, "sequence", "forward_thread")
 COLUMNS = {
-    **dict.fromkeys(("kernel", "memcpy", "memset"), _OPERATION),
-    **dict.fromkeys(("operator", OLD_OPERATOR), _OPERATOR),
-    "runtime": _columns(*_CALL),  # the correlation ID is 0 if the trace has none
-    # The collective of a kernel: its name, the message size of one rank (or -1), and the ranks of its group (or 0).
-    "collective": _columns("name", "correlation", "bytes", "ranks"),
+    **dict.fromkeys(("kernel", "memcpy", "memset"), _OPERATION_COLUMNS),
+    **dict.fromkeys(("operator", OLD_OPERATOR), _OPERATOR_COLUMNS),
+    "runtime": _make_columns(*_CALL_FIELDS),  # the correlation ID is 0 if the trace has none
+    # The collective that a kernel carries out: name, message size of one rank (or -1), number of ranks (or 0).
+    "collective": _make_columns("name", "correlation", "bytes", "ranks"),
     # Bytes that PyTorch's allocator allocated (positive) or freed (negative). Device -1 is the host.
-    "memory": _columns(*_EVENT, "bytes", "device", "allocated"),
+    "memory": _make_columns(*_EVENT_FIELDS, "bytes", "device", "allocated"),
 }
-"""The columns of the kinds that have more than ``EVENT``."""
+"""The columns of the kinds of events that have more columns than ``EVENT``."""
 
 
 class Arguments(
@@ -93,7 +93,7 @@ class Arguments(
         "group_size": "Group size",
     },
 ):
-    """The arguments that are read of GPU operations, API calls, memory events, thread names and operators."""
+    """The arguments of an event that are read."""
 
     correlation: Int64 | None = None
     device: Int32 | None = None
@@ -117,7 +117,7 @@ class Arguments(
 
 
 class Event(msgspec.Struct, gc=False):
-    """An event of any kind. Its times are raw, because the times of many events are parsed together."""
+    """An event of any kind. Its times are raw text, because the times of many events are parsed at once."""
 
     ph: str | None = None
     cat: str | None = None
@@ -133,11 +133,11 @@ _NO_ARGUMENTS = Arguments()
 
 
 def classify_event(phase: object, category: object, name: object) -> str | None:
-    """Returns the kind of an event; None for an event that is not read, such as a flow arrow or a counter."""
+    """Returns the kind of an event; None if the event is not read, such as a flow arrow or a counter."""
     if phase == "X":
         if category == "python_function":  # from the profiler's Python tracer
             return "range" if str(name).startswith(MODULE_RANGE_PREFIX) else None
-        return _KINDS.get(str(category).lower())
+        return _KIND_OF_CATEGORY.get(str(category).lower())
     if phase == "i" and name == "[memory]":
         return "memory"
     return "thread" if phase == "M" and name == "thread_name" else None
@@ -146,8 +146,8 @@ def classify_event(phase: object, category: object, name: object) -> str | None:
 _Value = TypeVar("_Value")
 
 
-class _Codes(dict[_Value, int]):
-    """The codes of values: consecutive integers from 0, in the order in which the values are first looked up."""
+class _CodesInOrder(dict[_Value, int]):
+    """Assigns codes to values: consecutive integers from 0, in the order in which the values are first looked up."""
 
     def __missing__(self, value: _Value) -> int:
         self[value] = code = len(self)
@@ -158,12 +158,12 @@ class TraceCodes:
     """The codes by which the rows of a trace refer to its texts and tracks."""
 
     def __init__(self) -> None:
-        self.texts = _Codes[str]()
-        self.tracks = _Codes[Track]()
+        self.texts = _CodesInOrder[str]()
+        self.tracks = _CodesInOrder[Track]()
 
 
 def read_times(kind: str, events: Sequence[Event]) -> tuple[Ints, Ints, Bools]:
-    """Returns the starts and ends (ns) of some events of a kind, and the mask of the events with valid times."""
+    """Returns the starts and ends (ns) of events of one kind, and the mask of the events with valid times."""
     if kind == "thread":  # the name of a thread has no time
         zeros = np.zeros(len(events), np.int64)
         return zeros, zeros, np.ones(len(events), np.bool_)
@@ -175,7 +175,7 @@ def read_times(kind: str, events: Sequence[Event]) -> tuple[Ints, Ints, Bools]:
 
 
 def make_rows(kind: str, events: Sequence[Event], codes: TraceCodes) -> Rows:
-    """Returns the rows of some events of a kind, without their times."""
+    """Returns the rows of events of one kind, without their times."""
     rows = np.zeros(len(events), COLUMNS.get(kind, EVENT))
     arguments = [event.args or _NO_ARGUMENTS for event in events]
     rows["track"] = [codes.tracks[event.pid, event.tid] for event in events]
@@ -192,7 +192,7 @@ def make_rows(kind: str, events: Sequence[Event], codes: TraceCodes) -> Rows:
         rows["forward_thread"] = [args.forward_thread for args in arguments]
     elif kind == "runtime":
         rows["correlation"] = [args.correlation or 0 for args in arguments]
-    elif COLUMNS.get(kind) is _OPERATION:
+    elif COLUMNS.get(kind) is _OPERATION_COLUMNS:
         pairs = list(zip(arguments, events, strict=True))
         rows["correlation"] = [args.correlation or 0 for args in arguments]
         rows["device"] = [
@@ -219,7 +219,7 @@ def make_collective_rows(rows: Rows, events: Sequence[Event], codes: TraceCodes)
     arguments = [events[i].args or _NO_ARGUMENTS for i in index]
     collectives["correlation"] = rows["correlation"][index]
     collectives["name"] = [codes.texts[args.collective or ""] for args in arguments]
-    collectives["bytes"] = [_message_bytes(args) for args in arguments]
+    collectives["bytes"] = [_find_message_bytes(args) for args in arguments]
     collectives["ranks"] = [args.group_size for args in arguments]
     return collectives
 
@@ -234,11 +234,11 @@ _ELEMENT_BYTES = {
 }
 
 
-def _message_bytes(arguments: Arguments) -> int:
+def _find_message_bytes(arguments: Arguments) -> int:
     """Returns the message size of a collective as NCCL counts it; -1 if unknown.
 
-    PyTorch counts the input elements and the output elements of a rank. NCCL counts one rank's part of a gathered or
-    scattered tensor, and for an all-to-all the elements that one rank sends to another.
+    PyTorch writes the input elements and the output elements of a rank. NCCL counts one rank's part of a tensor that is
+    gathered or scattered. For an all-to-all, NCCL counts the elements that one rank sends to one other rank.
     """
     name = (arguments.collective or "").lower()
     element = _ELEMENT_BYTES.get(arguments.dtype, 0)
@@ -250,17 +250,17 @@ def _message_bytes(arguments: Arguments) -> int:
     return min(sizes) if "gather" in name or "scatter" in name else max(sizes)
 
 
-def as_number(track_id: TrackId) -> TrackId:
-    """Returns an ID, as an integer if it is a text of digits. PyTorch up to 1.12 writes thread IDs as texts."""
+def parse_track_id(track_id: TrackId) -> TrackId:
+    """Returns a track's ID as an integer if it is a text of digits. PyTorch up to 1.12 writes thread IDs as texts."""
     if isinstance(track_id, str) and track_id.isdecimal() and len(track_id) < 20:
         return int(track_id)
     return track_id
 
 
 def _first_integer(bits: int, *ids: TrackId) -> int:
-    """Returns the first ID that is an integer of at most ``bits`` bits, as a signed integer; 0 if no ID is."""
+    """Returns the first ID that is an integer of at most ``bits`` bits, as a signed integer; 0 without such an ID."""
     for track_id in ids:
-        number = as_number(track_id)
+        number = parse_track_id(track_id)
         if isinstance(number, int) and -(2 ** (bits - 1)) <= number < 2**bits:
             return number - 2**bits if number >= 2 ** (bits - 1) else number
     return 0
@@ -270,9 +270,9 @@ _MAX_TIME_NS = 2**61  # the difference of two such times plus a duration fits in
 
 
 def to_nanoseconds(microseconds: Sequence[bytes]) -> tuple[Ints, Bools]:
-    """Converts JSON numbers in µs to ns (half to even), and returns the times with the mask of the valid times.
+    """Converts JSON numbers in µs to integers in ns, and returns them with the mask of the valid times.
 
-    The digits are read as integers, because a float cannot represent the nanoseconds of a time since 1970.
+    The digits are read as integers, because a float cannot represent a time since 1970 to the nanosecond.
     """
     digits = b",".join(microseconds).replace(b".", b"")
     has_kineto_format = all(number[-4:-3] == b"." and len(number) < 20 for number in microseconds)
@@ -285,6 +285,7 @@ def to_nanoseconds(microseconds: Sequence[bytes]) -> tuple[Ints, Bools]:
 
 
 def _parse_time(number: bytes) -> int | None:
+    """Returns a JSON number in µs as ns, rounded half to even; None if it is missing or no possible time."""
     try:
         microseconds = Decimal(number.decode().strip('"'))
     except DecimalException:  # missing, or not a number
@@ -303,7 +304,7 @@ class Device(msgspec.Struct, rename={"memory": "totalGlobalMem", "sms": "numSms"
 
 
 class Distributed(msgspec.Struct):
-    """The rank of the process, and the number of ranks."""
+    """The rank of the traced process, and the number of ranks of its run."""
 
     rank: Int32 | None = None
     world_size: Int32 | None = None

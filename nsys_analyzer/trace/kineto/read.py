@@ -1,7 +1,7 @@
 """Reads a Chrome trace of PyTorch's profiler (Kineto), and returns the relevant events by kind.
 
-The text of a trace with a million events has 200 MB and more, and most of it is irrelevant (flow arrows, Python stacks,
-arguments of operators). So the text is decoded piece by piece, and the events are reduced to a few columns.
+A trace with a million events has 200 MB or more, and most of it is irrelevant: flow arrows, Python stacks, and
+arguments of operators. So the text is decoded in pieces, and the events are reduced to a few columns.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from nsys_analyzer.trace.kineto.events import (
     Rows,
     TraceCodes,
     Track,
-    as_number,
     classify_event,
     make_collective_rows,
     make_rows,
+    parse_track_id,
     read_times,
 )
 
-RECORD = "Record it with torch.profiler and export_chrome_trace(), or with: nsys-analyze run --profiler torch"
+RECORD_HINT = "Record it with torch.profiler and export_chrome_trace(), or with: nsys-analyze run --profiler torch"
 """The hint for a file that is not a trace of PyTorch's profiler."""
 
-AGAIN = "Copy it again, or record it again"
+RECORD_AGAIN_HINT = "Copy it again, or record it again"
 """The hint for a damaged trace."""
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _PIECE_BYTES = 1 << 20
-"""The text that is decoded at once. It contains a few thousand events."""
+"""The approximate size of the pieces in which a trace is decoded. A piece contains a few thousand events."""
 
 MAX_EXPANSION = 200
 """The maximum ratio of a trace's size to its compressed size. Kineto's traces expand 10 to 30 times, and 50 times with
@@ -58,8 +58,9 @@ deep indentation. Deflate can reach 1,000.
 _ALWAYS_READ_BYTES = 64 << 20
 """A trace up to this size is read regardless of its compression ratio."""
 
-#: Faults in the JSON of profilers: control characters in texts, decimal commas of some locales, values such as NaN, and
-#: backslashes that escape nothing. Inside a JSON text, '":' always has a backslash before it.
+# The JSON of profilers may contain control characters in texts, decimal commas of some locales, values such as NaN, and
+# backslashes that escape nothing. Inside a JSON text, a backslash always precedes '":'.
+
 _CONTROL_CHARACTERS = bytes(code if code >= 0x20 else 0x20 for code in range(256))
 _DECIMAL_COMMA = re.compile(rb'("(?<!\\")\s*:\s*-?\d+),(\d+(?:[eE][-+]?\d+)?)(?=\s*[,}])')
 _NAN_OR_INFINITY = re.compile(rb"([:\[, ])-?(?:[nN]a[nN](?:\(\w*\))?|[iI]nf(?:inity)?)(?=\s*[,\]}])")
@@ -68,9 +69,9 @@ _BYTE_OFFSET = re.compile(r"\(byte (\d+)\)")
 _EVENT_SEPARATOR = re.compile(rb"\}\s*,\s*(?=\{)")
 
 _GPU_KINDS = ("kernel", "memcpy", "memset")
-#: The prefixes of calls that put work on a GPU. A trace may contain such calls without the work.
+#: The prefixes of API calls that start work on a GPU. A trace may contain such calls without the GPU operations.
 _LAUNCH_PREFIXES = (*CALL_PREFIXES[LAUNCH], *CALL_PREFIXES[LAUNCH_GRAPH], *CALL_PREFIXES[COPY], *CALL_PREFIXES[FILL])
-_BACKWARD = re.compile(r"Backward\d*$")
+_BACKWARD_NODE = re.compile(r"Backward\d*$")
 _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -85,7 +86,7 @@ class KinetoTrace:
             ``thread``, ``overhead``, and ``collective`` for the collectives of kernels.
         texts, tracks: the texts and tracks to which the codes in the events refer.
         remarks: warnings about parts of the trace that could not be read.
-        on_cpu: whether there are no GPU operations and no calls that launch any.
+        on_cpu: whether the trace contains neither GPU operations nor API calls that start some.
     """
 
     path: Path
@@ -126,7 +127,7 @@ def read_kineto(path: Path) -> KinetoTrace:
             raise _invalid_json_error(path, content, error) from error
     array = memoryview(members.pop("traceEvents", b""))
     if bytes(array[:1]) != b"[":
-        raise TraceError(f"{path} is JSON, but not a trace of PyTorch's profiler: it has no traceEvents", RECORD)
+        raise TraceError(f"{path} is JSON, but not a trace of PyTorch's profiler: it has no traceEvents", RECORD_HINT)
     collector = _EventCollector(path)
     incomplete = b""
     for piece in _split_events(array):
@@ -141,7 +142,7 @@ def read_kineto(path: Path) -> KinetoTrace:
     because = f": {left_out[0]}" if left_out else ""
     timed = [rows for kind, rows in events.items() if kind not in ("thread", "collective")]
     if not set(events) - {"thread", "overhead"}:
-        raise TraceError(f"{path} has no events of PyTorch's profiler of 1.8 or later{because}", RECORD)
+        raise TraceError(f"{path} has no events of PyTorch's profiler of 1.8 or later{because}", RECORD_HINT)
     texts = list(collector.codes.texts)
     api_names = [texts[code] for code in np.unique(events["runtime"]["name"])] if "runtime" in events else []
     on_cpu = not set(events) & set(_GPU_KINDS) and not any(name.startswith(_LAUNCH_PREFIXES) for name in api_names)
@@ -152,12 +153,12 @@ def read_kineto(path: Path) -> KinetoTrace:
     for rows in timed:
         rows["start"] -= first
         rows["end"] -= first
-    tracks = [(as_number(pid), as_number(tid)) for pid, tid in collector.codes.tracks]
+    tracks = [(parse_track_id(pid), parse_track_id(tid)) for pid, tid in collector.codes.tracks]
     return KinetoTrace(path, properties, events, texts, tracks, remarks, on_cpu)
 
 
 def _read_text(path: Path) -> bytes | bytearray:
-    """Returns the text of a trace as valid UTF-8. Reads in pieces, because one read of N bytes allocates N bytes."""
+    """Returns the text of a trace as valid UTF-8. It reads in pieces, because a read of N bytes allocates N bytes."""
     content, decoder = bytearray(), getincrementaldecoder("utf-8-sig")("replace")
     try:
         if path.exists() and not path.is_file():
@@ -171,7 +172,7 @@ def _read_text(path: Path) -> bytes | bytearray:
                     content += decoder.decode(piece.translate(_CONTROL_CHARACTERS)).encode()
                 content += decoder.decode(b"", final=True).encode()
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TraceError(f"{path} is damaged or truncated ({error})", AGAIN) from error
+        raise TraceError(f"{path} is damaged or truncated ({error})", RECORD_AGAIN_HINT) from error
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror}", "Give the path of a .json or .json.gz trace") from error
     if is_compressed and len(content) > max_bytes:
@@ -180,19 +181,19 @@ def _read_text(path: Path) -> bytes | bytearray:
             f"If you trust it, unpack it and give the .json: gunzip -k {path.name}",
         )
     if not content or content.isspace():
-        raise TraceError(f"{path} is empty", RECORD)
+        raise TraceError(f"{path} is empty", RECORD_HINT)
     return content
 
 
 def _decode_members(content: bytes | bytearray) -> dict[str, msgspec.Raw]:
-    """Returns the members of a JSON object. A bare array contains the events, and becomes the only member."""
+    """Returns the members of the JSON object. If the file is an array, the array is the list of events."""
     if re.match(rb"\s*\[", content):
         return {"traceEvents": msgspec.json.decode(content, type=msgspec.Raw)}
     return msgspec.json.decode(content, type=dict[str, msgspec.Raw])
 
 
 def _repair_json(content: bytes | bytearray) -> tuple[bytes, list[str]]:
-    """Returns the text with PyTorch's known JSON faults corrected, and a warning if the correction was a guess."""
+    """Corrects PyTorch's known JSON faults, and returns the text with a warning if the correction was a guess."""
     counts = Counter[str]()
 
     def escape(match: re.Match[bytes]) -> bytes:
@@ -210,10 +211,10 @@ def _repair_json(content: bytes | bytearray) -> tuple[bytes, list[str]]:
 
 
 def _invalid_json_error(path: Path, content: bytes | bytearray, error: Exception) -> TraceError:
-    """Returns the error for a text that is not JSON. It shows the text around the fault if the position is known."""
+    """Returns the error for a text that is not JSON. It quotes the text around the fault if the position is known."""
     offset = _BYTE_OFFSET.search(str(error))
     if not offset or content.lstrip()[:1] not in (b"{", b"["):
-        return TraceError(f"{path} is not JSON, or only a part of it ({error})", AGAIN)
+        return TraceError(f"{path} is not JSON, or only a part of it ({error})", RECORD_AGAIN_HINT)
     around = content[max(0, int(offset[1]) - 30) : int(offset[1]) + 20].decode(errors="replace")
     return TraceError(
         f"{path} is not JSON, or only a part of it ({error}): …{visible(around)}…",
@@ -232,12 +233,14 @@ def _split_events(array: memoryview) -> Iterator[bytes]:
 
 
 class _EventHead(msgspec.Struct):
+    """The fields of an event that decide its kind, of any type."""
+
     ph: object = None
     cat: object = None
     name: object = None
 
 
-#: The decoders are not strict, because a number may be a text ("1") or have a decimal point (1.0).
+#: The decoders are not strict, because PyTorch may write an integer as a text ("1") or with a decimal point (1.0).
 _event_decoder = msgspec.json.Decoder(Event, strict=False)
 _events_decoder = msgspec.json.Decoder(list[Event], strict=False)
 
@@ -266,7 +269,7 @@ class _EventCollector:
         return True
 
     def _decode_event(self, raw: msgspec.Raw) -> Event | None:
-        """Returns an event; None if one of its values has a wrong type. Such an event is counted as left out."""
+        """Decodes an event. Returns None, and counts the event as left out, if one of its values has a wrong type."""
         try:
             return _event_decoder.decode(raw)
         except _DECODE_ERRORS:
@@ -292,11 +295,12 @@ class _EventCollector:
         return events, remarks
 
     def _leave_out(self, kind: str, name: object, count: int = 1) -> None:
+        """Counts events of a kind that are left out. ``name`` is the name of the first one."""
         self._first_left_out.setdefault(kind, f'"{visible(name[:60])}"' if isinstance(name, str) else "without a name")
         self._left_out[kind] += count
 
     def _add_rows(self, new_events: Sequence[Event]) -> None:
-        """Adds the rows of events."""
+        """Adds the rows of events with valid times, and counts the other events as left out."""
         by_kind: dict[str, list[Event]] = defaultdict(list)
         for event in new_events:
             if kind := classify_event(event.ph, event.cat, event.name):
@@ -323,7 +327,7 @@ class _EventCollector:
         operators = [
             code
             for name, code in code_of.items()
-            if "::" in name or f"aten::{name}" in code_of or _BACKWARD.search(name)
+            if "::" in name or f"aten::{name}" in code_of or _BACKWARD_NODE.search(name)
         ]
         are_operators = np.isin(rows["name"], operators)
         for kind, separated in (("operator", rows[are_operators]), ("range", rows[~are_operators])):
