@@ -19,9 +19,8 @@ from nsys_analyzer.errors import TimingsError
 from nsys_analyzer.inputs.match_times import match_timings
 from nsys_analyzer.inputs.unprofiled_times import Timings, read_sweep_timings, read_timings, write_timings
 from nsys_analyzer.report.facts import say, say_all
+from tests.support.commands import make_command_test
 from tests.support.export import GEMM, Export
-
-SIZES = "768,3072,12,12"
 
 
 def read(folder: Path, text: str, name: str = "timings.csv") -> Timings:
@@ -70,114 +69,39 @@ def test_the_times_of_a_sweep_are_those_of_its_file(tmp_path: Path) -> None:
     assert [row.cells for row in read] == [row.cells for row in rows]
 
 
-# Of each table the phases, their mean times in ms, and how they ended.
-TABLES: dict[str, tuple[str, list[tuple[str, float | None, str]]]] = {
-    "a row for each phase": ("phase,mean_ms\nforward,10\nzero_grad,1\n",
-        [("forward", 10, "ok"), ("zero_grad", 1, "ok")]),
-    "a column for each phase": (
-        "model,forward_ms,loss_us,backward_s,forward+backward_ms,optimizer_ns,step_ms\nsmall,20,500,0.04,60.5,5e6,70\n",
-        [("forward", 20, "ok"), ("loss", 0.5, "ok"), ("backward", 40, "ok"), ("forward+backward", 60.5, "ok"),
-         ("optimizer", 5, "ok"), ("step", 70, "ok")]),
-    "spaces, empty lines, a byte order mark": ("\ufeffphase, mean_ms\r\n\r\nforward , 20.5\r\n,\r\n",
-        [("forward", 20.5, "ok")]),
-    "one column": ("step_ms\n10\n", [("step", 10, "ok")]),
-    "statuses": (
-        "phase,mean_ms,status\na,1,ok\nb,,oom\nd,,failed\ne,,timeout\ng,,\nh,1,oom\n",
-        [("a", 1, "ok"), ("b", None, "oom"), ("d", None, "failed"), ("e", None, "timeout"), ("g", None, "missing"),
-         ("h", 1, "ok")]),
-    "a phase that was not timed": ("model,forward_ms,backward_ms,status\nsmall,30,,oom\n",
-        [("forward", 30, "ok"), ("backward", None, "oom")]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_tables(tmp_path: Path, table: str) -> None:
-    text, expected = TABLES[table]
-    assert brief(read(tmp_path, text)) == [(phase, pytest.approx(ms), status) for phase, ms, status in expected]
-
-
-@pytest.mark.parametrize(
-    ("header", "cells", "expected"),
-    [
-        ("model,context_length,batch_size,precision,warmup_steps", "2_7b,512,4,torch.bfloat16,5",
-         {"model": "2.7B", "context_length": 512, "batch_size": 4, "precision": "bf16", "warmup_steps": 5}),
-        ("d_model,d_ff,num_layers,num_heads", SIZES, {"model": "small"}),
-        ("model,d_model,d_ff,num_layers,num_heads", "xl,64,256,2,4", {"model": "d64-L2"}),
-        ("model", "llama-7b", {"model": "llama-7b", "configuration.model": None}),
-        ("compile,cuda_graph", "True,0", {"compile": True, "cuda_graph": False}),
-        ("optimizer,device,attention", "sgd,cuda,sdpa", {"optimizer": "sgd", "device": "cuda", "attention": "sdpa"}),
-    ],
-)  # fmt: skip
-def test_what_a_row_says_of_its_run(tmp_path: Path, header: str, cells: str, expected: dict[str, Any]) -> None:
-    (row,) = read(tmp_path, f"{header},step_ms\n{cells},1\n").rows
-    found = {**vars(row.run), **{k: v for k, v in structs.asdict(row.configuration).items() if v}, "model": row.model}
-    found["configuration.model"] = row.configuration.model
-    assert {key: found[key] for key in expected} == expected
-
-
 FORMS = (
     "Give a sweep's timings.csv, a table with a row for each phase (columns phase and mean_ms, and capture if there are "
     "several captures), or a table with a column for each phase, such as forward_ms and step_ms"
 )
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("", "no rows"),
-        ("just text\n", "no rows"),
-        ("phase,mean_ms\n", "no rows"),
-        ("model,colour,step_ms\nsmall,red,1\n", "the column 'colour' is not known"),
-        ("phase,iteration,mean_ms\nstep,0,1\n", "the column 'iteration' is not known"),
-        ("phase,mean_s\nforward,1\n", "the column 'mean_s' is not known"),
-        ("Phase,Mean (ms)\nforward,1\n", "the column 'Phase' is not known"),
-        ("model,fwd_ms\nsmall,1\n", "the column 'fwd_ms' is not known"),
-        ("phase;mean_ms\nforward;1\n", "the column 'phase;mean_ms' is not known"),
-        ("model,forward\nsmall,1\n", "the column 'forward' is not known"),
-        ("phase,std_ms\nforward,1\n", "it needs one time for each phase"),
-        ("model,context_length\nsmall,256\n", "it needs one time for each phase"),
-        ("phase,mean_ms,forward_ms\nstep,30,10\n", "it needs one time for each phase"),
-        ("phase,forward_ms\nstep,10\n", "it needs one time for each phase"),
-        ("forward_ms,forward_s\n10,0.01\n", "it needs one time for each phase"),
-        ("phase,mean_ms,mean_ms\nstep,10,20\n", "it needs one time for each phase"),
-        ("phase,mean_ms\nforward,1,234\n", "line 2: 3 cells under 2 columns"),
-        ("phase,mean_ms\n,1\n", "line 2: no phase"),
-    ],
-)
-def test_other_tables_are_refused_by_naming_those_that_are_read(tmp_path: Path, text: str, problem: str) -> None:
-    with pytest.raises(TimingsError) as error:
-        read(tmp_path, text)
-    place = "," if problem.startswith("line") else ":"
-    assert str(error.value) == f"{tmp_path / 'timings.csv'}{place} {problem}. {FORMS}"
+def run_of_first_row(_: object) -> dict[str, Any]:
+    """The run and the configuration of the first row of timings.csv; ``known_model`` is a model with its dimensions."""
+    row = read_timings(Path("timings.csv")).rows[0]
+    known = {key: value for key, value in structs.asdict(row.configuration).items() if value}
+    return {**vars(row.run), **known, "model": row.model, "known_model": row.configuration.model}
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("phase,mean_ms\nforward,-3\n", "line 2, column 'mean_ms': '-3' is not a number, or not a possible time"),
-        ("phase,mean_ms\nforward,1\n\nstep,fast\n", "line 4, column 'mean_ms': 'fast'"),
-        ("phase,mean_ms\nforward,inf\n", "'inf'"),
-        ("model,step_ms\nsmall,CUDA out of memory\n", "column 'step_ms': 'CUDA out of memory' is not a number"),
-        ("phase,mean_ms,std_ms\nforward,1,x\n", "column 'std_ms': 'x'"),
-        ("phase,context_length,mean_ms\nforward,12.5,1\n", "line 2, column 'context_length': '12.5' is not a possible"),
-        ("phase,context_length,mean_ms\nforward,0,1\n", "column 'context_length': '0' is not a possible value"),
-        ("phase,compile,mean_ms\nforward,eager,1\n", "column 'compile': 'eager' is not a possible value"),
-        ("phase,mean_ms,status\nforward,,skipped\n", "column 'status': 'skipped' is not a possible value"),
-        ("d_model,d_ff,num_layers,num_heads,step_ms\n70,1,1,3,1\n", "line 2: .*not a multiple"),
-        (
-            "model,phase,mean_ms\nsmall,step,1\nsmall,step,2\n",
-            "line 3: 'step' of the same run also has a time in .*line 2",
-        ),
-    ],
-)
-def test_refused_in_one_line(tmp_path: Path, text: str, problem: str) -> None:
+def error_of(_: object) -> str:
+    """How timings.csv is refused: in one line, with a hint."""
     with pytest.raises(TimingsError) as error:
-        read(tmp_path, text)
-    line = str(error.value)
-    assert all(part in line for part in problem.split(".*"))
-    assert "timings.csv" in line
+        read_timings(Path("timings.csv"))
     assert error.value.hint
-    assert "\n" not in line
+    assert "timings.csv" in str(error.value)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+test_tables = make_command_test("unprofiled_times", values={"FORMS": FORMS}, figures={
+    "rows": lambda _: brief(read_timings(Path("timings.csv"))), "run": run_of_first_row, "error": error_of,
+})  # fmt: skip
+
+
+def test_spaces_empty_lines_and_a_byte_order_mark(tmp_path: Path) -> None:
+    table = read(tmp_path, "\ufeffphase, mean_ms\r\n\r\nforward , 20.5\r\n,\r\n")
+    assert brief(table) == [("forward", 20.5, "ok")]
+    with pytest.raises(TimingsError, match="line 4, column 'mean_ms': 'fast'"):
+        read(tmp_path, "phase,mean_ms\nforward,1\n\nstep,fast\n")
 
 
 def test_no_file_a_folder_and_no_text(tmp_path: Path) -> None:
