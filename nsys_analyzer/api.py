@@ -1,4 +1,4 @@
-"""Offers the commands as functions, for use from Python."""
+"""Functions for use from Python: they do the same as the commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Path = str | Path
 class Trace(trace.Trace):
     """A capture: ``Trace.load(path).kernels`` is its kernel table.
 
-    To use other phase names than the default ones, see :func:`nsys_analyzer.export.frame.kernel_frame`.
+    :func:`nsys_analyzer.export.frame.kernel_frame` makes the table with other names of phases.
     """
 
     @property
@@ -110,7 +110,7 @@ def build_report(captures: Iterable[CaptureSummary]) -> Report:
 
 
 def render(report: Report, output_format: str = "markdown") -> str:
-    """Returns a report as text, without figures.
+    """Returns a report as text, without charts.
 
     Args:
         report: the report.
@@ -135,7 +135,7 @@ def _report_as_html(report: Report) -> str:
 
 
 def _summary_as_html(summary: CaptureSummary) -> str:
-    """Returns the first block and the findings of the report of one capture."""
+    """Returns the beginning and the findings of the report of one capture, as HTML."""
     from nsys_analyzer.report.sections import EXPLAIN_SECTION_KEYS
 
     report = build_report([summary])
@@ -144,13 +144,14 @@ def _summary_as_html(summary: CaptureSummary) -> str:
 
 
 def _comparisons_as_html(comparisons: Comparisons) -> str:
-    """Returns the text of ``nsys-analyze compare``."""
+    """Returns what ``nsys-analyze compare`` prints, as HTML."""
     from nsys_analyzer.report.sections.comparison import answer_comparison
 
     return _report_as_html(Report("", (answer_comparison(comparisons, DEFAULT_THRESHOLD),)))
 
 
-# Notebooks call `_repr_html_`. It is set here because the modules of these types cannot import the report.
+# Notebooks call `_repr_html_` to show a value. The methods are set here, because the modules of these types cannot
+# import the report.
 setattr(Report, "_repr_html_", _report_as_html)  # noqa: B010 - a type checker refuses the assignment of an attribute
 setattr(CaptureSummary, "_repr_html_", _summary_as_html)  # noqa: B010
 setattr(Comparisons, "_repr_html_", _comparisons_as_html)  # noqa: B010

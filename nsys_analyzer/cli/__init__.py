@@ -1,1 +1,1 @@
-"""The command line: a module for each command; parses, calls the library, prints."""
+"""The command line. Each command has a module, which parses the options, calls the library and prints the result."""

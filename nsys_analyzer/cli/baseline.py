@@ -13,7 +13,7 @@ from nsys_analyzer.cli.options import PATH, tell
 
 @click.group(cls=Group, epilog="Example: nsys-analyze baseline save main capture.sqlite")
 def baseline() -> None:
-    """Keeps runs for later comparisons.
+    """Keeps runs as baselines for later comparisons.
 
     A baseline is a folder with a JSON report for each GPU, or for each processor if there is no GPU. The command
     nsys-analyze compare .nsys-analyze/baselines/main after.sqlite uses the report of the GPU that after.sqlite was

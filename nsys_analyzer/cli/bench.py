@@ -1,4 +1,4 @@
-"""``nsys-analyze bench``: runs a standard experiment and writes its rows, and its section with figures."""
+"""``nsys-analyze bench``: runs a standard experiment, and writes its rows and its section with charts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Benches(Group):
-    """The commands of the experiments. They are made when one is used: ``nsys-analyze --help`` imports none of them."""
+    """The group of the experiments' commands. They are made only when needed, because importing experiments is slow."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Returns the names of the experiments."""
@@ -35,7 +35,7 @@ class _Benches(Group):
 def bench() -> None:
     """Runs a standard experiment and writes its results.
 
-    Each experiment writes NAME.md with figures, and bench.jsonl, which nsys-analyze report reads. Without a GPU, an
+    Each experiment writes NAME.md with charts, and bench.jsonl, which nsys-analyze report reads. Without a GPU, an
     experiment runs smaller cases on the CPU.
     """
 

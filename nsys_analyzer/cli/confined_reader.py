@@ -16,10 +16,10 @@ from nsys_analyzer.trace.schema import TABLE_ENDINGS
 from nsys_analyzer.trace.sources import capture_suffixes, trace_stem
 
 #: The suffixes of files that are copied. Of files beside the requested captures, only small files with times and
-#: manifests are copied; the other files are present under their names, without content.
+#: manifests are copied. Each other file is replaced by an empty file with the same name.
 _SUFFIXES = (*TABLE_ENDINGS, ".gz", ".json", ".csv", ".jsonl")
 _TIMES_AND_MANIFESTS, _MAX_BESIDE_BYTES = (".json", ".csv"), 1_000_000
-#: The levels of folders that are copied: a requested folder, its runs, and an export of a run as a folder of tables.
+#: The number of copied levels of folders: a requested folder, its runs, and an export of a run as a folder of tables.
 _MAX_DEPTH = 3
 #: The flags for opening a file: no link is followed, and opening a FIFO does not wait for its writer.
 _OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -28,7 +28,7 @@ _OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 class ConfinedReader:
     """Gives access to captures inside some folders only, even if a link leads elsewhere or is made during the access.
 
-    It opens a path once, folder by folder, without following links. It links or copies the opened files into a
+    The reader opens a path once, folder by folder, without following links. It links or copies the opened files into a
     temporary folder, where they are read. So the files that were checked are the files that are read.
     """
 
@@ -54,7 +54,7 @@ class ConfinedReader:
                 for path in requested:
                     folder = path if path.is_dir() else path.parent
                     self._copy_folder(folder, Path(copies), requested, _MAX_DEPTH)
-                    if self._contains(folder.parent):  # it may contain the times and the manifest of the run
+                    if self._contains(folder.parent):  # the parent may contain times and manifests
                         has_times = (folder.parent / "timings.csv").is_file()
                         self._copy_folder(folder.parent, Path(copies), requested, 2 if has_times else 1)
                 yield tuple(Path(copies, *path.parts[1:]) for path in requested)

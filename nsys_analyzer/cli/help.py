@@ -55,7 +55,7 @@ class Command(click.Command):
     """A command that shows its options in groups, and whose JSON explains a missing answer."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command; with ``--format json``, also prints why it cannot answer as JSON."""
+        """Runs the command. If it cannot answer and ``--format`` is json, prints the reason as JSON."""
         try:
             return super().invoke(ctx)
         except CannotAnswerError as error:

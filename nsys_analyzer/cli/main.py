@@ -17,7 +17,7 @@ from nsys_analyzer.errors import DEBUG_VARIABLE, NsysAnalyzerError
 from nsys_analyzer.report.screen import use_safe_streams
 from nsys_analyzer.text import visible
 
-#: The groups of commands, with the line of each command in the help.
+#: The commands by group, each with the line that the help shows for the command.
 _COMMANDS = {
     "Record": {
         "doctor": "Checks whether this machine can record captures.",
@@ -49,7 +49,7 @@ _COMMANDS = {
 
 
 class _Commands(Group):
-    """The commands; each is imported when it is used."""
+    """The group of all commands; each command is imported when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Returns the names of the commands, group by group."""
@@ -69,7 +69,8 @@ class _Commands(Group):
         del ctx
         for group, lines in _COMMANDS.items():
             with formatter.section(group):
-                formatter.write_dl([(f"{name:<7}", line) for name, line in lines.items()])  # aligns all groups
+                # The fixed width aligns the columns of all groups.
+                formatter.write_dl([(f"{name:<7}", line) for name, line in lines.items()])
 
 
 #: The variable that a shell sets when it asks for completions.
@@ -95,12 +96,12 @@ def cli(debug: bool) -> None:
 
 def main() -> None:
     """Runs the command line; prints an error of the package or the system as one line, and exits with its status."""
-    # The page faults of Arrow's own allocator take a tenth of the time of a long report.
+    # The page faults of Arrow's own allocator would take a tenth of the time of a long report.
     if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
-        os.putenv("ARROW_DEFAULT_MEMORY_POOL", "system")  # os.environ, which started programs get, is unchanged
-    if _COMPLETION_VARIABLE not in os.environ:  # click writes completions as bytes
+        os.putenv("ARROW_DEFAULT_MEMORY_POOL", "system")  # os.environ, which started programs inherit, stays unchanged
+    if _COMPLETION_VARIABLE not in os.environ:  # for completions, click writes bytes to the streams itself
         use_safe_streams()
-    if sys.stdout is None:  # the parent process has closed it
+    if sys.stdout is None:  # the parent process has closed standard output
         _fail("Standard output is closed. Send it to a file or to /dev/null")
     try:
         cli()
@@ -109,7 +110,7 @@ def main() -> None:
     except MemoryError:
         _fail("There is not enough memory for this. Give fewer captures at once, or a machine with more")
     except OSError as error:
-        if isinstance(error, BrokenPipeError):  # the reader of a pipe has closed it, so nothing can be printed
+        if isinstance(error, BrokenPipeError):  # the reader has closed the pipe: nothing more can be printed
             sys.stderr.close()
             sys.exit(1)
         where = f"{error.filename}: " if error.filename else ""

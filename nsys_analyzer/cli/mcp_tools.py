@@ -62,7 +62,7 @@ class Tools:
             return _shorten_strings(write_ranked_answers(evidence, budget))
 
     def ask(self, path: _Paths, questions: list[str]) -> str:
-        """Returns figures by their names, such as "gpu_busy_ms phase=forward", with the data that each rests on."""
+        """Returns figures by their names, such as "gpu_busy_ms phase=forward", with the rows they are based on."""
         with self._load(path) as evidence:
             answers = Answers(tuple(answer_text(evidence, question) for question in questions))
         return _to_json(to_plain_data(answers))
@@ -88,7 +88,7 @@ class Tools:
         return _to_markdown(Report("The modules", (section,))) if section.blocks else str(NO_MODULES)
 
     def compare(self, before: str, after: str) -> str:
-        """Compares two captures or folders of runs: what changed, whether by chance, and what explains it."""
+        """Compares two captures or folders of runs: what changed, whether by chance, and what explains the change."""
         with self._reader.open_copies([before, after]) as (copy_before, copy_after):
             comparisons = require_comparisons(compare_runs(load_runs(copy_before), load_runs(copy_after)))
             section = answer_comparison(comparisons, DEFAULT_THRESHOLD)
@@ -98,7 +98,7 @@ class Tools:
         self, path: _Paths, classes: dict[str, float] | None = None, ranges: dict[str, float] | None = None,
         launches: float | None = None,
     ) -> str:  # fmt: skip
-        """Predicts a step if kernel classes, ranges or launches took a multiple of their time; 0 removes them."""
+        """Predicts a step's length if kernel classes, ranges or launches take a multiple of their time; 0 removes them."""
         question = WhatIfQuestion(classes or {}, ranges or {}, launches)
         if question == WhatIfQuestion():
             raise self._error_type("Give a change: classes, ranges or launches")

@@ -33,7 +33,7 @@ PATH = click.Path(path_type=Path)
 trace_argument = click.argument("trace", type=PATH, metavar="TRACE")
 #: The argument of a command that reads one capture, or each capture in a folder.
 folder_argument = click.argument("trace", type=PATH, metavar="TRACE|FOLDER")
-#: The argument of a command that reads one capture by ``evidence_options``.
+#: The argument of a command that reads one capture and has the options of ``evidence_options``.
 evidence_argument = click.argument("traces", type=PATH, metavar="TRACE", callback=lambda _, __, path: (path,))
 
 _SCHEDULER = "--scheduler"
@@ -166,7 +166,7 @@ def _use_classes(_ctx: click.Context, _param: click.Parameter, path: Path | None
 
 # --- options on what is run, and where results are written
 
-#: The option of a command that writes a file.
+#: The option ``--force`` of a command that writes a file.
 force_option = option(
     OUTPUT, "--force", is_flag=True,
     help="Replace a file even if nsys-analyze did not write it, and make a missing folder.",
@@ -174,7 +174,7 @@ force_option = option(
 
 
 def running_options(folder: Path) -> Callable[[Function], Function]:
-    """Adds the options of a command that runs programs and writes into a folder; ``folder`` is the default one."""
+    """Adds the options of a command that runs programs and writes into a folder, by default ``folder``."""
 
     def add_options(function: Function) -> Function:
         """Adds the options to a command."""
@@ -258,7 +258,7 @@ def list_option(
 ) -> Callable[[Function], Function]:  # fmt: skip
     """Adds an option that takes several values of a click type, separated by commas or given again.
 
-    The command takes a tuple of the distinct values, which is empty if the option is not given.
+    The command gets a tuple of the distinct values, which is empty if the option is not given.
     """
 
     def convert(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[Any, ...]:
@@ -355,16 +355,16 @@ def print_report(report: Report, output_format: str) -> None:
 
 
 def tell(line: str) -> None:
-    """Prints a line for the user on standard error, apart from a command's output."""
+    """Prints a line for the user on standard error, which is separate from a command's output."""
     click.echo(line, err=True)
 
 
 def quote_command_line() -> str:
     """Returns the command line of this process as a reader of the report would type it in the folder of the captures.
 
-    It leaves out ``--scheduler``, which does not change a report, and hides keys and passwords.
+    ``--scheduler``, which does not change a report, is left out. Keys and passwords are hidden.
     """
-    from nsys_analyzer.share.names import without_secrets  # loads the rules of kernel classes
+    from nsys_analyzer.share.names import without_secrets  # this import loads all rules of kernel classes
 
     words, arguments = ["nsys-analyze"], iter(sys.argv[1:])
     for word in arguments:

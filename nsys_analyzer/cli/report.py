@@ -1,4 +1,4 @@
-"""``nsys-analyze report``: writes the report of captures, as markdown with figures, a page or JSON."""
+"""``nsys-analyze report``: writes the report of captures, as markdown with charts, a page or JSON."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def report(
     if target:
         check_target(target, sources, force=force)
     gathered = evidence(with_tracks=renderer.has_timeline)
-    if target:  # reading may have written exports of reports of nsys
+    if target:  # reading a report of nsys may have written its export to this path
         check_target(target, sources, force=force)
     if renderer.is_data:  # JSON is made from the figures, and needs no sections
         report = Report("", (), gathered.captures, benches=gathered.benches, runs=gathered.runs)

@@ -112,12 +112,12 @@ def _run_plan(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -
             unfinished = select_remaining_targets(plan.targets, folder, plan.profiler, resume)
             with show_progress(len(plan.targets), len(plan.targets) - len(unfinished)) as progress:
                 results = run_sweep(unfinished, folder, plan.profiler, timeout_s, progress, quote_command_line())
-            timings = read_sweep_timings(folder)  # without rows, no program was timed
+            timings = read_sweep_timings(folder)  # if the file has no rows, no program was timed
             evidence = make_evidence(gather([folder], timings=timings if timings.rows else None), quote_command_line())
             report = build_report(evidence)
             write_report("markdown", report, folder / "report.md")
     except BrokenPipeError:
-        raise  # the reader of the output has closed it; the folder is not the reason
+        raise  # the reader of standard output has closed it; this is no error of the folder
     except NoSpaceError as error:
         raise CaptureError(error.message, _SPACE_HINT) from error
     except OSError as error:

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Bar
 
-#: The longest message on the terminal, in characters; the manifest holds the full message.
+#: The number of characters after which a message on the terminal is cut. The manifest contains the full message.
 _MAX_MESSAGE = 300
 
 
 @contextmanager
 def handle_interruption(folder: Path, advice: str = "; the same command with --resume continues") -> Iterator[None]:
-    """Ends the process with a line of advice if the user, a scheduler or a closed terminal interrupts the work."""
+    """Ends the process and prints ``advice`` if the user, a scheduler or a closed terminal interrupts the work."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+        if signal.getsignal(number) is not signal.SIG_IGN:  # under nohup, SIGHUP stays ignored
             signal.signal(number, signal.default_int_handler)
     try:
         yield
@@ -41,7 +41,7 @@ def handle_interruption(folder: Path, advice: str = "; the same command with --r
 def show_progress(total: int, finished: int) -> Iterator[Progress]:
     """Shows the progress through ``total`` configurations, of which ``finished`` have results from an earlier run.
 
-    The bar is shown only on a terminal. A line for each result is printed anywhere.
+    The bar is shown only on a terminal. A line for each result is always printed.
     """
     screen = console(stderr=True)
     if finished:

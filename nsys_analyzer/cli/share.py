@@ -10,7 +10,7 @@ import click
 from nsys_analyzer.cli.help import OUTPUT, SELECTION, command, option
 from nsys_analyzer.cli.options import PATH, trace_argument
 
-#: The longest printed name, in characters.
+#: The number of characters after which a printed name is cut.
 _MAX_NAME = 100
 
 
@@ -63,7 +63,9 @@ def share(
     click.echo(f"{output}: {format_bytes(output.stat().st_size)}")
     click.echo(f"Names replaced by an alias: {len(renamings):,}")
     for renaming in renamings:
-        text = renaming.text.encode("unicode_escape").decode().replace("\\u2026", "…")  # escapes line breaks
+        text = (
+            renaming.text.encode("unicode_escape").decode().replace("\\u2026", "…")
+        )  # escapes line breaks and control characters
         click.echo(f"  {renaming.alias}: {text[:_MAX_NAME]}{'…' if len(text) > _MAX_NAME else ''}")
     if renamings:
         click.echo("The copy does not contain this list. To keep names of it, use --keep REGEX or --keep-all-names")

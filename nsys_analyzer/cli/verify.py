@@ -16,7 +16,7 @@ from nsys_analyzer.errors import NsysAnalyzerError
 if TYPE_CHECKING:
     from nsys_analyzer.verify.verification import Verification
 
-#: The exit status of each verdict. As for every command, 1 and 2 are errors.
+#: The exit status for each verdict. The statuses 1 and 2 stand for errors, as in every command.
 STATUS_OF_VERDICT = {"faster": 0, "slower": 3, "not comparable": 4, "no change that can be told": 5}
 
 
@@ -98,7 +98,7 @@ def verify(
         append_entry(result.entry)
         _print_explanation(result)
         click.echo(f"\n{LEDGER}")
-    except NsysAnalyzerError as error:  # the verdict is valid without them
+    except NsysAnalyzerError as error:  # the verdict is valid without the ledger and the explanation
         tell(f"\n{error}")
     ctx.exit(STATUS_OF_VERDICT[result.entry.verdict])
 

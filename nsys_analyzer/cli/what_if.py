@@ -1,4 +1,4 @@
-"""``nsys-analyze what-if``: predicts a step if some of its parts took more or less time."""
+"""``nsys-analyze what-if``: predicts the length of a step if some of its parts took more or less time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _NameAndValue(click.ParamType[tuple[Any, Any]]):
 
 
 class _WhatIf(Command):
-    """The command; it suggests --class if a kernel class is given as an option, as in ``--matmul``."""
+    """The command ``what-if``. It suggests --class if a kernel class is given as an option, such as ``--matmul``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses the arguments, or fails."""

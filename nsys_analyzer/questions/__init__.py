@@ -1,1 +1,1 @@
-"""Answers single figures by their names, and checks the claims of a text against them."""
+"""Answers questions about single figures, and checks the statements of a text against the figures."""

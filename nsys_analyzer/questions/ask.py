@@ -39,7 +39,7 @@ _RANKED_FIGURES: tuple[tuple[str, str | None], ...] = (
 
 @dataclass(frozen=True)
 class Question:
-    """A question: the name of a figure, and arguments.
+    """A question: the name of a figure, and the arguments that select what the figure describes.
 
     Attributes:
         text: the question in the form in which a user types it.
@@ -124,7 +124,7 @@ def ask(evidence: Evidence, text: str) -> Answer:
 
 
 def _answer_question(evidence: Evidence, question: Question) -> Answer:
-    """Returns the answer to a question."""
+    """Returns the answer to a question about the run, or about the process that its arguments select."""
     if question.name == "saves_ms" and [*question.arguments] == ["finding"]:
         answers = [answer for run in evidence.runs for answer in _answers_of_run(evidence, run)]
         figure = f"saves_ms finding={question.arguments['finding']}"
@@ -233,7 +233,9 @@ def rank_answers(evidence: Evidence) -> Iterator[Answer]:
 
 def _answers_of_run(evidence: Evidence, run: ParallelRun) -> Iterator[Answer]:
     """Yields how late the slowest rank of a run is, and the savings of the findings about all ranks."""
-    from nsys_analyzer.report.sections.ranks import describe_late_rank  # imported only for runs of several ranks
+    from nsys_analyzer.report.sections.ranks import (
+        describe_late_rank,  # this import is needed only for runs of several ranks
+    )
 
     rests_on = RestsOn(run.name)
     if rank := run.slowest_rank:

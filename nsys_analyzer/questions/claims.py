@@ -47,7 +47,7 @@ _LEAD_IN_ENDS, _SENTENCE_ENDS = tuple(":：,;，；(“\"«„'"), (".", "!", "?
 #: The limits of the search for a sentence that a terminal broke over several lines: the lines of one paragraph, and the
 #: joins of lines in one text. Without these limits, a hostile text would take too long.
 _MAX_PARAGRAPH_LINES, _MAX_JOINS = 60, 20_000
-#: The number of characters by which a line is looked up first: they must start a sentence of the report.
+#: The number of characters at the start of a line that are looked up first among the starts of all report sentences.
 _PREFIX_LENGTH = 8
 _MAX_SENTENCES_SHOWN, _MAX_BAR_WIDTH = 5, 1000
 _ASK_LINE = re.compile(r"((\w+)(?: \w+=(?:'[^']*'|\"[^\"]*\"|\S+?))*)(?: =|:) (.+)")
@@ -176,7 +176,7 @@ class _ReportIndex:
             self._add_blocks(section.blocks, "", 0)
 
     def matching(self, text: str) -> Sequence[_Sentence]:
-        """Returns the sentences that have the same words as a text, with any numbers."""
+        """Returns the report's sentences that equal a text except for their numbers."""
         return self.sentences.get(_without_numbers(text)) or self.sentences.get(_without_spaces(text)) or ()
 
     def _add_blocks(self, blocks: Sequence[Block], capture: str, title_id: int) -> None:
@@ -199,7 +199,7 @@ class _ReportIndex:
                     self.tables.append(_Table(block, self._last_sentence, title_id))
                 case StepBars(parts, rows, title, note):
                     self.bars.append(block)
-                    for row in rows:  # in text copied from a page, the names of a bar's parts are one word
+                    for row in rows:  # text copied from a page has the names of a bar's parts without spaces
                         part_names = "".join(part for part, ms in zip(parts, row.ms, strict=True) if ms)
                         self._add(part_names, subject, title_id, "heading")
                     legend = list(legend_entries(block, [sum(row.ms) for row in rows]))
@@ -224,7 +224,9 @@ class _ReportIndex:
 
     def _add(self, text: StrOrText, capture: str, title_id: int, kind: _SentenceKind = "sentence") -> None:
         """Adds the sentences of a text by their words, with and without their numbers."""
-        words = _without_markup(_HEADING.sub("", visible(plain(text))))  # a comment in Python looks like a heading
+        words = _without_markup(
+            _HEADING.sub("", visible(plain(text)))
+        )  # a Python comment looks like a heading of markdown
         for sentence in _SENTENCE_BREAK.split(words) if kind == "sentence" else [words]:
             self._last_sentence = _without_spaces(sentence)
             # A terminal may break a long name anywhere, even between two digits.
@@ -320,7 +322,7 @@ class _TextReader:
         return _TextPart(line, "line", (claim,)) if verdicts else None
 
     def _read_bar(self, line: str) -> _TextPart | None:
-        """Returns a heading for a bar that the report draws in the width of the line. The legend has the figures."""
+        """Returns a heading if the line is a bar that the report draws; the figures of a bar are in its legend."""
         for bars in self._report.bars if len(line) <= _MAX_BAR_WIDTH else ():
             for _, strokes in zip(bars.rows, bar_lines(bars, len(line)), strict=False):
                 if "".join(stroke.text for stroke in strokes).rstrip() == line.rstrip():
@@ -416,7 +418,7 @@ def _judge_numbers(text: str, reported: str) -> bool | None:
     if _without_spaces(text) == _without_spaces(reported):
         return True
     numbers, reported_numbers = _NUMBER.findall(text), _NUMBER.findall(reported)
-    if len(numbers) != len(reported_numbers):  # the text itself may hold the placeholder of a number
+    if len(numbers) != len(reported_numbers):  # the text itself may contain the placeholder for a number
         return None
     return _combine_verdicts(map(_judge_number, numbers, reported_numbers))
 

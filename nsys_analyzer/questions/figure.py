@@ -37,7 +37,7 @@ from nsys_analyzer.text import plain, plural
 #: A number, the lower and the upper bound of a number, or a name.
 Value: TypeAlias = float | int | str | tuple[float, float]
 Unit: TypeAlias = Literal["ms", "us", "count", "fraction", "bytes", "flop", "tokens/s", "text"]
-#: A kind of rows in a capture.
+#: A kind of rows in a capture, such as kernels.
 RowKind: TypeAlias = Literal["kernel", "memcpy", "memset", "graph", "range", "memory", "timing"]
 
 #: The table of nsys that contains each kind of rows, and the category of the events in a PyTorch trace.

@@ -1,1 +1,1 @@
-"""Measures two programs in turns, and records the predictions and the measurements."""
+"""Measures two programs in turns, and records predicted and measured savings."""

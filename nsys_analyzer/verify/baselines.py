@@ -1,4 +1,4 @@
-"""Writes baselines, which are folders of JSON reports, one for each GPU, and selects their runs for a comparison."""
+"""Writes baselines (folders with a JSON report for each GPU), and selects the runs of a baseline for a comparison."""
 
 from __future__ import annotations
 

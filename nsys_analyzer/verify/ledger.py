@@ -99,7 +99,7 @@ def prediction_holds(prediction: Prediction, change: Change) -> bool | None:
 
 
 def append_entry(entry: Entry, path: Path = LEDGER) -> None:
-    """Adds a line to the ledger. If a full disk or a crash left half a line at its end, that line is ended first.
+    """Adds a line to the ledger. If a full disk or a crash left the last line unfinished, a line break is added first.
 
     Raises:
         NsysAnalyzerError: the ledger cannot be written.
@@ -127,7 +127,7 @@ def read_ledger(path: Path = LEDGER, tell: Callable[[str], None] = lambda _: Non
         raise NsysAnalyzerError(f"{path}: cannot be read ({error.strerror})", remedy) from error
     entries = []
     for number, line in enumerate(lines, 1):
-        text = line.strip(b"\0 \r")  # a crash may leave zeros in place of a line
+        text = line.strip(b"\0 \r")  # a crash may leave zero bytes in place of a line
         begin = max(text.rfind(_FIRST_BYTES), 0)
         try:
             entries += [msgspec.json.decode(text[begin:], type=Entry)] if text else []
@@ -181,7 +181,7 @@ def with_calibrated_intervals(
     remark = f" The interval is widened by a factor of {factor:.2f}, from {count} savings that verify measured."
 
     def widen(finding: Finding) -> Finding:
-        """Returns a finding with a wider interval, within 0 and the length of a step."""
+        """Returns a finding with a wider interval, which stays between 0 and the length of a step."""
         finding = write_finding(finding)
         half_width = (finding.saves_ms - finding.saves_ms_low) * factor
         low, high = max(finding.saves_ms - half_width, 0.0), min(finding.saves_ms + half_width, finding.step_ms)

@@ -77,10 +77,10 @@ def _change_in_percent(entry: Entry) -> str:
 
 
 def history_report(entries: Sequence[Entry], *, calibrate: bool = False) -> Report:
-    """Returns the ledger as a table and a curve.
+    """Returns the report of a ledger: a table and a curve.
 
     Args:
-        entries: the oldest first.
+        entries: the entries of the ledger, the oldest first.
         calibrate: whether to add the factor by which predicted intervals must be wider.
     """
     counts = Counter(entry.verdict for entry in entries)
@@ -120,7 +120,7 @@ _FIELDS: tuple[Field[Entry], ...] = (
     Field("predicted", "ms", lambda entry: Interval(p.low_ms, p.high_ms) if (p := entry.prediction) else None),
     Field("held", "text", lambda entry: _HELD_CELLS[entry.held]),
     Field("hardware", "text", lambda entry: entry.gpu or entry.host_cpu),
-    # The short commit, with a + if files differed from it.
+    # The abbreviated commit hash, with a + if tracked files differed from the commit.
     Field(
         "commit",
         "text",

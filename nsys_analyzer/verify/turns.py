@@ -32,7 +32,7 @@ from nsys_analyzer.trace.schema import MS_PER_S
 _BLOCK_S, _MEASURED_S = 0.1, 3.0
 _MIN_STEPS_PER_BLOCK, _MAX_STEPS_PER_BLOCK = 3, 100
 _MIN_BLOCKS, _MAX_BLOCKS = 6, 30
-#: What to type if the old program is not known.
+#: The hint of the errors that are raised if the old program is not known.
 HOW_TO_NAME_OLD = (
     "Give the old program with --before, such as --before 'python old/train.py', or its commit with --before-commit"
 )
@@ -91,7 +91,7 @@ def take_turns(
                 raise CaptureError(str(result.message), f"The output of both is in {folder}")
             processes = {program.name: _read_process(program, Path(results), folder) for program in order}
         yield processes[programs[0].name], processes[programs[1].name]
-        order.reverse()  # neither program always has the first turn
+        order.reverse()  # the programs alternate in having the first turn
 
 
 def _make_job(program: Program, results: Path, folder: Path) -> dict[str, Any]:

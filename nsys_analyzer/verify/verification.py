@@ -36,7 +36,8 @@ class Request:
         plan: the plan that runs the new program.
         old_command: the command line of the old program. If it is None, the captures give it.
         commit: the commit of the old program. If it is None, the captures give it if the command lines are equal.
-        finding: the ID of the finding that the change acts on. If it is None, the largest finding that is gone is used.
+        finding: the ID of the finding that the change acts on. None selects the finding with the largest saving that
+            the new program no longer has.
         time_limit_s: the time limit of all pairs together, in seconds.
         timeout_s: the time limit of each pair and of the recording, in seconds.
         output_dir: the folder for the logs and the capture of the new program.
@@ -97,7 +98,7 @@ def verify(request: Request, tell: Callable[[str], None]) -> Verification:
         )
     output_dir.mkdir(parents=True, exist_ok=True)
     with _prepare_programs(request, before, tell) as programs:
-        # Pairs are measured until the change is known, or the time limit would be exceeded.
+        # Pairs are measured until the change is known, or until another pair would exceed the time limit.
         start, pairs = time.monotonic(), list[tuple[TimedProcess, TimedProcess]]()
         for pair in take_turns(programs, request.output_dir, request.timeout_s):
             pairs.append(pair)
@@ -141,7 +142,8 @@ def find_prediction(
     Args:
         before: the capture of the old program.
         after: the capture of the new program, if it was recorded.
-        finding_id: the finding that the change acts on. If it is None, the largest finding that is gone is used.
+        finding_id: the finding that the change acts on. None selects the finding with the largest saving that the new
+            program no longer has.
     """
     ids_after = {finding.id for finding in _findings_of(after)} if after else set()
     findings = [
@@ -213,7 +215,7 @@ def _prepare_programs(
 
 
 def _record(request: Request, tell: Callable[[str], None]) -> CaptureSummary | None:
-    """Records the new program once. A failure is reported, and None is returned: the measurement is still valid."""
+    """Records the new program once, and returns its capture; reports a failure and returns None."""
     plan, folder = request.plan, request.output_dir
     try:
         with lock_folder(folder):
