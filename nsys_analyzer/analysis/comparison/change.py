@@ -19,21 +19,22 @@ import numpy as np
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.trace.arrays import Floats, Ints
 
-#: The standard deviation between runs of one program as a share of the time: of the GPU's work, of its pauses between
-#: two queued operations, and of the rest of its idle time, in which it waits for the program.
+#: The standard deviation between runs of one program, as a share of the time: of the GPU's work, of the GPU's pauses
+#: between two queued operations, and of the rest of the GPU's idle time, in which it waits for the program.
 GPU_SPREAD, PAUSES_SPREAD, CPU_SPREAD = 0.0025, 0.04, 0.25
 
+#: The number of bootstrap samples from which the error of a median is computed.
 RESAMPLES = 1_000
-#: Serial correlation is estimated only from at least this many values. The estimate is at most the second value.
-_FEWEST_CORRELATED, _MAX_CORRELATION = 8, 0.95
+#: The minimum number of values from which serial correlation is estimated, and the largest estimate.
+_MIN_VALUES_FOR_CORRELATION, _MAX_CORRELATION = 8, 0.95
 #: The 95 % quantile of Student's t (two-sided) for 1 to 30 degrees of freedom, then for infinitely many.
 _STUDENT_T_95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042, 1.960,
 )  # fmt: skip
-#: The standard error of a median ÷ that of a mean, for normally distributed values: √(π/2).
+#: The standard error of a median divided by the standard error of a mean, for normally distributed values: √(π/2).
 _MEDIAN_TO_MEAN_ERROR = math.sqrt(math.pi / 2)
-#: Larger logarithms are limited to this value, because their exponential exceeds the range of a float.
+#: Logarithms are limited to this value, because the exponential of a larger value exceeds the range of a float.
 _LARGEST_LOGARITHM = 700.0
 
 
@@ -55,12 +56,12 @@ class Estimate:
 
     @staticmethod
     def of_values(values: Sequence[float], n: int | None = None) -> Estimate:
-        """Returns the median of values that are a sample of ``n`` instances, with the standard error of the sample."""
+        """Returns the median of values, and its standard error. The values may be a sample of ``n`` instances."""
         return Estimate(float(np.median(values)), n or len(values), median_error(values))
 
     @staticmethod
     def of_mean(ms: float, std_ms: float | None, n: int) -> Estimate:
-        """Returns the mean of ``n`` instances."""
+        """Returns the mean of ``n`` instances, and its standard error."""
         return Estimate(ms, n, None if std_ms is None else std_ms / math.sqrt(n))
 
     @staticmethod
@@ -107,9 +108,9 @@ class SerialCorrelation:
 
     @staticmethod
     def of(before: Sequence[float], after: Sequence[float]) -> SerialCorrelation | None:
-        """Returns the effect for the steps of two runs; None if they have too few steps, or if all steps are equal."""
+        """Estimates the effect from the steps of two runs; None if a run has too few steps or all steps are equal."""
         runs = [np.asarray(values, np.float64) for values in (before, after)]
-        if min(map(len, runs)) < _FEWEST_CORRELATED or not any(run.var() for run in runs):
+        if min(map(len, runs)) < _MIN_VALUES_FOR_CORRELATION or not any(run.var() for run in runs):
             return None
         independent = sum(float(run.var()) / len(run) for run in runs)
         if len(before) == len(after):  # the differences of pairs of steps are one series
@@ -121,9 +122,9 @@ class SerialCorrelation:
 
 
 def _estimate_correlation(values: Floats) -> float:
-    """Returns the correlation ρ of each value with the next one, at least 0.
+    """Estimates the correlation ρ of each value with the next one; 0 if it is negative.
 
-    The usual estimate from n values is too low by (1 + 3·ρ) ÷ n on average (Kendall 1954), which is corrected.
+    The usual estimate from n values is too low by (1 + 3·ρ) ÷ n on average (Kendall 1954). This bias is corrected.
     """
     deviation, n = values - values.mean(), len(values)
     square = float(deviation @ deviation)
@@ -145,7 +146,7 @@ class Change:
         before_ms, after_ms: the estimates.
         low_ms, high_ms: the ends of the interval of the change; None if they are not known.
         before_n, after_n: the number of instances or runs of each estimate; None if it is not known.
-        inside: the share of the interval's variance that more instances would reduce.
+        inside: the share of the interval's variance that comes from steps inside a run, so that more steps reduce it.
         ms: after − before.
         share, low_share, high_share: the change and its ends as shares of the time before. :meth:`of` takes the ends
             from the logarithm of after ÷ before.
@@ -184,7 +185,7 @@ class Change:
         share = inside / variance if variance else 0.0
         freedoms = [max((estimate.n or 1) - 1, 1) for estimate in (before, after)]
         freedom = correlation.freedom if correlation else _combine_freedoms(errors, freedoms)
-        # By Welch and Satterthwaite as well, since the spread between runs counts as known exactly.
+        # The spread between runs counts as known exactly, so it has infinitely many degrees of freedom.
         width = student_t(freedom / share**2 if share**2 else math.inf) * math.sqrt(variance)
         change = Change(before.ms, after.ms, difference - width, difference + width, before.n, after.n, share)
         vars(change).update(zip(("low_share", "high_share"), _share_ends(before.ms, after.ms, width), strict=True))
@@ -192,10 +193,14 @@ class Change:
 
 
 def _share_ends(before_ms: float, after_ms: float, width_ms: float) -> tuple[float | None, float | None]:
-    """Returns the ends of the relative change, from the logarithm of after ÷ before, because no time is below 0.
+    """Returns the ends of the interval of the relative change. No end is below −1, because no time is below 0.
 
-    Half the width of the interval in ms is divided by the logarithmic mean of both times, as the difference is. This
-    interval thus excludes 0 exactly if the interval in ms does.
+    The interval is symmetric around the logarithm of after ÷ before. Its width is the width in ms divided by the
+    logarithmic mean of both times, so it excludes 0 exactly if the interval in ms does.
+
+    Args:
+        before_ms, after_ms: both times.
+        width_ms: half the width of the interval in ms.
     """
     if before_ms <= 0:
         return None, None
@@ -208,25 +213,26 @@ def _share_ends(before_ms: float, after_ms: float, width_ms: float) -> tuple[flo
 
 
 def student_t(freedom: float) -> float:
-    """Returns the 95 % quantile of Student's t (two-sided), interpolated over the reciprocals of whole freedoms."""
+    """Returns the 95 % quantile of Student's t (two-sided), interpolated linearly over 1 ÷ degrees of freedom."""
     reciprocals = [0.0, *(1 / n for n in range(len(_STUDENT_T_95) - 1, 0, -1))]
     return float(np.interp(1 / max(freedom, 1.0), reciprocals, _STUDENT_T_95[::-1]))
 
 
 def median_error(values: Sequence[float]) -> float | None:
-    """Returns the standard error of the median by the bootstrap, × √(n / (n − 1)); None for a single value.
+    """Estimates the standard error of the median by the bootstrap; None for a single value.
 
-    The factor corrects the variance of resamples, which is (n − 1) ÷ n of that of samples. The same values always give
-    the same error. For few values the error itself is uncertain, which Student's t allows for: with percentiles of the
-    bootstrap, 11 % of pairs of 3 values would seem changed although nothing is.
+    The variance of resamples is (n − 1) ÷ n of the variance of samples, which the factor √(n / (n − 1)) corrects. Equal
+    values always give an equal error. The error of few values is itself uncertain, so intervals use Student's t. With
+    percentiles of the bootstrap instead, 11 % of unchanged pairs of 3 values would seem changed.
     """
     n = len(values)
     if n < 2:
         return None
-    medians = np.median(np.asarray(values, np.float64)[_resamples(n)], axis=1)
+    medians = np.median(np.asarray(values, np.float64)[_draw_resamples(n)], axis=1)
     return float(medians.std()) * math.sqrt(n / (n - 1))
 
 
 @cache
-def _resamples(n: int) -> Ints:
+def _draw_resamples(n: int) -> Ints:
+    """Returns the indices of the values in each bootstrap sample, shape (resamples, n)."""
     return np.random.default_rng(n).integers(0, n, (RESAMPLES, n))

@@ -68,7 +68,7 @@ def compare(before: Side, after: Side, cpu_spread: float = CPU_SPREAD) -> Compar
 
 
 def _fingerprint(run: Summary) -> tuple[object, ...]:
-    """Returns figures that identify a capture, because no two runs have them in common."""
+    """Returns figures that identify a capture: no two runs agree in all of them."""
     phases = [(phase.phase, phase.wall_values_ms, phase.busy_values_ms) for phase in run.phases]
     return run.pid, run.configuration, run.run, run.step, phases, run.unprofiled
 
@@ -77,7 +77,7 @@ def _fingerprint(run: Summary) -> tuple[object, ...]:
 
 
 def _compare_steps(before: Side, after: Side, spread: RunSpread) -> StepChange | None:
-    """Returns the change of the step under the profiler; None if a side has no step."""
+    """Returns the change of the step under the profiler and of its parts; None if a side has no step."""
     sides = [[run.step for run in side.runs if run.step] for side in (before, after)]
     if not all(sides):
         return None
@@ -105,7 +105,7 @@ def _compare_steps(before: Side, after: Side, spread: RunSpread) -> StepChange |
 
 
 def _compare_estimates(sides: Iterable[Sequence[Estimate]], correlation: SerialCorrelation | None = None) -> Change:
-    """Returns the change between two sides, each with the estimates of its runs."""
+    """Returns the change between two sides. Each side has the estimates of its runs, whose mean is compared."""
     before, after = map(Estimate.of_runs, sides)
     return Change.of(before, after, correlation)
 
@@ -148,7 +148,7 @@ def _compare_kernels(
 
 
 def _average_kernels(steps: Sequence[StepSummary]) -> dict[_KernelKey, tuple[KernelTime, Estimate]]:
-    """Returns the kernels of the given runs, each with its means over the runs."""
+    """Returns each kernel of the given runs, with the mean of its time over the runs."""
     tables = [{(kernel.name, kernel.kernel_class): kernel for kernel in step.kernels} for step in steps]
     means: dict[_KernelKey, tuple[KernelTime, Estimate]] = {}
     for key in dict.fromkeys(chain.from_iterable(tables)):
@@ -168,11 +168,11 @@ def match_kernels(
 ) -> tuple[tuple[KernelTime | None, KernelTime | None], ...]:
     """Pairs the kernels of both runs by name and class, then by class, layout and launches per step.
 
-    A matmul in another precision or with another tile is a kernel of another name, but is launched as often and has the
-    same operands transposed. The layout distinguishes it from the matmuls of the gradients of the input and of the
-    weight. If several kernels match, they are paired in the order of their times. The grid is not used: persistent
-    kernels have about one block per multiprocessor for any shape, and the grid of other kernels depends on the tile and
-    on how the sum is split.
+    A matmul in another precision or with another tile is a kernel with another name, but it is launched equally often
+    and has the same layout. The layout (which operands are transposed) distinguishes a matmul from the matmuls of its
+    gradients. If several kernels match, they are paired in the order of their times. The grid is not compared: a
+    persistent kernel has about one block per multiprocessor for any shape, and other grids depend on the tile and on
+    the split of the sum.
 
     A kernel without a counterpart is paired with None.
     """
@@ -217,7 +217,7 @@ def _compare_unprofiled(before: Side, after: Side, phase: str, spread: RunSpread
 
 
 def _compare_findings(before: Side, after: Side) -> tuple[FindingChange, ...] | None:
-    """Returns the findings of both sides: gone, new, changed, then those that stay; each with the largest first."""
+    """Compares the findings of both sides. Findings that are gone come first, then new, changed and unchanged ones."""
     tables = _common_findings(before), _common_findings(after)
     if tables[0] is None or tables[1] is None:
         return None
@@ -227,9 +227,9 @@ def _compare_findings(before: Side, after: Side) -> tuple[FindingChange, ...] | 
 
 
 def _common_findings(side: Side) -> dict[str, Finding] | None:
-    """Returns the findings that most of a side's runs have, with the medians of their savings over these runs.
+    """Returns the findings that more than half of a side's runs have, with the median of their savings.
 
-    Runs whose findings are not known do not count. Returns None if no run has known findings.
+    Runs whose findings are not known are left out. Returns None if no run has known findings.
     """
     by_run = [run.findings for run in side.runs if run.findings is not None]
     by_id: defaultdict[str, list[Finding]] = defaultdict(list)

@@ -24,22 +24,22 @@ ObstacleKind = Literal[
 #: The change of the step that a comparison looks for if no other limit is given, as a share of the step.
 DEFAULT_THRESHOLD = 0.05
 #: The keys of the settings that define the work of a run, and the dimensions that a model name stands for.
-_WORK = ("model", "context_length", "batch_size", "mode")
-_DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size")
-#: The settings that people change to make a program faster.
-_OPTIONS = ("precision", "attention", "compile", "cuda_graph", "optimizer", "device")
-#: The whole configuration: runs with the same value of every key are runs of one program.
-CONFIGURATION = (*_WORK, *_OPTIONS)
+_WORK_KEYS = ("model", "context_length", "batch_size", "mode")
+_DIMENSION_KEYS = ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size")
+#: The keys of the settings that people change to make a program faster.
+_OPTION_KEYS = ("precision", "attention", "compile", "cuda_graph", "optimizer", "device")
+#: The keys of the whole configuration. Runs with an equal value of every key are runs of one program.
+CONFIGURATION = (*_WORK_KEYS, *_OPTION_KEYS)
 #: The keys of the versions and commits, which differ between machines and days.
-_VERSIONS = ("torch", "cuda", "driver", "nsys", "host_cpu", "git_commit")
+_VERSION_KEYS = ("torch", "cuda", "driver", "nsys", "host_cpu", "git_commit")
 #: A precision with a larger share of the matmul time is the precision of the run.
 _MAIN_PRECISION_SHARE = 0.5
 #: A kernel class is large if it has more than this share of the compute time.
 _LARGE_SHARE = 0.1
-#: The changes of large classes have a common factor if they agree within the first factor. A common factor above the
-#: second factor shows that the work differs.
+#: Large classes change by a common factor if their factors differ from each other by less than the first ratio. The
+#: common factor shows that the work differs if it differs from 1 by more than the second ratio.
 _ALIKE_FACTOR, _OTHER_WORK_FACTOR = 1.2, 1.3
-#: The class whose work does not depend on the batch.
+#: The kernel class whose work does not depend on the batch size.
 OPTIMIZER = "optimizer"
 #: Steps without a name are assumed to do equal work if their numbers of matmuls differ by at most this factor.
 _SAME_WORK_FACTOR = 1.1
@@ -74,7 +74,7 @@ class Obstacle:
     Attributes:
         kind: what the reason is about.
         runs: the run that cannot be compared with any other, or the two runs that cannot be compared with each other.
-        difference: the setting that differs, of kind "setting".
+        difference: the setting that differs; None unless ``kind`` is "setting".
     """
 
     kind: ObstacleKind
@@ -84,11 +84,12 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class KernelChange:
-    """A kernel of a step on both sides, or two kernels that do the same work.
+    """The change of a kernel's time in a step, or of the time of two kernels that do the same work.
 
-    The name of a side is None if that side has no such kernel.
-
-    ``before_launches`` and ``after_launches`` are means per step.
+    Attributes:
+        before_name, after_name: the name of the kernel on each side; None if a side has no such kernel.
+        before_launches, after_launches: the mean number of launches per step.
+        change: the change of the time.
     """
 
     before_name: str | None
@@ -100,9 +101,12 @@ class KernelChange:
 
 @dataclass(frozen=True)
 class PartChange:
-    """A part of the step on the GPU, mean ms: compute of a kernel class, exposed copies, or idle time of a cause.
+    """The change of a part of the step: compute of a kernel class, exposed copies, or idle time of a cause.
 
-    ``kernels`` are the kernels of the class, the largest change first. Their changes add up to the change of the class.
+    Attributes:
+        kind, name: the kind of the part, and its kernel class or cause.
+        change: the change of the mean time per step.
+        kernels: the kernels of the class, the largest change first. Their changes add up to the change of the class.
     """
 
     kind: PartKind
@@ -130,9 +134,10 @@ class StepChange:
 
     @property
     def common_factor(self) -> float | None:
-        """Returns after ÷ before if it is about the same for all large compute classes but not about 1, else None.
+        """Returns the factor by which all large compute classes change, if they agree and it is not about 1, else None.
 
-        Such a factor indicates another batch size. The optimizer does not count: its work does not depend on the batch.
+        Such a factor indicates another batch size. The optimizer is left out, because its work does not depend on the
+        batch size.
         """
         changes = [part.change for part in self.parts if part.kind == "compute" and part.name != OPTIMIZER]
         threshold_ms = _LARGE_SHARE * max(
@@ -244,14 +249,14 @@ class Comparison:
 
     @property
     def is_slowed_on_one_side(self) -> bool:
-        """Returns whether the profiler makes only one side longer, and no times without the profiler were measured."""
+        """Returns whether the profiler lengthens the step of only one side, and unprofiled times are unknown."""
         is_slowed = {
             any(run.step and run.step.profiler_overhead_ms for run in side.runs) for side in (self.before, self.after)
         }
         return self.unprofiled is None and len(is_slowed) > 1
 
     def verdict(self, threshold: float = DEFAULT_THRESHOLD) -> Verdict:
-        """Returns whether the step changed; "unclear" if a change of this share could not have been detected."""
+        """Returns whether the step changed; "unclear" if a change by ``threshold`` could not have been detected."""
         change = self.headline
         if self.same:
             return "no change"
@@ -262,10 +267,10 @@ class Comparison:
         return "no change" if max(-change.low_share, change.high_share) <= threshold else "unclear"
 
     def is_slower_by(self, share: float) -> bool:
-        """Returns whether the step is slower by more than this share: by its best estimate, and not by chance.
+        """Returns whether the step is slower by more than this share, by the best estimate, and not only by chance.
 
-        If the lower end of the interval had to exceed the share, a change that exceeds the share by less than half the
-        interval would pass.
+        The lower end of the interval need not exceed the share. Otherwise, a change that exceeds the share by less than
+        half the width of the interval would not be reported.
         """
         change = self.headline
         return change is not None and change.is_change and change.ms > share * change.before_ms
@@ -283,7 +288,7 @@ def setting_of(run: Summary, key: str) -> Any:
 def compare_settings(before: Side, after: Side) -> tuple[Difference, ...]:
     """Returns the settings and then the versions that both sides record and that differ."""
     runs = before.runs[0], after.runs[0]
-    settings = list(differing_settings(*runs, (*_WORK, *_DIMENSIONS, *_OPTIONS)))
+    settings = list(differing_settings(*runs, (*_WORK_KEYS, *_DIMENSION_KEYS, *_OPTION_KEYS)))
     # The precision of most of the matmul time; empty if no precision has a majority.
     precisions = [
         next(
@@ -293,11 +298,17 @@ def compare_settings(before: Side, after: Side) -> tuple[Difference, ...]:
     ]
     if all(precisions) and precisions[0] != precisions[1] and all(row.key != "precision" for row in settings):
         settings.append(Difference("matmul precision", *precisions))
-    return (*settings, *differing_settings(*runs, _VERSIONS))
+    return (*settings, *differing_settings(*runs, _VERSION_KEYS))
 
 
 def differing_settings(before: Summary, after: Summary, keys: Iterable[str], unknown: str = "") -> Iterator[Difference]:
-    """Yields the settings that differ. If a word for ``unknown`` is given, settings of only one run count as well."""
+    """Yields the settings that differ.
+
+    Args:
+        before, after: the runs.
+        keys: the keys of the settings.
+        unknown: the word for a setting that only one run records. If it is empty, such settings are left out.
+    """
     words = {None: unknown, True: "on", False: "off"}
     for key in keys:
         values = setting_of(before, key), setting_of(after, key)
@@ -328,7 +339,7 @@ def find_run_obstacles(run: Summary) -> Iterator[Obstacle]:
 
 
 def timing_methods(run: Summary) -> frozenset[str]:
-    """Returns how the steps of a run were timed: the name of the profiler, and "none" for times without one."""
+    """Returns how the steps of a run were timed: the name of the profiler, and "none" for unprofiled times."""
     methods = {run.profiler} if run.step and run.profiler else set()
     return frozenset(methods | ({"none"} if run.unprofiled and run.unprofiled.trusted_ms(STEP) else set()))
 
@@ -343,9 +354,9 @@ def _find_pair_obstacles(first: Summary, second: Summary) -> Iterator[Obstacle]:
     methods = [timing_methods(run) for run in pair]
     if all(methods) and methods[0].isdisjoint(methods[1]):
         yield Obstacle("timing", pair)
-    for difference in differing_settings(first, second, (*_WORK, *_DIMENSIONS)):
+    for difference in differing_settings(first, second, (*_WORK_KEYS, *_DIMENSION_KEYS)):
         yield Obstacle("setting", pair, difference)
-    # The modules whose FLOPs were counted while the program ran.
+    # Programs whose counted modules have no name in common are different programs.
     modules = [set(run.run.flops.modules) if run.run and run.run.flops else set() for run in pair]
     if all(modules) and modules[0].isdisjoint(modules[1]):
         yield Obstacle("modules", pair)

@@ -23,14 +23,14 @@ from nsys_analyzer.trace.phase_names import STEP
 PartKey: TypeAlias = "tuple[PartKind, str]"
 Limit = Annotated[float, msgspec.Meta(ge=0)]
 _BUDGET_EXAMPLE = "step_ms = 40, or [classes_ms] and below it matmul = 25"
-_LAUNCHES, _MEMORY = "launches", "peak memory"
+_LAUNCHES_BUDGET, _MEMORY_BUDGET = "launches", "peak memory"
 
 
 @dataclass(frozen=True)
 class RunSpread:
-    """The spread of a program's times from run to run, as standard deviations in ms.
+    """Estimates the standard deviation of a program's times from run to run, in ms.
 
-    The GPU's work differs little. The time in which the GPU waits for the program differs much.
+    The GPU's work varies little. The time in which the GPU waits for the program varies much.
 
     Attributes:
         cpu: the standard deviation of the time that the GPU waits for the program, as a share of that time.
@@ -39,22 +39,22 @@ class RunSpread:
     cpu: float
 
     def of(self, gpu_ms: float, waiting_ms: float, pauses_ms: float = 0.0) -> float:
-        """Returns the spread of a time that consists of GPU work, waiting for the program, and pauses of the GPU."""
+        """Estimates the spread of a time that consists of GPU work, waiting for the program, and pauses of the GPU."""
         return math.hypot(GPU_SPREAD * gpu_ms, PAUSES_SPREAD * pauses_ms, self.cpu * max(waiting_ms, 0.0))
 
     def of_step(self, step: StepSummary, ms: float) -> float:
-        """Returns the spread of a median step of this length, with or without the profiler."""
+        """Estimates the spread of a median step of the given length, with or without the profiler."""
         compute, pauses = step.usual_compute_ms, step.own_pauses_ms
         return self.of(compute, ms - compute - pauses, pauses)
 
     def of_busy(self, step: StepSummary) -> float:
-        """Returns the spread of the GPU's work in a median step."""
+        """Estimates the spread of the GPU's work in a median step."""
         compute = step.usual_compute_ms
         return self.of(compute, step.median_busy_ms - compute)
 
     @staticmethod
     def of_kernels(step: StepSummary, ms: float) -> float:
-        """Returns the spread of the given kernels of a step, assuming that kernels vary independently."""
+        """Estimates the spread of the kernels that take ``ms`` of a step, assuming that kernels vary independently."""
         return GPU_SPREAD * math.sqrt(ms * step.compute_ms)
 
 
@@ -114,7 +114,7 @@ def estimate_unprofiled(run: Summary, name: str, spread: RunSpread) -> Estimate 
 
 
 class Budgets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The most that each run may take in a step, with limits of phases and of kernel classes by their names."""
+    """The upper limits of the quantities of a step. Limits of phases and of kernel classes are keyed by name."""
 
     step_ms: Limit | None = None
     launches: Limit | None = None
@@ -127,7 +127,7 @@ def read_budgets(path: Path) -> Budgets:
     """Reads budgets from a TOML file.
 
     Raises:
-        ConfigurationError: the file contains anything else.
+        ConfigurationError: the file cannot be read, or contains an unknown key or an invalid value.
     """
     budgets = read_toml(path, Budgets, _BUDGET_EXAMPLE)
     if unknown := budgets.classes_ms.keys() - known_classes():
@@ -137,7 +137,7 @@ def read_budgets(path: Path) -> Budgets:
 
 
 def check_budgets(budgets: Budgets, side: Side, cpu_spread: float = CPU_SPREAD) -> Iterator[Budget]:
-    """Yields each budget with the value of the runs of a side.
+    """Yields each budget with its value, which is the mean over the runs of a side.
 
     The value of the step or of a phase is the time without the profiler if it was measured for all runs.
     """
@@ -145,14 +145,14 @@ def check_budgets(budgets: Budgets, side: Side, cpu_spread: float = CPU_SPREAD) 
     are_timed = all(estimate_unprofiled(run, STEP, spread) for run in side.runs)
     limits = {
         STEP: budgets.step_ms,
-        _LAUNCHES: budgets.launches,
-        _MEMORY: budgets.peak_memory_gib and budgets.peak_memory_gib * 2**30,
+        _LAUNCHES_BUDGET: budgets.launches,
+        _MEMORY_BUDGET: budgets.peak_memory_gib and budgets.peak_memory_gib * 2**30,
         **budgets.phases_ms,
-        **{_class_budget(name): ms for name, ms in budgets.classes_ms.items()},
+        **{_name_class_budget(name): ms for name, ms in budgets.classes_ms.items()},
     }
     by_run = [_estimate_quantities(run, spread, use_unprofiled=are_timed) for run in side.runs]
     for quantity, limit in limits.items():
-        unit: BudgetUnit = "count" if quantity == _LAUNCHES else "bytes" if quantity == _MEMORY else "ms"
+        unit: BudgetUnit = "count" if quantity == _LAUNCHES_BUDGET else "bytes" if quantity == _MEMORY_BUDGET else "ms"
         if limit is not None and all(quantity in estimates for estimates in by_run):
             estimate = Estimate.of_runs([estimates[quantity] for estimates in by_run])
             is_exceeded = Change.of(Estimate(limit, None, 0.0), estimate).is_change
@@ -164,7 +164,7 @@ def check_budgets(budgets: Budgets, side: Side, cpu_spread: float = CPU_SPREAD) 
             yield Budget(quantity, unit, limit, None, "not known")
 
 
-def _class_budget(kernel_class: str) -> str:
+def _name_class_budget(kernel_class: str) -> str:
     return f"compute: {kernel_class}"
 
 
@@ -184,8 +184,8 @@ def _estimate_quantities(run: Summary, spread: RunSpread, *, use_unprofiled: boo
     if run.step:
         parts = estimate_parts(run.step, spread)
         absent = Estimate(0.0, None, 0.0)
-        estimates |= {_class_budget(name): parts.get(("compute", name), absent) for name in known_classes()}
-        estimates[_LAUNCHES] = Estimate(run.step.launches, None, 0.0)
+        estimates |= {_name_class_budget(name): parts.get(("compute", name), absent) for name in known_classes()}
+        estimates[_LAUNCHES_BUDGET] = Estimate(run.step.launches, None, 0.0)
     if run.unprofiled and run.unprofiled.peak_memory_bytes:
-        estimates[_MEMORY] = Estimate(run.unprofiled.peak_memory_bytes, None, 0.0)
+        estimates[_MEMORY_BUDGET] = Estimate(run.unprofiled.peak_memory_bytes, None, 0.0)
     return estimates

@@ -28,7 +28,7 @@ _SIDES: tuple[SideName, ...] = ("before", "after")
 
 @dataclass(frozen=True)
 class UnmatchedRun:
-    """A run without a counterpart on the other side; ``obstacles`` say why it cannot be compared with any run."""
+    """A run that is compared with no run of the other side; ``obstacles`` say why no comparison is possible."""
 
     side: SideName
     run: Summary
@@ -42,7 +42,8 @@ class Comparisons:
     Attributes:
         compared: the comparisons that were made.
         refused: the pairs that cannot be compared, with the reasons in their ``cautions``.
-        unmatched: the runs without a counterpart and the runs that are left out; the runs of ``before`` come first.
+        unmatched: the runs that match no run of the other side, and the runs that are left out of a side because of
+            obstacles. The runs of ``before`` come first.
     """
 
     compared: tuple[Comparison, ...]
@@ -70,7 +71,7 @@ def compare_runs(
         before, after: the runs.
         cpu_spread: see ``compare``.
         repeats: whether all runs of a side are of one program.
-        force: whether to compare pairs with obstacles as well. Without it they are refused.
+        force: whether to compare pairs with obstacles, too. Otherwise, they are refused.
         budgets: the budgets of ``after``.
 
     Raises:
@@ -84,7 +85,7 @@ def compare_runs(
         for side_name, side in zip(_SIDES, pair, strict=True):
             usable, unusable = [], []
             for run in side.runs:
-                # A step of a run with an obstacle is compared if the user insists.
+                # If the user insists, a run with an obstacle is compared if it has a step.
                 if (obstacles := tuple(find_run_obstacles(run))) and not (force and run.step):
                     unusable.append(UnmatchedRun(side_name, run, obstacles))
                 else:
@@ -114,12 +115,14 @@ def compare_runs(
 def match_runs(
     before: Sequence[Summary], after: Sequence[Summary], *, repeats: bool = False
 ) -> tuple[list[tuple[Side, Side]], list[UnmatchedRun]]:
-    """Returns the pairs of runs to compare, and the runs without a counterpart.
+    """Returns the pairs of sides to compare, and the runs that match no run of the other side.
 
-    Runs of one configuration form a pair, with several runs on a side if there are more. A setting that only one run
-    records counts as different. Two captures always form pairs, process by process: by rank or device, or, for
-    processes that share a GPU, in the order of their IDs if both sides have the same number. Runs without a known model
-    also need the same name. With ``repeats`` all runs of a side are of one program.
+    All runs of one configuration form a pair of sides. A setting that only one run records counts as different. Runs
+    without a known model also need equal names.
+
+    If each side is one capture, or if ``repeats`` is True, the configuration is not compared. Processes are then
+    matched by rank or device. Processes that share a GPU are matched in the order of their IDs, if both sides have an
+    equal number of them.
     """
     if len(before) == len(after) == 1:
         return [(Side(tuple(before)), Side(tuple(after)))], []
@@ -127,12 +130,12 @@ def match_runs(
     groups: list[dict[object, list[Summary]]] = []
     for side in (before, after):
         group_of_side: defaultdict[object, list[Summary]] = defaultdict(list)
-        for run, place in _process_keys(side):
+        for run, process_key in _find_process_keys(side):
             # Values are compared as text, because values from files can have any type.
             settings = tuple(None if (value := setting_of(run, key)) is None else str(value) for key in CONFIGURATION)
             # Without the model, the other settings fit many programs.
             names = settings if setting_of(run, "model") is not None else (*settings, run.name)
-            group_of_side[place if by_process else (place, *names)].append(run)
+            group_of_side[process_key if by_process else (process_key, *names)].append(run)
         groups.append(group_of_side)
     shared = [key for key in groups[0] if key in groups[1]]
     unmatched = [
@@ -143,10 +146,10 @@ def match_runs(
     return [(Side(tuple(groups[0][key])), Side(tuple(groups[1][key]))) for key in shared], unmatched
 
 
-def _process_keys(runs: Sequence[Summary]) -> Iterator[tuple[Summary, object]]:
-    """Yields each run with a key of its process that is unique in its capture and the same in another capture.
+def _find_process_keys(runs: Sequence[Summary]) -> Iterator[tuple[Summary, object]]:
+    """Yields each run with a key that identifies its process inside a capture, and is equal in other captures.
 
-    Process IDs differ between captures. Processes that share a GPU are therefore numbered in the order of their IDs.
+    Process IDs differ between captures, so processes that share a GPU are numbered in the order of their IDs.
     """
     sharing, counts = Counter(run.name for run in runs if run.shares_gpu), Counter[str]()
     for run in runs:

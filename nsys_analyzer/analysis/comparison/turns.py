@@ -36,19 +36,21 @@ NARROW_SHARE, PRECISE_SHARE, LARGE_SHARE = 0.01, 0.25, 0.1
 _T_LEVEL, _Z_LEVEL = 0.04, 0.01
 #: The largest standard deviation that the second interval assumes for the logarithm of after ÷ before of a pair.
 _LARGEST_DEVIATION = 0.2
-#: The variance of the expected changes ÷ that of a pair, for each of the two intervals. Any value keeps the level; the
-#: first one makes the interval narrow at 5 to 20 pairs.
+#: The variance of the expected changes ÷ the variance of a pair, for each of the two intervals. The level holds for any
+#: value; the first value makes the interval narrow at 5 to 20 pairs.
 _T_CHANGE_VARIANCE, _Z_CHANGE_VARIANCE = 5.0, 10.0
-#: Programs compute something else if a loss differs by more than this share of the largest loss and by more than this
-#: many standard deviations between processes.
+#: Two programs do different work if a loss differs by more than the first value as a share of the largest loss, and by
+#: more than the second value in standard deviations between processes.
 _LOSS_SHARE, _LOSS_DEVIATIONS = 0.05, 4.0
-#: Programs have different batches if the numbers of rows differ by more than this share.
+#: Two programs have different batch sizes if the numbers of rows differ by more than this share.
 _ROWS_SHARE = 0.01
-#: The limits for two or three pairs, whose standard deviation is uncertain: the 1 in 1,000 quantile of Student's t with
-#: 2 and 4 degrees of freedom, ÷ √pairs.
+#: The limit that replaces ``_LOSS_DEVIATIONS`` for two or three pairs, whose standard deviation is uncertain: the
+#: two-sided 0.1 % quantile of Student's t with 2 or 4 degrees of freedom, ÷ the square root of the number of pairs.
 _LOSS_DEVIATIONS_OF_FEW_PAIRS = {2: 22.3, 3: 5.0}
-#: The fewest pairs that show whether losses differ by chance, because a program sets no seed, or by other work.
+#: The minimum number of pairs that shows whether losses differ because programs set no seed, or because they do
+#: different work.
 _FEWEST_LOSS_PAIRS = 3
+#: ``ProcessPairs.more_pairs`` is None if more pairs than this would be needed.
 _MOST_PAIRS = 1_000
 
 
@@ -74,7 +76,7 @@ class TimedProcess:
 
     Attributes:
         steps_ms: the lengths of the measured steps.
-        block: the number of steps in each turn, after which the other program has its turn.
+        block: the number of steps in each turn of the process. The other process of the pair then has its turn.
         losses: the losses of the first backward passes.
         rows: the rows of the batch of each of the first steps.
     """
@@ -94,7 +96,7 @@ class TimedProcess:
 
     @property
     def step_ms(self) -> float:
-        """Returns the median of the blocks, ms, which a single stall does not change."""
+        """Returns the median of the mean steps of all blocks, ms. A single stall hardly changes a median."""
         return float(np.median(self.blocks_ms))
 
 
@@ -106,7 +108,7 @@ class ProcessPairs:
 
     @cached_property
     def _blocks(self) -> list[Floats]:
-        """Returns, for each pair, the logarithms of after ÷ before of its blocks, which ran one after the other."""
+        """Returns, for each pair, the logarithm of after ÷ before for each two blocks that ran one after the other."""
         pairs = [(before.blocks_ms, after.blocks_ms) for before, after in self.pairs]
         fewest = [min(map(len, pair)) for pair in pairs]
         return [np.log(after[:n] / before[:n]) for (before, after), n in zip(pairs, fewest, strict=True)]
@@ -134,9 +136,10 @@ class ProcessPairs:
 
     @property
     def more_pairs(self) -> int | None:
-        """Returns how many more pairs would confirm the observed change, or that there is none; None if too many.
+        """Returns how many more pairs would confirm the observed change, or that there is no change.
 
-        After one pair, whose deviation is not known, this is the smallest number of pairs that have an interval.
+        Returns None if this takes more than ``_MOST_PAIRS``. After one pair, the deviation of pairs is unknown, so the
+        result is the number of pairs that are missing for an interval.
         """
         n, change = len(self.pairs), max(NARROW_SHARE, abs(float(self._logarithms.mean())))
         if n == 1:
@@ -144,9 +147,9 @@ class ProcessPairs:
         return next((count for count in range(_MOST_PAIRS) if self._half_width(n + count) < change), None)
 
     def _half_width(self, pairs: int) -> float:
-        """Returns half the width of the interval after the given number of pairs, if their deviation stays the same.
+        """Returns half the width of the interval after ``pairs`` pairs, if the deviation of the pairs does not change.
 
-        It is the narrower of the two intervals. The second one counts only if it shows a change.
+        The narrower of the two intervals is used. The second interval is used only if it excludes 0.
         """
         if self.unclear_loss_difference and pairs < _FEWEST_LOSS_PAIRS:
             return math.inf
@@ -171,16 +174,15 @@ class ProcessPairs:
 
     @property
     def unclear_loss_difference(self) -> WorkDifference | None:
-        """Returns a difference of losses that may be chance, because there are too few pairs; None if losses agree."""
+        """Returns a difference of losses that may be due to chance, because there are too few pairs; None otherwise."""
         is_clear = any(difference.kind == "loss" for difference in self.work_differences)
         return self._find_loss_difference(0.0) if len(self.pairs) < _FEWEST_LOSS_PAIRS and not is_clear else None
 
     def _find_loss_difference(self, deviations: float) -> WorkDifference | None:
-        """Returns the first loss whose difference exceeds the threshold share and ``deviations`` standard deviations.
+        """Returns the first loss that differs by more than ``_LOSS_SHARE`` and ``deviations`` standard deviations.
 
-        The result is None if there is no such loss.
-
-        A loss that is NaN in every process of one side and in no process of the other differs as well.
+        A loss also differs if it is NaN in every process of one side and in no process of the other. Returns None if no
+        loss differs.
         """
         steps = min(len(process.losses) for pair in self.pairs for process in pair)
         if not steps:
@@ -208,10 +210,11 @@ class ProcessPairs:
 
 
 def _sequential_t(pairs: int) -> float:
-    """Returns a limit that Student's t ever exceeds, at any number of pairs, in only 1 of 25 unchanged series.
+    """Returns the limit of Student's t that only 1 of 25 series of unchanged pairs ever exceeds.
 
-    The Bayes factor compares a normally distributed ratio of the change to its deviation with no change. It exceeds 25
-    at any time in at most 1 of 25 unchanged series (Ville's inequality). The limit is the t at which it is 25.
+    The Bayes factor compares two hypotheses: that the change divided by its deviation is normally distributed, and that
+    there is no change. In at most 1 of 25 unchanged series, it ever exceeds 25 (Ville's inequality). The limit is the
+    value of t at which the factor is 25.
     """
     wide = 1 + pairs * _T_CHANGE_VARIANCE
     ratio = (math.sqrt(wide) / _T_LEVEL) ** (2 / pairs)
@@ -219,6 +222,9 @@ def _sequential_t(pairs: int) -> float:
 
 
 def _sequential_z(pairs: int) -> float:
-    """Returns the limit of the mean ÷ its error for a known deviation, exceeded in 1 of 100 series (Robbins 1970)."""
+    """Returns the limit of mean ÷ error that only 1 of 100 unchanged series with a known deviation ever exceeds.
+
+    See Robbins (1970).
+    """
     wide = 1 + pairs * _Z_CHANGE_VARIANCE
     return math.sqrt(wide / (wide - 1) * (2 * math.log(1 / _Z_LEVEL) + math.log(wide)))

@@ -30,13 +30,15 @@ from nsys_analyzer.trace.phase_names import MODULE_RANGE_WITH_PATH, UNKNOWN_MODU
 #: The names in a module's path, the outermost module first.
 Path = tuple[str, ...]
 
+#: Match the ranges of module calls: by PyTorch's profiler, and by nsys; the range of the called ``forward`` by nsys.
 _PROFILER_CALL = re.compile(r"nn\.Module: (?P<kind>[^:]+?)_\d+")
 _NSYS_CALL = re.compile(r"torch\.nn\.modules\.Module\.__call__")
 _NSYS_FORWARD = re.compile(r"torch\.nn\.modules\.\w+\.forward")
+#: Matches numbered ranges that programs put around the layers of a model.
 _NUMBERED_BLOCK = re.compile(r"(?i)(?:\w*block|layer|stage|decoder|encoder|h)s?[\s._-]*\d+")
 #: The maximum depth of nested modules. A deeper call counts as part of the call around it. Most models have ten levels.
 _MAX_DEPTH = 100
-#: Matches the operators that run a node of autograd's graph.
+#: Matches the operators in which autograd runs a node of its graph.
 _AUTOGRAD_NODE = re.compile(
     r"(?:autograd::engine::evaluate_function: .*|(?:torch::autograd::)?(?:\w*Backward\w*|AccumulateGrad|CopySlices))"
 )
@@ -184,6 +186,7 @@ class CallFinder:
         return call
 
     def _find_open_calls(self, thread: Ints, time: Ints) -> Ints:
+        """Returns the index of the innermost call that is open at each (thread, time), or -1."""
         timeline, index = self._timeline
         call: Ints = self._call_of_range[np.append(index, NONE)[timeline.open_at(thread, time)]]
         return call

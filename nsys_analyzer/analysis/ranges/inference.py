@@ -56,14 +56,15 @@ _MODULE_CALL = re.compile(rf"{MODULE_RANGE_PREFIX}.*")
 _ENGINE_OPERATOR = re.compile(r"autograd::engine::evaluate_function")
 #: The operator with which ``backward()`` creates the first gradient, before it starts the engine.
 _FIRST_GRADIENT = "aten::ones_like"
+#: The starts of the names of PyTorch's ranges.
 _OPTIMIZER, _ZERO_GRAD, _PROFILER_STEP = "Optimizer.step#", "Optimizer.zero_grad#", "ProfilerStep#"
-#: The sources of inferred phases. The names of inferred ranges contain them.
+#: The sources from which phases are inferred. The name of an inferred range contains its source.
 FUNCTION_RANGES = "nsys's function ranges"
 _OPERATORS = "autograd's operators"
 _MODULE_CALLS = "PyTorch's module calls"
 BY_THREADS = "autograd's threads and the optimizer's kernels"
 
-#: If all modules together launch at most this share of the work of a process, they are not its model.
+#: If the modules of a process launch at most this share of its GPU work, they are not its model.
 _MAX_SHARE_OUTSIDE_MODEL = 0.1
 
 #: (start, end) of ranges, ns, sorted by start.
@@ -78,13 +79,13 @@ class _InferredPhases:
         thread: the global ID of the thread.
         source: what the phases were inferred from.
         spans: the start and end of each instance, ns, by phase.
-        no_phases: names of a framework's ranges that look like phases, but contain a whole step.
+        not_phases: the names of a framework's ranges that look like phases, but contain a whole step.
     """
 
     thread: int
     source: str
     spans: dict[str, _Spans]
-    no_phases: tuple[str, ...] = ()
+    not_phases: tuple[str, ...] = ()
 
 
 def with_inferred_phases(trace: Trace, names: PhaseNames, launch: SmallInts) -> tuple[Trace, Mapping[str, str]]:
@@ -142,9 +143,9 @@ def _add_ranges(trace: Trace, inferred: Sequence[_InferredPhases]) -> tuple[Trac
     added = np.array(rows, np.int64).reshape(len(rows), 4).T
     recorded = (ranges.start, ranges.end, ranges.thread, ranges.name)
     start, end, thread, name_code = (np.concatenate(pair) for pair in zip(recorded, added, strict=True))
-    no_phases = {name: "" for phases in inferred for name in phases.no_phases}
+    not_phases = {name: "" for phases in inferred for name in phases.not_phases}
     ranges = Ranges(start, end, thread, name_code, (*ranges.names, *codes))
-    return replace(trace, ranges=ranges), {**phase_of_name, **no_phases}
+    return replace(trace, ranges=ranges), {**phase_of_name, **not_phases}
 
 
 class _Inference:

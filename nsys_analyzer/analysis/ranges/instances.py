@@ -59,7 +59,7 @@ _MIN_DECODES, _MIN_DECODE_SHARE = 3, 0.8
 _LIBRARY_RANGE = re.compile(r"nn\.Module: |(?i:nccl)|\w+::")
 #: The maximum number of repeating ranges that a message lists.
 _MAX_REPEATING_RANGES = 5
-#: Profilers round times, so a range may end up to this much after the range that contains it.
+#: Profilers round times, so a range may end up to this many ns after the range that contains it.
 _ROUNDING_NS = 1_000
 
 
@@ -360,9 +360,10 @@ def find_repeating_ranges(trace: Trace) -> list[str]:
 
 
 def _without_overlong_steps(trace: Trace, names: PhaseNames) -> Trace:
-    """Moves each step that lasts into the next step of the same name and thread to the ranges without an end.
+    """Moves steps that overlap the next step of the same name and thread to the ranges without an end.
 
-    This applies only if less than half of the steps do so. Otherwise, steps are nested in each other.
+    The end of such a step is wrong. If at least half of the steps overlap the next one, steps are nested, and nothing
+    is moved.
     """
     ranges = trace.ranges
     roles_by_name = zip(ranges.names, names.find_roles(ranges.names), strict=True)
@@ -385,9 +386,9 @@ def _without_overlong_steps(trace: Trace, names: PhaseNames) -> Trace:
 
 
 def _has_decode_steps(trace: Trace, launch: SmallInts) -> bool:
-    """Returns True if ranges such as "decode", which do not name a batch, contain most of the GPU's time.
+    """Returns True if ranges with names such as "decode" contain most of the GPU's time and thus mark decode steps.
 
-    A server of a language model has such ranges. The ranges "decode" of an image decoder contain little GPU time.
+    The ranges "decode" of a program that decodes images contain little GPU time.
     """
     operations, marks = trace.operations, map_by_shape(trace.ranges.names, parse_served_step)
     is_mark = np.array([*(mark is not None and not mark.certain for mark in marks), False])[trace.ranges.name]

@@ -26,19 +26,22 @@ from nsys_analyzer.trace.phase_names import ATTENTION_PARTS, STEP
 from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS, NS_PER_S
 
 FUSED = "fused attention"
+#: How the softmax kernels of a scope were found.
 _BY_RANGE = "every kernel of the softmax ranges"
 _BY_NAME = "softmax kernels by name inside the attention ranges"
 #: Two scopes of the figures: one forward pass, and the whole capture. The third scope is ``STEP``.
 FORWARD, CAPTURE = "forward", "capture"
-#: A kernel is memory-bound if it reaches this share of the peak bandwidth and its data does not fit into the cache.
+#: A softmax is memory-bound if it reaches this share of the peak bandwidth and its data does not fit into the cache.
 MEMORY_BOUND_SHARE = 0.6
-#: The bytes of the softmax are unknown if kernels whose bytes cannot be counted take more than this share of its time.
+#: The bytes of the softmax count as unknown if kernels whose bytes cannot be counted take more than this share of the
+#: softmax's time.
 _MAX_UNCOUNTED_SHARE = 0.05
 
 #: Match PyTorch's operators for batched matmuls, and the kernels that sum the parts of a split-K matmul.
 _BATCHED_MATMUL, _SPLIT_K_SUM = re.compile(r"aten::b(addb)?mm\b"), re.compile(r"(?i)split_?k.*reduce")
+#: Matches the element types in the name of a kernel.
 _TYPE = re.compile(r"BFloat16|bfloat16|Half\b|\bhalf\b|__half|\bfloat\b|\bdouble\b")
-#: The bytes of an element by type. All other types in kernel names have 16 bits.
+#: The size of an element by its type, bytes. All other types that ``_TYPE`` matches have two bytes.
 _ELEMENT_BYTES = {"float": 4, "double": 8}
 
 
@@ -84,8 +87,8 @@ class AttentionSummary:
         fused_flops_per_s: the FLOPs of softmax and matmuls divided by the time of the fused kernels.
         per: the scope of the figures: one "forward" pass; one "step" if attention runs outside of forward passes; the
             whole "capture" without warm-up if attention also runs outside of steps.
-        occurrences: the number of executions of attention in all measurements, by the ranges around its kernels. Each
-            replay of a CUDA graph counts as one execution.
+        occurrences: the number of executions of attention in all measured passes or steps, by the ranges around its
+            kernels. Each replay of a CUDA graph counts as one execution.
         warmup_occurrences: the number of executions in warm-up, which are left out; None for "forward".
         softmax_traffic: the bytes that an unfused softmax moves.
         ratio_of: the numerator and the denominator of both ratios, as text.
@@ -122,6 +125,7 @@ class AttentionSummary:
 
 
 def _flops_per_s(flops: int | None, ms: float | None) -> float | None:
+    """Returns FLOPs divided by a time, FLOP/s; None if one of them is unknown or 0."""
     return flops / (ms / MS_PER_S) if flops and ms else None
 
 
@@ -176,10 +180,10 @@ def summarize_attention(
 
 
 def _find_scopes(attributed: AttributedTrace, process: int) -> Iterator[_AttentionKernels]:
-    """Yields the kernels of each scope that exists: forward passes, steps and the whole capture.
+    """Yields the attention kernels of each scope that exists: forward passes, steps and the whole capture.
 
-    Outside of forward passes, only kernels inside attention ranges count, since other fused attention kernels may
-    belong to a backward pass.
+    Outside of forward passes, only kernels inside attention ranges are included, because other fused attention kernels
+    may belong to a backward pass.
     """
     operations, instances = attributed.trace.operations, attributed.instances
 
@@ -209,7 +213,7 @@ def _find_scopes(attributed: AttributedTrace, process: int) -> Iterator[_Attenti
 
 
 class _AttentionKernels:
-    """Masks of the softmax, the matmuls and the fused attention among the kernels of a scope.
+    """The masks that select softmax, matmuls and fused attention among the kernels of a scope.
 
     Args:
         attributed: the attributed trace.

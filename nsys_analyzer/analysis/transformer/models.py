@@ -29,12 +29,12 @@ class ModelSize:
     """One size of the pre-norm transformer: RMSNorm, RoPE, SwiGLU, no biases, and separate embedding and head.
 
     Attributes:
-        name: name of the size, such as "small".
-        d_model: width of the residual stream.
-        d_ff: width of the feed-forward layer.
-        num_layers: number of layers.
-        num_heads: number of attention heads.
-        vocab_size: number of tokens in the vocabulary.
+        name: the name of the size, such as "small".
+        d_model: the width of the residual stream.
+        d_ff: the width of the feed-forward layer.
+        num_layers: the number of layers.
+        num_heads: the number of attention heads.
+        vocab_size: the number of tokens in the vocabulary.
 
     Raises:
         ConfigurationError: a dimension is not positive, or ``d_model`` is not a multiple of ``num_heads``.
@@ -58,7 +58,7 @@ class ModelSize:
                 "Give a num_heads that divides d_model",
             )
 
-    @cached_property  # every row of a table of times asks for it
+    @cached_property
     def dimensions(self) -> tuple[int, int, int, int]:
         """Returns ``(d_model, d_ff, num_layers, num_heads)``."""
         return self.d_model, self.d_ff, self.num_layers, self.num_heads
@@ -101,7 +101,7 @@ MODEL_SIZES: tuple[ModelSize, ...] = (
 
 
 def list_model_names() -> str:
-    """Returns the names of the known sizes as one line of text, for messages."""
+    """Returns the names of the known sizes, separated by commas, for error messages."""
     return ", ".join(model.name for model in MODEL_SIZES)
 
 
@@ -140,8 +140,8 @@ def resolve_model(
 ) -> ModelSize | None:
     """Returns the model with the given name or dimensions; None if neither is given.
 
-    If both are given and contradict each other, the dimensions apply, and the name is that of the size with these
-    dimensions. For example, the 2026 course uses the name ``xl`` for the size ``2.7B``.
+    If both are given and contradict each other, the model has the given dimensions, and the name of the known size with
+    these dimensions. For example, the 2026 course uses the name ``xl`` for the size ``2.7B``.
 
     Raises:
         ConfigurationError: the name is unknown and there are no dimensions, or the dimensions are impossible.
@@ -157,10 +157,10 @@ def resolve_model(
     return replace(model, name=model_of_name.name) if model_of_name.dimensions == dimensions else model
 
 
+#: The number of operations that are counted per score of a softmax: max, subtract, exp, sum and divide.
 SOFTMAX_FLOPS_PER_SCORE = 5
-"""The number of operations that are counted per score of a softmax: max, subtract, exp, sum and divide."""
 
-#: The bytes per element that a matmul reads and writes, by precision.
+#: The size of an element that a matmul reads or writes, by precision, bytes.
 ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 
 
@@ -301,17 +301,18 @@ _MODES = {
 
 
 def _replace_synonym(text: str, synonyms: dict[str, tuple[str, ...]]) -> str:
+    """Returns the key of ``synonyms`` whose values contain the text; the text in lower case if there is none."""
     word = re.sub(r"[\s+&_-]+", "_", text.strip().lower())
     return next((name for name, words in synonyms.items() if word in words), text.strip().lower())
 
 
 def precision_from_text(text: str) -> str:
-    """Returns ``fp32``, ``tf32``, ``bf16`` or ``fp16`` for the name of a dtype. Lowercases an unknown name."""
+    """Returns ``fp32``, ``tf32``, ``bf16`` or ``fp16`` for the name of a dtype. Converts an unknown name to lower case."""
     return _replace_synonym(text.strip().lower().removeprefix("torch."), _PRECISIONS)
 
 
 def mode_from_text(text: str) -> str:
-    """Returns ``forward``, ``forward+backward`` or ``train`` for a usual name of a mode. Lowercases an unknown name."""
+    """Returns ``forward``, ``forward+backward`` or ``train`` for a name of a mode, or an unknown name in lower case."""
     return _replace_synonym(text, _MODES)
 
 
@@ -350,9 +351,8 @@ def configuration_from_name(stem: str) -> Configuration | None:
     matches = list(_MODEL.finditer(name))
     models = {re.sub(r"[_-]?2026", "-2026", match["model"]) for match in matches}
     numbers = {int(match["context"]) for match in matches if match["context"]}
-    contexts = {
-        length for length in map(int, _CONTEXT.findall(name)) if length >= 16
-    }  # a smaller number, as in "seq_3", is the number of a file
+    # A number below 16, as in "seq_3", is the number of a file.
+    contexts = {length for length in map(int, _CONTEXT.findall(name)) if length >= 16}
     contexts |= {length for length in numbers if 32 <= length <= 131_072 and length.bit_count() == 1}
     if len(models) > 1 or len(contexts) > 1 or _OTHER_FAMILY.search(name):
         return None
@@ -373,4 +373,5 @@ def configuration_from_name(stem: str) -> Configuration | None:
 
 
 def _single_value(values: list[str]) -> str | None:
+    """Returns the value if all values are equal; None if there are no values or different values."""
     return values[0] if len(set(values)) == 1 else None
