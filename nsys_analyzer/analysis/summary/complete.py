@@ -1,4 +1,7 @@
-"""Completes the summaries of a report with the figures that need all facts: findings, rates, shares and labels."""
+"""Completes the summaries of captures with figures that need manifests, unprofiled times or other captures.
+
+These are findings, rates, shares and short labels of kernels.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ from nsys_analyzer.configuration import CountedFlops
 from nsys_analyzer.trace.phase_names import LEAF_PHASES, MODULE_RANGE_PREFIX, OTHER_STEP, STEP, find_module_role
 from nsys_analyzer.trace.schema import MS_PER_S
 
-#: An unprofiled time belongs to other work if the GPU's busy time exceeds the time by more than this share.
+#: An unprofiled time is of other work if the GPU's busy time under the profiler exceeds it by more than this share.
 _BUSY_TOLERANCE = 0.02
 #: Steps represent the whole capture if they contain more than this share of its kernel time.
 _SUFFICIENT_SHARE_IN_STEPS = 0.9
@@ -41,7 +44,7 @@ _NOTABLE_HIDDEN_SHARE = 0.3
 
 
 def complete_captures(captures: Sequence[CaptureSummary]) -> tuple[CaptureSummary, ...]:
-    """Returns the captures of a report with all figures that follow from their times, manifests and each other."""
+    """Returns the captures of a report with their findings, rates, shares and labels."""
     kernels = {row.name for capture in captures if capture.whole for row in capture.whole.kernels}
     labels = make_short_labels(sorted(kernels))
     diagnosed = []
@@ -118,7 +121,7 @@ def find_missing_reason(capture: CaptureSummary) -> Fact | None:
 
 
 def _without_impossible_rates(attention: AttentionSummary | None, limits: Limits | None) -> AttentionSummary | None:
-    """Returns attention without the rates that exceed the GPU's peak, because kernels skip scores that a mask hides."""
+    """Returns attention without rates above the GPU's peak. They arise if kernels skip the scores that a mask hides."""
     peak = (limits.peak_flops or limits.best_peak_flops) if limits else None
     if attention is None or peak is None:
         return attention
@@ -143,7 +146,7 @@ def _with_labels_and_shares(capture: CaptureSummary, labels: dict[str, str]) -> 
 
 
 def _complete_step(capture: CaptureSummary, step: StepSummary) -> StepSummary:
-    """Returns the steps with their time without the profiler, if a replay or an unprofiled run gives it."""
+    """Returns the steps with their length without the profiler, if a replay or an unprofiled run shows it."""
     diagnosis, timed_ms = capture.diagnosis, capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None
     if diagnosis is None:
         step = replace(step, unprofiled_ms=UnprofiledStep(timed_ms, timed_ms, True) if timed_ms else None)
@@ -158,7 +161,7 @@ def _complete_step(capture: CaptureSummary, step: StepSummary) -> StepSummary:
 
 
 def find_busy_share_of_step(step: StepSummary, *, on_cpu: bool) -> float | None:
-    """Returns the time with GPU work (on a CPU, with operators) as a share of the step's reported length."""
+    """Returns the time in which the GPU works as a share of the step's reported length. On a CPU, operators count."""
     if not step.total_ms:
         return None
     if on_cpu:  # the profiler makes operators longer, too
@@ -170,9 +173,9 @@ def find_busy_share_of_step(step: StepSummary, *, on_cpu: bool) -> float | None:
 
 
 def _complete_serving(capture: CaptureSummary, serving: Serving) -> Serving:
-    """Returns the serving figures with the lower bound of the bytes that decoding a token reads.
+    """Returns the serving figures with a lower bound of the bytes that are read to decode a token.
 
-    The bytes of the model are used if the run reported them. Otherwise they follow from the model's dimensions, with
+    If the run did not report the size of the weights and the cache, it is computed from the model's dimensions, with
     weights in the precision of most of the matmul time.
     """
     run, peak = capture.run, find_memory_bandwidth(capture.device)
@@ -188,7 +191,7 @@ def _complete_serving(capture: CaptureSummary, serving: Serving) -> Serving:
 
 
 def _complete_unprofiled(capture: CaptureSummary, unprofiled: Unprofiled) -> Unprofiled:
-    """Returns the unprofiled times with the tokens per second and the profiler's overhead that follow from them."""
+    """Returns the unprofiled times with the tokens per second and the profiler's overhead."""
     step_ms, configuration = unprofiled.typical_ms(STEP), capture.configuration
     tokens = (configuration.batch_size or 0) * (configuration.context_length or 0) if configuration else 0
     tokens_per_second = tokens / (step_ms / MS_PER_S) if tokens and step_ms else None
@@ -199,10 +202,13 @@ def _complete_unprofiled(capture: CaptureSummary, unprofiled: Unprofiled) -> Unp
 def find_busy_share(capture: CaptureSummary, phase: PhaseSummary) -> BusyShare | None:
     """Returns the share of a phase's time during which the GPU works.
 
-    None on a CPU, and if no wall time includes the work. The step's share is the one reported with its length. A
-    profiler slows the CPU, not the kernels: the busy time comes from the trace, the wall time from an unprofiled run.
-    Without such a run, busy ÷ profiled wall is the lower bound, and busy ÷ (wall − the profiler's estimated cost) is
-    approximately the upper bound.
+    A profiler slows the CPU down, but not the kernels. So the busy time is taken from the trace, and the wall time from
+    an unprofiled run. Without such a run, busy time ÷ profiled wall time is the lower bound, and busy time ÷ (wall
+    time − the profiler's estimated cost) is approximately the upper bound. The share of the step is computed from the
+    length that is reported.
+
+    Returns:
+        The share; None on a CPU, and if no measured wall time includes the GPU work.
     """
     busy_ms, wall_ms = phase.gpu_busy_ms.median, phase.wall_ms.median
     if capture.on_cpu or busy_ms is None:
@@ -231,10 +237,10 @@ FORWARD_AND_BACKWARD = "forward+backward"
 
 
 def select_compared_phases(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
-    """Returns forward, backward, optimizer and the user's own phases, then the step and the whole capture if needed.
+    """Returns the phases whose kernels tables compare: forward, backward, optimizer and the user's own phases.
 
-    The step and the whole capture are needed if the phases do not represent the capture. A phase with an opaque graph
-    is left out, because the shares of its visible kernels would mislead.
+    If these phases do not represent the capture, the step and the whole capture follow. A phase with an opaque graph is
+    left out, because the shares of its visible kernels would mislead.
     """
     visible = [phase for phase in capture.phases if phase.instances and phase.kernels and not phase.opaque]
     parts = tuple(phase for phase in visible if phase.phase not in ("loss", STEP, OTHER_STEP))
@@ -249,7 +255,7 @@ def select_compared_phases(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
 
 
 def find_whole_if_needed(capture: CaptureSummary) -> PhaseSummary | None:
-    """Returns the whole capture as a phase; None if the phases or the steps represent it."""
+    """Returns the whole capture as a phase; None if its phases or its steps represent the whole capture."""
     whole_capture, step = capture.whole, capture.phase(STEP)
     if whole_capture is None or capture.phases_suffice:
         return None
@@ -259,35 +265,35 @@ def find_whole_if_needed(capture: CaptureSummary) -> PhaseSummary | None:
 
 
 def split_compared_phases(capture: CaptureSummary) -> tuple[tuple[PhaseSummary, ...], tuple[PhaseSummary, ...]]:
-    """Returns the compared phases in two groups: phases inside the step, and the step with the whole capture."""
+    """Splits the compared phases into phases inside the step, and the step together with the whole capture."""
     compared = select_compared_phases(capture)
     enclosing = tuple(phase for phase in compared if phase.phase == STEP or phase is capture.whole)
     return tuple(phase for phase in compared if phase not in enclosing), enclosing
 
 
 def find_top_kernels(capture: CaptureSummary) -> tuple[Leader, ...]:
-    """Returns the top kernels of forward, backward and both together, then of the step and the whole capture.
+    """Returns the top kernels of forward, of backward, of both together, of the step and of the whole capture.
 
-    Without forward and backward, the first other phase takes their place.
+    Without forward and backward, the top kernel of the first other phase is returned instead.
     """
     parts, enclosing = split_compared_phases(capture)
     passes = [phase for name in ("forward", "backward") for phase in parts if phase.phase == name]
     of_both = merge_kernels(*(phase.kernels for phase in passes)) if len(passes) == 2 else ()
     return (
-        *(_leader(phase.phase, phase.kernels) for phase in passes or parts[:1]),
-        *([_leader(FORWARD_AND_BACKWARD, of_both)] if of_both else []),
-        *(_leader(phase.phase, phase.kernels) for phase in enclosing),
+        *(_find_leader(phase.phase, phase.kernels) for phase in passes or parts[:1]),
+        *([_find_leader(FORWARD_AND_BACKWARD, of_both)] if of_both else []),
+        *(_find_leader(phase.phase, phase.kernels) for phase in enclosing),
     )
 
 
-def _leader(scope: str, kernels: tuple[KernelRow, ...]) -> Leader:
+def _find_leader(scope: str, kernels: tuple[KernelRow, ...]) -> Leader:
     return Leader(scope, next((row for row in kernels if row.kernel_class != COMMUNICATION), kernels[0]))
 
 
 def _find_matmul_share(capture: CaptureSummary, captures: Iterable[CaptureSummary]) -> MatmulShare:
-    """Returns matmul's share in each phase, in a step, and in inference.
+    """Returns the share of matmuls in each phase, in a step, and in inference.
 
-    The share in inference comes from a forward-only capture of the same configuration, if the report has one.
+    The share in inference is that of a forward-only capture with an equal configuration, if the report has one.
     """
     inferences = [inference for inference in captures if capture.whole and _is_inference_of(inference, capture)]
     forwards = (
@@ -309,7 +315,7 @@ def _class_shares(phase: PhaseSummary) -> ClassShares:
 
 
 def _class_shares_of_step(capture: CaptureSummary) -> ClassShares | None:
-    """Returns the classes of a training step, from its range or else from its phases; None without a step."""
+    """Returns the class shares of a training step, from its range or its phases; None if the phases form no steps."""
     # A training step has an optimizer.
     scope = "training step" if capture.phase("optimizer") or not capture.phase("forward") else FORWARD_AND_BACKWARD
     step = capture.phase(STEP)
@@ -317,7 +323,8 @@ def _class_shares_of_step(capture: CaptureSummary) -> ClassShares | None:
         return replace(_class_shares(step), scope=scope)
     parts = [phase for leaf in LEAF_PHASES if (phase := capture.phase(leaf)) and phase.kernels]
     steps = min((phase.instances for phase in parts), default=0)
-    # With gradients accumulated over k passes there are k forward passes per optimizer. Other counts form no steps.
+    # If gradients are accumulated over k passes, there are k forward passes per optimizer step. If the counts are not
+    # multiples of the smallest count, the phases do not form steps.
     if len(parts) < 2 or any(phase.instances % steps for phase in parts):
         return None
     kernels = merge_kernels(*(phase.kernels for phase in parts for _ in range(phase.instances // steps)))
@@ -325,7 +332,7 @@ def _class_shares_of_step(capture: CaptureSummary) -> ClassShares | None:
 
 
 def _is_inference_of(inference: CaptureSummary, training: CaptureSummary) -> bool:
-    """Returns whether one capture is a forward-only capture of the configuration that another capture trains."""
+    """Returns whether ``inference`` is a forward-only capture of the configuration that ``training`` trains."""
     forward, trained = inference.configuration, training.configuration
     if not trained or not forward or not trained.model or forward.mode != "forward" or trained.mode == "forward":
         return False
@@ -334,7 +341,7 @@ def _is_inference_of(inference: CaptureSummary, training: CaptureSummary) -> boo
 
 
 def with_counted_flops(capture: CaptureSummary, counted_flops: CountedFlops) -> CaptureSummary:
-    """Returns the capture with the counted FLOPs of its modules, and of attention unless shapes gave them already."""
+    """Adds counted FLOPs to the modules of a capture, and to its attention if shapes did not determine them already."""
     modules = with_flops(capture.modules, counted_flops) if capture.modules else None
     attention = capture.attention
     if attention and attention.per == FORWARD and attention.flop_ratio is None:
@@ -343,10 +350,10 @@ def with_counted_flops(capture: CaptureSummary, counted_flops: CountedFlops) -> 
 
 
 def _with_attention_flops(attention: AttentionSummary, counted_flops: CountedFlops) -> AttentionSummary:
-    """Returns attention with the FLOPs of one forward pass.
+    """Adds the counted FLOPs of one forward pass to attention.
 
-    If the FLOPs of the matmuls inside attention modules differ from the FLOPs of attention, these matmuls include
-    projections, and their time is left out.
+    If the matmuls inside attention modules have other FLOPs than attention itself, they include projections. Their time
+    is then left out.
     """
     passes = counted_flops.passes.get(FORWARD, 0)
     if not passes or not counted_flops.softmax or not counted_flops.attention_matmul:

@@ -22,15 +22,15 @@ from nsys_analyzer.trace.columns import OPERATION_KINDS, Operations
 from nsys_analyzer.trace.phase_names import STEP
 from nsys_analyzer.trace.schema import NS_PER_MS, NS_PER_US, US_PER_MS
 
-#: A share up to this value is shown as 0.0 %.
+#: A share up to this value is displayed as 0.0 %, so kernels with this share do not matter.
 _INVISIBLE_SHARE = 0.0005
 
 
 class KernelRow(msgspec.Struct, frozen=True):
-    """One kernel of a phase, per instance; ``share`` is a fraction of the phase's total kernel time.
+    """The figures of one kernel of a phase, as means per instance. ``share`` is its share of the total kernel time.
 
-    A kernel has a row for each of its classes, because some operators launch it as part of other work, such as a GEMM
-    in a convolution. Its ``label`` is short and unique among the captures that are read together.
+    A kernel has a row for each of its classes: a GEMM that a convolution launches counts as convolution. The ``label``
+    is a short name that is unique among all captures of a report.
     """
 
     name: str
@@ -48,7 +48,7 @@ class KernelRow(msgspec.Struct, frozen=True):
 
 
 class ClassRow(msgspec.Struct, frozen=True):
-    """One kernel class of a phase, per instance; ``share`` is a fraction of the phase's total kernel time."""
+    """The figures of one kernel class of a phase, as means per instance. ``share`` is of the total kernel time."""
 
     kernel_class: str = msgspec.field(name="class")
     launches_per_instance: float
@@ -58,7 +58,7 @@ class ClassRow(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """Copies, fills or opaque graphs of a phase, per instance."""
+    """The figures of the copies, fills or opaque graphs of a phase, as means per instance."""
 
     kind: str
     operations_per_instance: float
@@ -67,11 +67,11 @@ class MemoryRow:
 
 @dataclass(frozen=True)
 class GroupSums:
-    """Counts and summed durations of operations by group; a group is usually a phase.
+    """The counts and the total durations of operations by group, such as a phase.
 
     Attributes:
-        kernels, kernel_ns: count and duration by distinct kernel, shape (groups, distinct kernels).
-        others, other_ns: count and duration of all other operations by kind, shape (groups, kinds of operation).
+        kernels, kernel_ns: the count and the duration of each distinct kernel, shape (groups, distinct kernels).
+        others, other_ns: the count and the duration of the other operations by kind, shape (groups, kinds).
     """
 
     kernels: Ints
@@ -100,7 +100,7 @@ def sum_by_group(operations: Operations, kernel: SmallInts, group: SmallInts, si
 def sum_by_group_and_code(operations: Operations, group: Any, code: Any, shape: tuple[int, int]) -> tuple[Ints, Ints]:
     """Returns the number of operations and their summed duration in ns, by group and code.
 
-    Durations are exact below 2**53 ns.
+    Durations are summed as floats, which is exact below 2**53 ns.
 
     Args:
         operations: the operations.
@@ -117,9 +117,12 @@ def sum_by_group_and_code(operations: Operations, group: Any, code: Any, shape: 
 
 
 def make_kernel_rows(kernels: Kernels, launches: Ints, duration_ns: Ints, instances: int) -> tuple[KernelRow, ...]:
-    """Returns a table of kernels by name and class, per instance, longest first.
+    """Makes the table of the kernels of a phase, the kernel with the most time first.
 
-    ``launches`` and ``duration_ns`` are sums over all instances, shape (kernels,).
+    Args:
+        kernels: the distinct kernels of the trace.
+        launches, duration_ns: the sums over all instances, shape (kernels,).
+        instances: the number of instances.
     """
     total_ns = int(duration_ns.sum())
     return tuple(
@@ -137,7 +140,7 @@ def make_kernel_rows(kernels: Kernels, launches: Ints, duration_ns: Ints, instan
 
 
 def merge_kernels(*tables: Sequence[KernelRow]) -> tuple[KernelRow, ...]:
-    """Returns one table with the kernels of several tables added up, longest first."""
+    """Merges kernel tables by adding up the rows of each kernel. The kernel with the most time comes first."""
     rows = sorted(chain.from_iterable(tables), key=attrgetter("key"))
     total_ms = sum(row.ms_per_instance for table in tables for row in table)
     merged = []
@@ -150,7 +153,7 @@ def merge_kernels(*tables: Sequence[KernelRow]) -> tuple[KernelRow, ...]:
 
 
 def make_class_rows(kernels: Sequence[KernelRow]) -> tuple[ClassRow, ...]:
-    """Returns the classes of a kernel table, longest first."""
+    """Makes the table of the classes of kernels, the class with the most time first."""
     by_class = attrgetter("kernel_class")
     groups = groupby(sorted(kernels, key=by_class), key=by_class)
     classes = (ClassRow(kernel_class, *_add_rows(rows)) for kernel_class, rows in groups)
@@ -175,15 +178,17 @@ def find_precision_shares(kernels: Sequence[KernelRow]) -> dict[str, float]:
 
 
 def find_class_share(classes: Sequence[ClassRow], kernel_class: str) -> float | None:
-    """Returns the share of a class: 0 without a kernel, None if kernels without a name may change the share."""
+    """Returns the share of a class, 0 if it has no kernel; None if the share is unknown because kernels lack a name."""
     shares = {row.kernel_class: row.share for row in classes}
     return None if shares.get(UNKNOWN, 0.0) > _INVISIBLE_SHARE else shares.get(kernel_class, 0.0)
 
 
 def make_memory_rows(count: Ints, duration_ns: Ints, instances: int) -> tuple[MemoryRow, ...]:
-    """Returns copies, fills and opaque graphs per instance.
+    """Makes the table of copies, fills and opaque graphs.
 
-    ``count`` and ``duration_ns`` are sums over all instances, shape (kinds of operation,).
+    Args:
+        count, duration_ns: the sums over all instances, shape (kinds of operation,).
+        instances: the number of instances.
     """
     return tuple(
         MemoryRow(kind, int(count[code]) / instances, int(duration_ns[code]) / instances / NS_PER_MS)
@@ -194,7 +199,7 @@ def make_memory_rows(count: Ints, duration_ns: Ints, instances: int) -> tuple[Me
 
 @dataclass(frozen=True)
 class Leader:
-    """The kernel with the most time in a part of a capture. Collectives do not count if other kernels ran."""
+    """The kernel with the most time in a scope, such as a phase. It is a collective only if no other kernel ran."""
 
     scope: str
     kernel: KernelRow
@@ -202,9 +207,9 @@ class Leader:
 
 @dataclass(frozen=True)
 class ClassShares:
-    """The classes of a part of a capture, longest first, as shares of its total kernel time.
+    """The kernel classes of a scope, such as a phase, as shares of its total kernel time, the largest share first.
 
-    ``matmul`` is the share of matmul; None if kernels without a name may change it.
+    ``matmul`` is the share of matmuls; None if it is unknown because kernels lack a name.
     """
 
     scope: str
@@ -236,10 +241,10 @@ class ClassShares:
 
 @dataclass(frozen=True)
 class MatmulShare:
-    """The share of matmul in each compared phase, in a training step and in inference.
+    """The share of matmuls in each compared phase, in a training step and in inference.
 
-    ``inference_of`` is the title of the forward-only capture of the same configuration in which ``inference`` was
-    measured; None if it is this capture.
+    ``inference_of`` is the title of the forward-only capture in which ``inference`` was measured; None if it was
+    measured in this capture.
     """
 
     phases: tuple[ClassShares, ...]
@@ -260,9 +265,11 @@ class MatmulShare:
 
 
 def find_peak_memory(attributed: AttributedTrace, process: int) -> tuple[int | None, int]:
-    """Returns the peak device memory in bytes during the measured phases of a process, and its number of memory events.
+    """Finds the peak of a process's device memory during its measured phases.
 
-    The peak is None if memory was not recorded or no phase was measured.
+    Returns:
+        The peak in bytes, and the number of the process's memory events. The peak is None if memory was not recorded or
+        no phase was measured.
     """
     uses, instances = attributed.trace.memory, attributed.instances
     is_measured = instances.is_measured & (instances.process == process)

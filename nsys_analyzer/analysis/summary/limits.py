@@ -1,9 +1,9 @@
 """Compares the rates that a capture achieves with the peaks of its GPU.
 
-The rates follow from the FLOPs of the model and from the bytes that must be moved at least. MFU (model FLOPs
+The rates follow from the FLOPs of the model and from a lower bound of the bytes that are moved. MFU (model FLOPs
 utilization) is the model's FLOPs ÷ time ÷ peak, see https://arxiv.org/abs/2204.02311, appendix B. A rate above a peak
-is impossible: it shows that the configuration or the precision does not belong to the capture. Such a rate is left out,
-and the reason is given.
+is impossible, and shows that the configuration or the precision does not belong to the capture. A report then gives
+this reason instead of the rates.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ from nsys_analyzer.trace.columns import COPY_KINDS, MEMCPY, ON_DEVICE
 from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP
 from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS
 
-#: A rate above a peak by more than this share is impossible.
+#: A rate counts as impossible if it exceeds a peak by more than this share.
 PEAK_TOLERANCE = 0.02
-#: Precisions with fewer than 16 bits.
+#: The precisions with fewer than 16 bits.
 _NARROW_PRECISIONS = ("fp8", "fp4")
-#: A precision has its own peak in the report if it has at least this share of the matmul time.
+#: The peak of a precision is reported if at least this share of the matmul time is in this precision.
 _SMALLEST_PEAK_SHARE = 0.05
-#: The matmuls of unfused attention, which are also part of the class matmul.
+#: The class of the rates of unfused attention's matmuls, which the class matmul includes as well.
 ATTENTION_MATMUL = "attention matmul"
 
 #: The classes of copies, in the order of ``COPY_KINDS``.
 COPY_CLASSES = tuple("copy" if kind == "other" else f"copy, {kind}" for kind in COPY_KINDS)
 #: The passes whose FLOPs are known.
 _PASSES = ("forward", "backward")
-#: The kernel classes that may compute fewer FLOPs than are counted, and the ID of the fact that reports it.
+#: The ID of the fact that reports skipped work, by the kernel class that may compute fewer FLOPs than are counted.
 _SKIPPED_WORK: dict[str, FactId] = {FUSED_ATTENTION: "skipped_scores", "convolution": "skipped_convolution_work"}
 
 
 def compare_with_peaks(capture: CaptureSummary) -> Limits | None:
-    """Returns the rates of a capture compared with its GPU's peaks; None if nothing ran on a GPU."""
-    return None if capture.on_cpu or capture.whole is None else _RatesOfCapture(capture).limits()
+    """Compares the rates of a capture with its GPU's peaks; returns None if nothing ran on a GPU."""
+    return None if capture.on_cpu or capture.whole is None else _RatesOfCapture(capture).make_limits()
 
 
 class _Shapes(NamedTuple):
@@ -107,7 +107,7 @@ class _RatesOfCapture:
         self.best_precision = max(comparable, key=lambda name: (peak_rates[name], name == "bf16"), default=None)
         self.notes: list[Fact] = []
 
-    def limits(self) -> Limits:
+    def make_limits(self) -> Limits:
         """Returns the rates of phases and classes; no rates if any rate is impossible."""
         capture, best = self.capture, self.best_precision
         phases, classes = tuple(self.phase_rates()), tuple(self.class_rates())
@@ -157,10 +157,11 @@ class _RatesOfCapture:
                 yield PhaseRate(name, model_flops, ms, time_of, mfu, mfu_of_best)
 
     def counted_flops(self, counted_flops: CountedFlops) -> dict[str, int | None]:
-        """Returns the FLOPs of each phase that were counted in one step of the program."""
+        """Returns the FLOPs of each phase, as they were counted while the program ran one step."""
         if counted_flops.unknown:
             self.notes.append(Fact("uncounted_operators", operators=tuple(counted_flops.unknown)))
-        # The pass of a prompt and the passes of single tokens differ, so their mean would describe neither of them.
+        # If a step of inference has several passes (of the prompt and of single tokens), they differ, and a mean would
+        # describe none of them.
         has_backward = self.capture.phase("backward")
         similar_passes = [name for name in _PASSES if counted_flops.passes.get(name) == 1 or has_backward]
         flops: dict[str, int | None] = {
@@ -176,9 +177,9 @@ class _RatesOfCapture:
         return flops if self.capture.times_calls else {**flops, STEP: round(counted_flops.flops_per_step)}
 
     def step_flops(self, flops_of_forward: int, batch_size: int) -> int | None:
-        """Returns the model's FLOPs in a step: three times a forward pass for each of its backward passes.
+        """Computes the model's FLOPs in a step: three times the FLOPs of a forward pass for each backward pass.
 
-        Without any backward pass, as in inference, each forward pass counts once.
+        If there is no backward pass, as in inference, the FLOPs of the forward passes are used.
         """
         capture = self.capture
         forward, backward, optimizer = (capture.phase(name) for name in ("forward", "backward", "optimizer"))
@@ -198,10 +199,10 @@ class _RatesOfCapture:
         return passes_per_step * flops_of_pass
 
     def find_time(self, name: str) -> tuple[float, TimeOrigin] | None:
-        """Returns the best known time of a phase in ms, and its origin; None without one.
+        """Returns the most accurate time of a phase, ms, and the origin of this time; None if no time is known.
 
-        Without an unprofiled time, the profiled wall time is used if the GPU is busy throughout, because the
-        profiler's cost is then hidden behind the GPU's work.
+        If there is no unprofiled time, the profiled wall time is used if the GPU is busy for almost all of it, because
+        the GPU's work then hides the profiler's cost.
         """
         capture = self.capture
         phase = capture.phase(name) or (capture.phase(OTHER_STEP) if name == STEP else None)
@@ -212,7 +213,8 @@ class _RatesOfCapture:
         diagnosis = capture.diagnosis if name == STEP else None
         estimated_ms = diagnosis.step_ms if diagnosis and not diagnosis.doubt else None
         wall_ms = phase.wall_ms.typical if phase and phase.synchronized else None
-        # The time from one step's start to the next may include more than the step.
+        # The estimate is of the time from the start of a step to the start of the next step, which may contain more
+        # work than the range of the step.
         fits_range = not estimated_ms or wall_ms is None or estimated_ms <= wall_ms * (1 + PEAK_TOLERANCE)
         if estimated_ms and busy_ms <= estimated_ms * (1 + PEAK_TOLERANCE) and fits_range:
             return estimated_ms, "estimated"
@@ -223,7 +225,7 @@ class _RatesOfCapture:
         return (wall_ms, "wall") if wall_ms else (busy_ms, "gpu_busy") if busy_ms else None
 
     def class_rates(self) -> Iterator[ClassRate]:
-        """Yields the rates of the classes with known FLOPs in forward and backward, and of the parts of attention."""
+        """Yields the rates of kernel classes with known FLOPs in forward and backward, and of unfused attention."""
         if not (self.shapes or self.counted) or (self.capture.coverage and self.capture.coverage.lost_launches):
             return
         for name, forward_multiple in zip(_PASSES, (1, 2), strict=True):
@@ -245,9 +247,9 @@ class _RatesOfCapture:
         yield from self.attention_rates()
 
     def counted_work(self, phase: PhaseSummary) -> Iterator[tuple[str, int, int | None]]:
-        """Yields each kernel class with its counted FLOPs; nothing for a phase that recomputes the forward pass.
+        """Yields each kernel class of a phase, its counted FLOPs, and None for the unknown number of elements.
 
-        The third item, the number of elements, is not known.
+        Nothing is yielded for a backward pass in which a forward pass is recomputed.
         """
         if self.counted and not (phase.phase == "backward" and self.counted.flops_of_phase("recomputed")):
             for kernel_class, flops in self.counted.flops_per_pass(phase.phase).items():
@@ -256,9 +258,14 @@ class _RatesOfCapture:
     def work_of_shapes(
         self, phase: PhaseSummary, forward_multiple: int, shapes: _Shapes
     ) -> Iterator[tuple[str, int, int | None]]:
-        """Yields matmul and fused attention with their FLOPs and elements: those of forward × ``forward_multiple``.
+        """Yields matmul and fused attention with the FLOPs and elements that follow from the shapes.
 
-        If only some layers use fused attention, the FLOPs of both classes are unknown.
+        If only some layers use fused attention, nothing is yielded, because the FLOPs of both classes are unknown.
+
+        Args:
+            phase: the phase.
+            forward_multiple: the work of the phase as a multiple of the work of a forward pass.
+            shapes: the shapes.
         """
         attention, flops = attention_matmul_flops(*shapes), forward_flops(*shapes)
         fused_launches = phase.launches_of(FUSED_ATTENTION)
@@ -270,7 +277,7 @@ class _RatesOfCapture:
             yield FUSED_ATTENTION, forward_multiple * attention, forward_multiple * fused_attention_elements(*shapes)
 
     def note_skipped_work(self, rate: ClassRate) -> bool:
-        """Returns whether a rate is so high that the kernels must have skipped work; if so, adds a note."""
+        """Returns whether a rate is so high that the kernels must have skipped work. If so, adds a note on it."""
         peak = rate.peak_flops_per_s or self.peak_rates.get(self.best_precision or "")
         is_impossible = peak and (rate.flops_per_s or 0.0) > peak * (1 + PEAK_TOLERANCE)
         skipped_work = _SKIPPED_WORK.get(rate.kernel_class) if is_impossible else None
@@ -297,9 +304,15 @@ class _RatesOfCapture:
     def matmul_rate(
         self, kernel_class: str, phase: str, ms: float, flops: int, elements: int | None, precision: str | None
     ) -> ClassRate:
-        """Returns the rate of matmuls. If ``precision`` is empty, the precision of the capture is assumed.
+        """Returns the rate of matmuls.
 
-        The bytes are known only if the number of elements is.
+        Args:
+            kernel_class: the class.
+            phase: the phase of the matmuls.
+            ms: the time of the matmuls, ms.
+            flops: their FLOPs.
+            elements: the number of elements that they move; None if it is unknown, so that the bytes are unknown, too.
+            precision: their precision. If it is None, the precision of the capture is assumed.
         """
         precision = precision or self.precision
         element_bytes, peak = ELEMENT_BYTES.get(precision or ""), self.peak_rates.get(precision or "")
@@ -308,7 +321,7 @@ class _RatesOfCapture:
         return ClassRate(kernel_class, phase, ms, flops, moved_bytes, bytes_per_s, precision, peak)
 
     def possible_bytes_per_s(self, bytes_per_s: float) -> float | None:
-        """Returns a rate of bytes; None above the memory's peak, because the L2 cache then served some of the bytes."""
+        """Returns the rate, or None if it exceeds the memory's peak, because the L2 cache then served some bytes."""
         peak = self.peak_bytes_per_s
         return None if peak and bytes_per_s > peak * (1 + PEAK_TOLERANCE) else bytes_per_s
 
@@ -329,7 +342,7 @@ class _RatesOfCapture:
                 yield ClassRate(kernel_class, STEP, ms, None, moved_bytes, bytes_per_s)
 
     def find_doubt(self, phases: Sequence[PhaseRate], classes: Sequence[ClassRate]) -> Fact | None:
-        """Returns the reason why the rates cannot be right; None if every rate is possible."""
+        """Returns the reason why the rates are impossible; None if every rate is possible."""
         configuration = None
         if self.shapes:
             model, batch_size, context_length = self.shapes

@@ -1,7 +1,4 @@
-"""Sums up the time and the FLOPs of each module of a model, and folds similar modules, such as layers, into one row.
-
-FLOPs were counted while the program ran.
-"""
+"""Sums up the time and the counted FLOPs of each module of a model, and folds similar modules, such as layers."""
 
 from __future__ import annotations
 
@@ -25,22 +22,22 @@ from nsys_analyzer.trace.columns import KERNEL
 from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP
 from nsys_analyzer.trace.schema import NS_PER_MS
 
-#: The two directions in which a module works, by their codes.
+#: The directions in which a module works. ``FORWARD`` and ``BACKWARD`` are their codes.
 DIRECTIONS = ("forward", "backward")
 FORWARD, BACKWARD = range(2)
-#: The phases of counted FLOPs that are backward work. "recomputed" is a forward pass that runs again in backward.
+#: The phases whose counted FLOPs belong to backward. "recomputed" is a forward pass that a backward pass repeats.
 _BACKWARD_PHASES = ("backward", "recomputed")
-#: Matches the number that distinguishes layers: ``layers.0``, a range ``block 0``, the place of a call ``Linear[0]``.
+#: Matches the number that distinguishes layers, in names such as ``layers.0``, ``block 0`` and ``Linear[0]``.
 _LAYER_NUMBER = re.compile(r"(?:(?<![^.])|(?<=[\s_\-\[a-z]))\d+(?=\]?$)")
 #: A layer is an outlier if its time differs from the median by more than this share of the median.
 _OUTLIER_SHARE = 0.2
-#: The fewest similar layers for which outliers are reported: of two layers, either may be the usual one.
+#: The minimum number of similar layers for which outliers are reported. Of two layers, either may be the usual one.
 _FEWEST_WITH_OUTLIER = 3
 
 
 @dataclass(frozen=True)
 class Work:
-    """The kernels in one direction: total kernel time in ms, launches and FLOPs (None if not known), means per step."""
+    """The kernels in one direction: their time in ms, launches and FLOPs (None if unknown), as means per step."""
 
     ms: float
     launches: float
@@ -49,16 +46,16 @@ class Work:
 
 @dataclass(frozen=True)
 class Module:
-    """One module, or several adjacent modules of one kind.
+    """One module, or several similar modules that were folded into one.
 
     Attributes:
         path: the names of the enclosing modules and of the module, joined by dots. The model's class comes first.
         label: the part of the path after the path of the enclosing module.
         kind: the module's class, empty if it is not known.
         depth: the number of enclosing modules.
-        count: the number of modules in the row, whose work is added up.
+        count: the number of folded modules, whose work is added up.
         forward, backward: the work in each direction, including all modules inside.
-        own_forward_ms, own_backward_ms: the kernel time without the modules inside.
+        own_forward_ms, own_backward_ms: the kernel time outside of the modules inside.
         line: the file and line of ``forward`` of the module's class; empty if it is not known.
     """
 
@@ -78,8 +75,8 @@ class Module:
         """Returns the kernel time in both directions, in ms."""
         return self.forward.ms + self.backward.ms
 
-    def is_above(self, other: Module) -> bool:
-        """Returns whether another module is at a greater depth."""
+    def is_shallower_than(self, other: Module) -> bool:
+        """Returns whether another module has a greater depth."""
         return other.depth > self.depth
 
 
@@ -88,7 +85,7 @@ class Modules:
     """The modules of one process of a capture.
 
     Attributes:
-        source: what wrote the ranges of modules, in words.
+        source: what wrote the ranges of modules, such as "the program's own ranges".
         per: the unit that the figures are a mean over: "step", "forward", or "capture".
         modules: the modules in depth-first order, siblings in the order of their first calls.
         outside_forward, outside_backward: the kernels outside all modules.
@@ -127,10 +124,10 @@ class Modules:
 
 
 def summarize_modules(attributed: AttributedTrace, process: int, *, by_ranges: bool = True) -> Modules | None:
-    """Sums up the time of each module of one process, as a mean per step; None if no range names a module.
+    """Sums up the time of each module of one process, as a mean per step; returns None if no range names a module.
 
-    Kernels of measured phases count: those in backward phases as backward, all others as forward. Optimizers are not
-    part of a module.
+    Kernels in backward phases count as backward, and kernels in other measured phases as forward. Kernels of an
+    optimizer are left out.
 
     Args:
         attributed: the trace with the phase of each operation.
@@ -177,10 +174,11 @@ def summarize_modules(attributed: AttributedTrace, process: int, *, by_ranges: b
 
 
 def _find_units(attributed: AttributedTrace, process: int, *, by_ranges: bool) -> tuple[str, int, Bools]:
-    """Returns the unit that figures are a mean over, the number of units, and which phase instances count.
+    """Finds the unit of the means: measured steps, or forward passes if there are no such steps.
 
-    Units are measured steps, or forward passes without such steps. A step without phases, as in an inference engine,
-    counts as a whole. The third result has shape (instances,).
+    Returns:
+        The unit, the number of units, and a mask of the instances whose kernels are included, shape (instances,). A
+        step is included as a whole if it has no phases, as in an inference engine.
     """
     instances = attributed.instances
     is_unit = {name: instances.phase == instances.phases.index(name) for name in (STEP, "forward")}
@@ -248,7 +246,7 @@ class _ModuleTree:
         return Work(duration_ns / NS_PER_MS, launches)
 
     def _find_subtree(self, code: int) -> Sequence[int]:
-        """Returns a module and all modules inside it."""
+        """Returns the codes of a module and of all modules inside it."""
         children = self._children.get(self._calls.paths[code], ())
         return [code, *(module for child in children for module in self._find_subtree(child))]
 
@@ -296,7 +294,7 @@ class Outlier:
 
 
 class _ModuleKind(NamedTuple):
-    """The common properties of modules that are folded.
+    """The properties in which modules must agree to be folded into one.
 
     Attributes:
         parent: the class of the enclosing module.
@@ -312,17 +310,17 @@ class _ModuleKind(NamedTuple):
 
 
 def fold_modules(modules: Sequence[Module]) -> tuple[tuple[Module, ...], tuple[Outlier, ...]]:
-    """Folds sibling modules into one if they differ only in a number of their label, and contain the same modules.
+    """Folds sibling modules into one if they differ only in a number of their label, and contain equal modules.
 
-    Modules without modules inside are not folded if their class is known, because nothing shows that they are alike.
+    Modules of a known class that contain no modules are not folded, because nothing shows that they are similar.
 
     Returns:
-        The modules, those of one kind as one, and the outliers among these.
+        The modules after folding, and the outliers among the folded modules.
     """
     groups: dict[_ModuleKind, list[Module]] = {}
     enclosing: list[_ModuleKind] = []
     for place, module in enumerate(modules):
-        inside = takewhile(module.is_above, modules[place + 1 :])
+        inside = takewhile(module.is_shallower_than, modules[place + 1 :])
         content = tuple((inner.path[len(module.path) :], inner.kind) for inner in inside)
         label = _LAYER_NUMBER.sub("*", module.label) if content or not module.kind else module.label
         del enclosing[module.depth :]

@@ -48,13 +48,13 @@ from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP, PhaseNames, is_fra
 from nsys_analyzer.trace.schema import NS_PER_MS
 from nsys_analyzer.trace.trace import Trace
 
-#: GPU work that ends this long after its range, in ns, is explained by the skew between the clocks.
+#: GPU work may seem to end up to this many ns after its range, because the clocks of CPU and GPU differ.
 _CLOCK_SKEW_NS = 5_000
 #: A phase is synchronized if at most this share of its instances has GPU work that ends after the range.
 _LATE_INSTANCES_SHARE = 0.05
-#: The most ranges of a phase whose names are listed. Further ranges (`step 4`, `step 5`) are only counted.
+#: The maximum number of range names that are listed for a phase. Further names, such as ``step 4``, are only counted.
 _MAX_LISTED_RANGES = 3
-#: The sources of steps that are ranges.
+#: The values of ``windows.source`` for steps that ranges mark.
 _RANGE_SOURCES = ("range", "profiler_step")
 
 
@@ -100,14 +100,14 @@ class _ProcessSummarizer:
         self.recorded = RecordedEvents(attributed.as_recorded, process.global_pid)
 
     def summarize(self, name: str, configuration: Configuration | None, tracked: int) -> CaptureSummary:
-        """Returns the summary of the process. The arguments are the arguments of ``summarize``."""
+        """Returns the summary of the process. The arguments are those of the function ``summarize``."""
         trace = self.attributed.trace
-        phases = self.phases()
-        contradiction = _contradiction(configuration, phases)
+        phases = self.summarize_phases()
+        contradiction = _find_contradiction(configuration, phases)
         if configuration and contradiction:
             configuration = structs.replace(configuration, model=None, model_name=None)
-        whole_capture = self.whole() if len(self.operations) else None
-        coverage = self.coverage()
+        whole_capture = self.summarize_whole() if len(self.operations) else None
+        coverage = self.count_coverage()
         matmuls = (
             [row for row in whole_capture.kernels if row.kernel_class in (MATMUL, FUSED_ATTENTION)]
             if whole_capture
@@ -117,7 +117,7 @@ class _ProcessSummarizer:
         by_ranges = self.steps is None or self.steps.windows.source in _RANGE_SOURCES
         modules = summarize_modules(self.attributed, self.process.global_pid, by_ranges=by_ranges)
         peak_memory_bytes, memory_events = find_peak_memory(self.attributed, self.process.global_pid)
-        status = self.status()
+        status = self.find_status()
         summary = CaptureSummary(
             name=name,
             process=self.process.label or None,
@@ -163,8 +163,8 @@ class _ProcessSummarizer:
         phases = phases if shows_step else tuple(phase for phase in phases if phase.phase != STEP)
         return replace(summary, phases=phases, warnings=warnings)
 
-    def status(self) -> str:
-        """Returns "oom", "no_kernels", "partial" or "ok"."""
+    def find_status(self) -> str:
+        """Returns the status of the process: "oom", "no_kernels", "partial" or "ok"."""
         open_phases = self.attributed.find_open_phases(self.process.global_pid)
         is_incomplete = self.own_instances & self.instances.incomplete
         if self.attributed.ran_out_of_memory(self.process.global_pid):
@@ -191,14 +191,14 @@ class _ProcessSummarizer:
             memory_bytes=gpu.memory_bytes if gpu else 0,
         )
 
-    def phases(self) -> tuple[PhaseSummary, ...]:
-        """Returns the phases that occur, in the order of a step, and the step itself last."""
+    def summarize_phases(self) -> tuple[PhaseSummary, ...]:
+        """Summarizes the phases that occur, in the order of a step. The step itself comes last."""
         leaf, step = (instances[self.in_process] for instances in self.attributed.instances_of_operations)
         *leaf_codes, other_step_code, step_code = range(len(self.instances.phases))
-        return (*self._phases(leaf, leaf_codes), *self._phases(step, [other_step_code, step_code]))
+        return (*self._summarize_phases(leaf, leaf_codes), *self._summarize_phases(step, [other_step_code, step_code]))
 
-    def _phases(self, instance: SmallInts, codes: Sequence[int]) -> Iterator[PhaseSummary]:
-        """Yields the phases with these codes that occur.
+    def _summarize_phases(self, instance: SmallInts, codes: Sequence[int]) -> Iterator[PhaseSummary]:
+        """Summarizes those phases with the given codes that occur.
 
         Args:
             instance: the phase instance of each operation, shape (operations,).
@@ -211,14 +211,14 @@ class _ProcessSummarizer:
         for code in codes:
             of_phase = np.flatnonzero(self.own_instances & (self.instances.phase == code))
             if len(of_phase):
-                yield self._phase(code, of_phase, clocks, sums)
+                yield self._summarize_phase(code, of_phase, clocks, sums)
 
     def _sum_by(self, group: SmallInts, groups: int) -> GroupSums:
         """Returns the sums of the process's operations by group and kernel."""
         kernel = self.kernels.code[self.in_process]
         return sum_by_group(self.operations, kernel, group, (len(self.kernels.names), groups))
 
-    def _phase(self, code: int, of_phase: Ints, clocks: GpuClocks, sums: GroupSums) -> PhaseSummary:
+    def _summarize_phase(self, code: int, of_phase: Ints, clocks: GpuClocks, sums: GroupSums) -> PhaseSummary:
         """Returns the summary of one phase.
 
         Args:
@@ -241,7 +241,7 @@ class _ProcessSummarizer:
         is_late = has_work & (clocks.last_end[measured_instances] > latest_end)
         starts_backward = contains_any_time(instances.process[is_backward], instances.start[is_backward], *first)
         return structs.replace(
-            self._gpu_figures(instances.phases[code], code, measured_instances, clocks, sums),
+            self._summarize_gpu_work(instances.phases[code], code, measured_instances, clocks, sums),
             range=", ".join(names[:_MAX_LISTED_RANGES]) + (f" and {unlisted} more" if unlisted > 0 else ""),
             instances=len(measured_instances),
             warmup_instances=int(instances.warmup[of_phase].sum()),
@@ -257,7 +257,7 @@ class _ProcessSummarizer:
             kernels_most=int(kernels.max(initial=0)),
         )
 
-    def _gpu_figures(
+    def _summarize_gpu_work(
         self, phase: str, code: int, measured_instances: Ints, clocks: GpuClocks, sums: GroupSums
     ) -> PhaseSummary:
         """Returns the figures of a phase's GPU operations.
@@ -285,21 +285,23 @@ class _ProcessSummarizer:
             memory=make_memory_rows(sums.others[code], sums.other_ns[code], instances),
         )
 
-    def whole(self) -> PhaseSummary:
-        """Returns the process's operations outside warm-up as one phase with one instance."""
+    def summarize_whole(self) -> PhaseSummary:
+        """Summarizes all operations of the process outside warm-up as one phase with one instance."""
         is_warmup = self.attributed.is_warmup[self.in_process]
         instance = np.where(is_warmup, np.int32(NONE), np.int32(0))
         clocks = measure_gpu_clocks(self.operations, instance, 1)
-        whole_capture = self._gpu_figures("whole capture", 0, np.zeros(1, np.int64), clocks, self._sum_by(instance, 1))
+        whole_capture = self._summarize_gpu_work(
+            "whole capture", 0, np.zeros(1, np.int64), clocks, self._sum_by(instance, 1)
+        )
         start, end = clocks.last_end[0] - clocks.span[0], clocks.last_end[0]
         spans_warmup = (is_warmup & (self.operations.start >= start) & (self.operations.end <= end)).any()
-        # A span that includes warm-up would not match the other figures, which leave warm-up out.
+        # The other figures leave warm-up out, so a span that includes warm-up would contradict them.
         return structs.replace(whole_capture, gpu_span_ms=Stats()) if spans_warmup else whole_capture
 
     def count_passes(self, steps: Steps) -> dict[str, float]:
-        """Returns how often each phase begins in a step, on average.
+        """Returns the mean number of times that each phase begins in a step.
 
-        The last recorded step does not count, because the time up to the next step may be missing.
+        The last recorded step is left out, because the time up to the next step may be missing.
         """
         windows, ranges = steps.windows, self.attributed.trace.ranges
         if len(windows) > 1 and windows.cpu_end[-1] == steps.recorded.cpu_end[-1]:
@@ -313,8 +315,8 @@ class _ProcessSummarizer:
             starts = {name: start[windows.step_at(start) != NONE] for name, start in starts.items()}
         return {name: len(start) / len(windows) for name, start in starts.items() if len(start)}
 
-    def coverage(self) -> Coverage:
-        """Returns the numbers and durations of kernels by how they were attributed."""
+    def count_coverage(self) -> Coverage:
+        """Counts kernels and adds up their durations by the method with which they were attributed."""
         attribution = self.attributed.attribution
         kernels = self.operations.kernels
         how = attribution.method[self.in_process][kernels]
@@ -345,7 +347,7 @@ def _sum_ms(duration_ns: Ints) -> float:
     return int(duration_ns.sum()) / NS_PER_MS
 
 
-def _contradiction(configuration: Configuration | None, phases: Sequence[PhaseSummary]) -> Fact | None:
+def _find_contradiction(configuration: Configuration | None, phases: Sequence[PhaseSummary]) -> Fact | None:
     """Returns the contradiction between the model in a file name and the capture's matmuls; None if there is none."""
     model = configuration.model if configuration and configuration.source in FILE_NAME_SOURCES else None
     forwards = [phase for phase in phases if phase.phase == "forward" and phase.instances]
@@ -361,7 +363,7 @@ _is_equal = partial(math.isclose, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
 
 
 def check_attribution(summary: CaptureSummary) -> None:
-    """Checks that every kernel is counted once, and that no part exceeds the whole.
+    """Checks that every kernel is counted exactly once, and that no part exceeds the whole.
 
     Raises:
         NsysAnalyzerError: a check fails, so the figures are wrong.
@@ -392,7 +394,7 @@ def check_attribution(summary: CaptureSummary) -> None:
 
 @dataclass(frozen=True)
 class GpuClocks:
-    """The GPU time of each instance in ns, and its numbers of kernels and opaque graphs; shape (instances,).
+    """The GPU times of each instance in ns, and its numbers of kernels and opaque graphs; shape (instances,).
 
     Attributes:
         span: the time from the first start to the last end of an operation.
@@ -411,7 +413,7 @@ class GpuClocks:
 
 
 def measure_gpu_clocks(operations: Operations, instance: SmallInts, instances: int) -> GpuClocks:
-    """Returns the GPU time of each instance.
+    """Measures the GPU times of each instance.
 
     Args:
         operations: the operations of a process.

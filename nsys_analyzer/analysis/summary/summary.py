@@ -37,7 +37,7 @@ from nsys_analyzer.trace.metadata import CPU, Gpu, Metadata
 from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP
 from nsys_analyzer.trace.schema import MS_PER_S
 
-#: The origin of a time: a run without the profiler, an estimate for the step, GPU work alone, or the profiled range.
+#: The origin of a time: a run without the profiler, the estimated length of a step, the GPU's busy time, or the range.
 TimeOrigin = Literal["unprofiled", "estimated", "gpu_busy", "wall"]
 
 
@@ -95,20 +95,20 @@ class ClassRate(msgspec.Struct, frozen=True):
 
     @property
     def intensity(self) -> float | None:
-        """Returns the arithmetic intensity in FLOP/byte; None if a rate is unknown or in doubt."""
+        """Returns the arithmetic intensity in FLOP/byte; None if the FLOPs or the bytes are unknown or in doubt."""
         return self.flops / self.bytes if self.flops and self.bytes and self.bytes_per_s else None
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The rates that a process achieves, compared with its GPU's peaks. None is unknown, shares are fractions.
+    """The rates that a process achieves, compared with its GPU's peaks. A figure is None if it is unknown.
 
     Attributes:
         gpu: the name of the GPU.
         precision: the precision of most of the matmul time.
         peak_flops: the mean of the roofs in FLOP/s, weighted by the matmul time in each precision.
         roofs: each precision that ran, with its peak in FLOP/s.
-        missing: the facts that are missing for a rate: "model", "context length", "batch size", "peaks".
+        missing: what is missing to compute rates: "model", "context length", "batch size" or "peaks".
         notes: the assumptions behind the figures, and the work that the figures leave out.
         doubt: the reason why figures are left out.
     """
@@ -133,13 +133,13 @@ class Limits:
 
     @property
     def chief(self) -> PhaseRate | None:
-        """Returns the rate of the step; the rate of the first phase if the step has none."""
+        """Returns the rate of the step; the rate of the first phase if the rate of the step is unknown."""
         return self.phase(STEP) or next(iter(self.phases), None)
 
 
 #: The statuses of a capture.
 STATUSES = ("ok", "oom", "partial", "no_kernels", "failed", "timeout", "not_profiled")
-#: Phases represent the whole capture if they contain at least this share of its GPU time.
+#: The phases of a capture represent the whole capture if they contain at least this share of its GPU time.
 _SUFFICIENT_SHARE_IN_PHASES = 0.9
 #: Matches the names of PyTorch's own kernels.
 _PYTORCH_KERNEL = re.compile(r"\bat::|\bc10::|\bat_cuda|^triton_")
@@ -153,9 +153,9 @@ class BusyShare:
 
     Attributes:
         unprofiled: whether the wall time was measured in a run without the profiler.
-        low, high: the bounds of the share. They are equal if the wall time is unprofiled. ``high`` is 1 if no bound is
-            known.
-        estimated: the lowest and the highest share if the step's unprofiled length is an estimate; otherwise None.
+        low, high: the bounds of the share. They are equal if the wall time is unprofiled. ``high`` is 1 if no upper
+            bound is known.
+        estimated: the bounds of the share if the unprofiled length of the step is an estimate; otherwise None.
         verdict: the verdict on both bounds; "undecided" if the verdicts on the two bounds differ.
     """
 
@@ -174,7 +174,7 @@ class BusyShare:
 
 
 class PhaseSummary(msgspec.Struct, frozen=True):
-    """One phase over its measured instances. Times, kernels and classes are per instance, longest first.
+    """The figures of one phase over its measured instances. Tables of kernels and classes are means per instance.
 
     Attributes:
         range: the names of the phase's ranges in the trace.
@@ -184,13 +184,13 @@ class PhaseSummary(msgspec.Struct, frozen=True):
         wall_ms: the duration of the range on the CPU's clock.
         gpu_span_ms: the time from the first start to the last end of the phase's GPU operations.
         gpu_busy_ms: the time in which at least one of the phase's GPU operations runs.
-        kernel_time_ms: the total kernel time; without values if an opaque graph hides kernels.
-        python_ms: the times of an unprofiled run; None without timings.
+        kernel_time_ms: the total kernel time; empty if an opaque graph hides kernels.
+        python_ms: the time of the phase in an unprofiled run; None if it was not measured.
         synchronized: whether the GPU work ends before the ranges do, so that the wall time includes the work.
         holds_backward: whether a backward pass starts inside the first instance, as in a training step.
         inferred: whether the phase was found by a framework's ranges or operators, not by a range of the program.
-        kernels_least: the fewest kernels of an instance; 0 if the phase is not inferred.
-        kernels_most: the most kernels of an instance; 0 if the phase is not inferred.
+        kernels_least: the smallest number of kernels of an instance; 0 if the phase is not inferred.
+        kernels_most: the largest number of kernels of an instance; 0 if the phase is not inferred.
         wall_values_ms, busy_values_ms: the times of each instance, or of an evenly spread sample if there are many.
         busy_share: the share of the range's time in which the GPU is busy; None if the range ends before its GPU work.
     """
@@ -221,7 +221,7 @@ class PhaseSummary(msgspec.Struct, frozen=True):
 
     @property
     def uneven(self) -> bool:
-        """Returns whether an inferred phase varies so much in kernels that some instances may include other work."""
+        """Returns whether the numbers of kernels show that instances of an inferred phase may include other work."""
         return self.inferred and self.kernels_most > _UNEVEN_KERNELS_RATIO * max(self.kernels_least, 1)
 
     @property
@@ -231,7 +231,7 @@ class PhaseSummary(msgspec.Struct, frozen=True):
 
     @property
     def gpu_ms(self) -> float:
-        """Returns the summed durations of the kernels, copies, fills and opaque graphs of one instance, in ms."""
+        """Returns the total duration of the kernels, copies, fills and opaque graphs of one instance, ms."""
         return sum(row.ms_per_instance for row in self.kernels) + sum(row.ms_per_instance for row in self.memory)
 
     @property
@@ -253,12 +253,12 @@ class Coverage:
     """The numbers of kernels of a process, by how the kernels were attributed. Each kernel counts once.
 
     Attributes:
-        attributed: the kernels launched inside a range. All other kernels are unattributed.
-        unattributed: the kernels launched outside of all ranges, or without a recorded launch.
-        in_phases: kernels in a phase, including the step and warm-up.
-        ambiguous: kernels launched while several threads had phases open.
-        how: the number of kernels by the way they were attributed.
-        lost_launches: kernel launches whose kernel is not in the capture.
+        attributed: the kernels that were launched inside a range.
+        unattributed: the kernels that were launched outside of all ranges, or whose launch was not recorded.
+        in_phases: the kernels in a phase, including the step and warm-up.
+        ambiguous: the kernels that were launched while several threads had phases open.
+        how: the number of kernels by the method with which they were attributed.
+        lost_launches: the kernel launches whose kernel is missing in the capture.
     """
 
     kernels: int
@@ -278,11 +278,11 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Unprofiled:
-    """The times of phases in a run without a profiler. None means unknown.
+    """The times of phases in a run without a profiler. A figure is None if it is unknown.
 
     Attributes:
-        status: "ok", "oom", "failed", "timeout", "missing", or a word of the timings file. ``message`` gives the
-            reason.
+        status: "ok", "oom", "failed", "timeout", "missing", or another status that the timings file states.
+        message: the reason for the status.
         phases: the times of each phase in ms.
         device: "cuda" or "cpu".
         doubts: the reasons why the time of a phase cannot be right, by phase.
@@ -316,7 +316,7 @@ class Unprofiled:
 
 @dataclass(frozen=True)
 class Conditions:
-    """The versions of the schema and of the machine's software ("unknown" if not recorded), and the GPU's size."""
+    """The versions of the schema and of the software ("unknown" if not recorded), and the size of the GPU."""
 
     schema_version: str
     platform: str
@@ -330,7 +330,9 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Summary:
-    """One process of one capture, in the form of a report's JSON. None means unknown or not recorded.
+    """The summary of one process of one capture, in the form of a report's JSON.
+
+    A figure is None if it is unknown or was not recorded.
 
     Attributes:
         process: the label of the process in tables; None if the capture has a single process without a rank.
@@ -344,12 +346,12 @@ class Summary:
         phases_suffice: whether the phases represent the capture: they include forward and nearly all GPU time, and
             none is uneven.
         modules: the time of each module of the model; None if no range names a module.
-        step: what fills the steps; None if the capture has no step.
-        peak_memory_bytes: the most device memory during the measured phases: memory of PyTorch's tensors if its
+        step: the figures of the steps; None if the capture has no step.
+        peak_memory_bytes: the peak of device memory during the measured phases: memory of PyTorch's tensors if its
             allocator was recorded, else memory that the driver allocated.
         serving: the steps of an inference engine by kind; None if no range marks them.
-        findings: what slows the steps down, the largest saving first; None if no finding can be derived.
-        findings_missing: the sentence on why some or all findings are missing.
+        findings: the causes that make steps longer, the largest saving first; None if no saving can be derived.
+        findings_missing: the sentence that explains why some or all findings are missing.
     """
 
     name: str
@@ -404,7 +406,7 @@ class Summary:
 
     @property
     def shares_gpu(self) -> bool:
-        """Returns whether the process shares its GPU with other processes. Only the process ID then identifies it."""
+        """Returns whether the process shares its GPU with others, so that only its process ID identifies it."""
         return self.pid is not None and self.process == make_pid_label(self.pid)
 
     @property
@@ -417,7 +419,7 @@ class Summary:
     def is_torch(self) -> bool:
         """Returns whether the program may use PyTorch.
 
-        It is False only if nsys recorded every kernel and none of them is PyTorch's.
+        The result is False only if nsys recorded every kernel, and no kernel is one of PyTorch's own kernels.
         """
         if self.profiler != "nsys" or self.whole is None or self.whole.opaque:
             return True
@@ -431,7 +433,7 @@ class Summary:
 
     @property
     def times_calls(self) -> bool:
-        """Returns whether hooks timed whole generations, although each step of the capture generates one token."""
+        """Returns whether hooks timed whole generations, while a step of the capture generates only one token."""
         is_step_a_token = self.serving is not None or (self.step is not None and self.step.source == "phases")
         return self.run is not None and self.run.timed_by == "hooks" and is_step_a_token and not self.trains
 
@@ -439,7 +441,7 @@ class Summary:
     def holds_model(self) -> bool:
         """Returns whether the program may run a model.
 
-        It is False only if every kernel is known and none belongs to a class that models consist of.
+        The result is False only if every kernel is known and no kernel has a class that occurs in models.
         """
         if self.whole is None or self.whole.opaque:
             return True
@@ -466,12 +468,12 @@ class CaptureSummary(Summary):
 
     Attributes:
         device: the GPU.
-        diagnosis: what slows the steps down; None if no launch is known.
+        diagnosis: the causes that make steps longer; None if no launch is known.
         missing_reason: the reason why some or all findings are missing; None if all findings were looked for.
-        study: some of the steps in detail; None if no launch is known.
-        members: what each device of the process did step by step, if it exchanges data with other devices.
+        study: a few of the steps in full detail; None if no launch is known.
+        members: the record of each device of the process step by step, if the devices exchange data with others.
         tracks: every operation of the measured steps, if a timeline was requested.
-        memory_events: the number of memory events that the peak memory was derived from.
+        memory_events: the number of memory events from which the peak memory was computed.
     """
 
     device: Gpu | None = None
@@ -484,7 +486,7 @@ class CaptureSummary(Summary):
     memory_events: int = 0
 
     def __post_init__(self) -> None:
-        """Derives fields from the device, the profiler's metadata and the phases."""
+        """Computes the fields that follow from the device, the profiler's metadata and the phases."""
         metadata, gpu = self.metadata, self.device
         derived: dict[str, object] = {"gpu": gpu.name} if gpu else {}
         if metadata:

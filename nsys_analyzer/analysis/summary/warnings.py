@@ -21,14 +21,14 @@ from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP
 from nsys_analyzer.trace.ranks import INIT_COMMUNICATOR
 from nsys_analyzer.trace.trace import Trace
 
-#: How to annotate a program: with NVTX or PyTorch profiler ranges around phases, or with NVTX ranges around steps.
+#: How a program should be annotated: with NVTX or PyTorch profiler ranges around phases, or NVTX ranges around steps.
 Annotation = Literal["nvtx", "record_function", "steps"]
 #: A warning is given on GPU work after the end of a phase's range if the phase has at least this share of the GPU time
 #: of the longest phase.
 _NOTABLE_PHASE_SHARE = 0.02
-#: A warning is given on left-out steps if they are at least this share of all steps.
+#: A warning is given on steps that figures leave out if they are at least this share of all steps.
 _NOTABLE_SHARE_OF_UNLIKE_STEPS = 0.25
-#: The most ranges that are named if none of them is a phase.
+#: The maximum number of ranges that a warning names if no range of the capture is a phase.
 _MAX_LISTED_RANGES = 5
 #: The starts of messages that nsys writes for every capture with a capture range.
 _ROUTINE_MESSAGES = (
@@ -60,7 +60,10 @@ def find_warnings(
 
 
 class _Checks:
-    """The checks of one process, each of which yields warnings. The arguments are those of ``find_warnings``."""
+    """The checks of one process, each of which yields warnings.
+
+    The arguments of the constructor are those of ``find_warnings``.
+    """
 
     def __init__(self, summary: CaptureSummary, coverage: Coverage, attributed: AttributedTrace, process: int) -> None:
         self.summary, self.coverage, self.attributed, self.process = summary, coverage, attributed, process
@@ -149,7 +152,7 @@ class _Checks:
                 yield Fact("phase_only_in_warmup", phase=phase.phase)
 
     def inferred_phases(self) -> Iterator[Fact]:
-        """Yields inferred phases, and those whose instances may include other work."""
+        """Yields inferred phases, and inferred phases whose instances may include other work."""
         if self.leaves and all(phase.inferred for phase in self.leaves):
             yield Fact("inferred_phases", ranges=tuple(phase.range for phase in self.leaves))
         for phase in self.leaves:
@@ -226,7 +229,7 @@ class _Checks:
             yield Fact("tf32_matmuls", share=tf32_share)
 
     def profiler_messages(self) -> Iterator[Fact]:
-        """Yields the profiler's messages on the figures of this process, without the one that ``no_kernels`` quotes."""
+        """Yields the profiler's messages about this process, except a message that the fact ``no_kernels`` quotes."""
         quoted = None if self.coverage.kernels else find_missing_cuda_message(self.messages)
         for message in {(message.severity, message.text): message for message in self.messages}.values():
             is_routine = message.severity not in (2, 3) or message.text.startswith(_ROUTINE_MESSAGES)
@@ -236,15 +239,15 @@ class _Checks:
                 yield self._quote(message)
 
     def _quote(self, message: Diagnostic) -> Fact:
-        """Returns a message of the profiler, and adds an explanation of it if the capture has no kernel."""
+        """Quotes a message of the profiler. If the capture has no kernel, the fact also explains the message."""
         meaning = "" if self.coverage.kernels else explain_message(message.text)
         return Fact("profiler_message", profiler=self.trace.metadata.profiler, text=message.text, meaning=meaning)
 
 
 def _find_messages(trace: Trace, process: int) -> list[Diagnostic]:
-    """Returns the profiler's messages about a process, about no process, and about processes that did nothing.
+    """Returns the profiler's messages about a process, about no process, and about idle processes.
 
-    The workers of torch.compile did nothing: nsys follows them, and reports that they use no GPU.
+    The workers of torch.compile are idle processes: nsys follows them, and reports that they use no GPU.
     """
     if not trace.metadata.diagnostics:
         return []

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from nsys_analyzer.analysis.intervals import NONE
+from nsys_analyzer.analysis.kernels.class_rules import FUSED_ATTENTION
 from nsys_analyzer.analysis.kernels.classes import find_launching_operators
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.transformer.models import (
@@ -25,7 +26,6 @@ from nsys_analyzer.trace.metadata import Gpu
 from nsys_analyzer.trace.phase_names import ATTENTION_PARTS, STEP
 from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS, NS_PER_S
 
-FUSED = "fused attention"
 #: How the softmax kernels of a scope were found.
 _BY_RANGE = "every kernel of the softmax ranges"
 _BY_NAME = "softmax kernels by name inside the attention ranges"
@@ -232,7 +232,7 @@ class _AttentionKernels:
         operations = attributed.trace.operations
         self.duration = (operations.end - operations.start)[kernels]
         classes, code = np.array(attributed.kernels.classes, np.str_), attributed.kernels.code[kernels]
-        self.fused: Bools = (classes == FUSED)[code]
+        self.fused: Bools = (classes == FUSED_ATTENTION)[code]
         in_range, by_name = part == ATTENTION_PARTS.index("softmax"), (classes == "softmax")[code] & (part != NONE)
         self.softmax, self.source = (in_range, _BY_RANGE) if in_range.any() else (by_name, _BY_NAME)
         matmuls = (classes == "matmul")[code] & (part != NONE) & ~self.softmax

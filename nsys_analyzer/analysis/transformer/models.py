@@ -307,7 +307,7 @@ def _replace_synonym(text: str, synonyms: dict[str, tuple[str, ...]]) -> str:
 
 
 def precision_from_text(text: str) -> str:
-    """Returns ``fp32``, ``tf32``, ``bf16`` or ``fp16`` for the name of a dtype. Converts an unknown name to lower case."""
+    """Returns ``fp32``, ``tf32``, ``bf16`` or ``fp16`` for the name of a dtype, or an unknown name in lower case."""
     return _replace_synonym(text.strip().lower().removeprefix("torch."), _PRECISIONS)
 
 
