@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
@@ -18,7 +19,8 @@ from nsys_analyzer.experiments.section import make_section
 from nsys_analyzer.inputs.rows import Times, to_json_values
 from nsys_analyzer.report.model import Lines, Report, Spread
 from nsys_analyzer.report.renderers.markdown import render
-from tests.support.rows import cells, check, default_settings, figures, page, table, typed_row
+from tests.support.cases import CASES, Case, read_cases
+from tests.support.rows import cells, default_settings, figures, page, table, typed_row
 
 MIB, GIB = 2**20, 2**30
 BENCH = {bench.name: bench for bench in BENCHES}
@@ -215,6 +217,7 @@ variant = partial(row, "variants")
 FOUR_DECODED = (
     decode(10), decode(400, cache=False), decode(5, attention="sdpa"), decode(300, cache=False, attention="sdpa")
 )  # fmt: skip
+UNSTEADY_DECODE = replace(decode(10), figures=replace(decode(10).figures, between_tokens=Times(10, cv=0.3)))
 #: Peaks of equal height: of backward, which is never above where it starts.
 EQUAL = [
     phase("forward", 4 * GIB), phase("loss", 4 * GIB + 8, start_bytes=3 * GIB),
@@ -236,115 +239,14 @@ NAIVE, FLASH = variant(30, implementation="naive"), variant(10, implementation="
 LOST = (replace(NAIVE, **OOM), variant(implementation="naive", causal=True, status="oom"))
 
 
-@pytest.mark.parametrize(
-    ("bench", "rows", "says", "says_not"),
-    [
-        # 3·S² + 64·S of 4,096 and 1,024 tokens: (3·4096 + 64) ÷ (3·1024 + 64) = 3.938, times 4 → log₄(15.75) = 1.989;
-        # 10 ÷ 5 and 160 ÷ 40, forward as backward
-        ("attention", (attention(10), attention(160, context_length=4096), attention(5, compile=True),
-                       attention(40, context_length=4096, compile=True)),
-         ["to the power 1.99", "2.000× to 4.000× as fast", "Nothing ran out of memory",
-          "measured: 10 passes of each shape, batch 8, fp32"], ["Unsteady"]),
-        ("attention", (attention(10), attention(50, compile=True, forward_cv=0.3)),
-         ["**Unsteady times** (CV above 10.0 %): forward of compile on: 30.0 %."], []),
-        ("attention", (attention(0.492, forward_std_ms=0.145), attention(0.246, compile=True)),
-         ["| off | 0.492 ± 0.145 | – |", "| on | 0.246 | 2.000× |"], []),
-        ("attention", (attention(10), attention(context_length=16384, **OOM)),
-         ["Out of memory: context length 16,384.", "| context length 16,384 | oom | CUDA out of memory |"],
-         ["Nothing ran out"]),
-        # small 100 ÷ 80, large 50 ÷ 20; phases are shares of the step, so that each is as much faster
-        # 20 s of compiling: 20,000 ÷ (100 - 80) = 1,000 steps; 20,000 ÷ (50 - 20) = 667
-        ("compile", (eager(100), compiled(80), eager(50, **LARGE), compiled(20, **LARGE)),
-         ["makes a step 1.250× (small) to 2.500× (large) as fast", "makes forward 1.250× (small) to 2.500× (large)",
-          "Compiling takes 20.0 s (large, repaid after 667 steps) to 20.0 s (small, repaid after 1,000 steps)."],
-         ["Unsteady"]),
-        ("compile", (eager(100), compiled(125)), ["0.800×", "Compiling takes 20.0 s (small, never repaid)."], []),
-        # the cheaper one, 10 s, saves 5 ms: 2,000 steps; the dearer one, 20 s, saves 20 ms: 1,000
-        ("compile", (eager(100), compiled(80), eager(55, **LARGE), compiled(50, first_step_ms=10_050, **LARGE)),
-         ["10.0 s (large, repaid after 2,000 steps) to 20.0 s (small"], []),
-        ("compile", (eager(28), compiled(15, step_cv=0.2, loss_cv=0.3)),
-         ["**Unsteady times** (CV above 10.0 %): step of small, compile on: 20.0 %. Other"], []),
-        # the memory of a row that ended early is known
-        ("compile", (eager(100), compiled(peak_allocated_bytes=2**33, **OOM)),
-         ["| small | 4.0 GiB | 8.0 GiB |", "CUDA out of memory"], []),
-        ("compile", (compiled(80),), ["Nothing ran out of memory."], ["as fast"]),  # against no eager row
-        # 400 ÷ 10 = 40 unfused, 300 ÷ 5 = 60 sdpa; first token 200 ÷ 100, next one with the cache 10 ÷ 5; 16 ÷ 5 ms
-        ("decode", FOUR_DECODED,
-         ["40.00× to 60.00× as fast: small, sdpa, cache on needs 5 ms", "prefill 2.000×, inter-token latency 2.000×",
-          "3,200 tokens/s (small, sdpa, cache on)", "| 5.500 | 3,200 | 60.00× | 2.000× |", "warm-up: 100 tokens"],
-         ["Unsteady"]),
-        ("decode", (replace(decode(10), figures=replace(decode(10).figures, between_tokens=Times(10, cv=0.3))),),
-         ["**Unsteady times** (CV above 10.0 %): between tokens of small: 30.0 %."], []),
-        ("decode", (decode(10), decode(cache=False, weights_bytes=2**31, peak_bytes=2**32, **OOM)),
-         ["Out of memory: small, cache off.", "| CUDA out of memory |",
-          "| small | off | 4.0 GiB | 2.0 GiB | – | oom |"], []),
-        ("decode", tuple(replace(one, status="failed", message="no", figures=decode(status="failed").figures)
-                         for one in FOUR_DECODED), ["Failed: small, unfused, cache on; "], []),
-        # At 4,096 tokens 20 ÷ 9 and 12 ÷ 9; at 128 tokens 3 ÷ 1 of the fastest peer
-        ("flash", tuple(flash(ms, implementation=name, context_length=length) for name, length, ms in (
-            ("flash", 128, 3), ("unfused", 128, 2), ("sdpa", 128, 1), ("flash", 4096, 9), ("unfused", 4096, 20),
-            ("sdpa", 4096, 12), ("sdpa_flash", 4096, 18))),
-         ["At context 4,096 in bf16, forward and backward, flash is 2.222× as fast as unfused attention.",
-          "flash is 1.333× as fast as PyTorch's SDPA.", "| 128 | 3.000 | 2.000 | 1.000 | – | 3.000× |",
-          "Nothing ran out of memory."], []),
-        ("flash", tuple(flash(implementation=name, context_length=128, precision="fp32", max_error=error)
-                        for name, error in (("unfused", 0.0), ("flash", 3e-6))),
-         ["| unfused | 0.0e+00 | unfused |", "| flash | 3.0e-06 | flash |"], []),
-        ("flash", (flash(30, implementation="flash", context_length=65536),
-                   flash(implementation="unfused", context_length=65536, **OOM),
-                   flash(9, implementation="unfused", context_length=32768),
-                   flash(3, implementation="flash", context_length=32768, peak_bytes=MIB)),
-         ["Out of memory: unfused, context length 65,536.",
-          "At context 32,768 (bf16, d_head 64), unfused attention needs 1.0 GiB beside its inputs, and flash "
-          "needs 1.0 MiB.",
-          "| unfused, context length 65,536 | oom | CUDA out of memory |", "| 65,536 | 30.00 | oom | – |"], []),
-        ("flash", (flash(implementation="sdpa", context_length=128),
-                   flash(implementation="flash", context_length=128, status="failed",
-                         message="RuntimeError: wrong by 1.0e+00")),
-         ["Failed: flash.", "| RuntimeError: wrong by 1.0e+00 |"], ["as fast as"]),
-        ("memory", (memory(), memory(context_length=512, step_peak_bytes=7 * GIB), memory(mode="forward")),
-         ["The highest memory is 7.0 GiB: small, context length 512, train, in backward.",
-          "The memory of a full step peaks in backward (2 of 2).",
-          "A layer saves up to 64.0 MiB of activations for backward (small, context length 256, train).",
-          "Nothing ran out of memory."], ["Rows without a measurement"]),
-        # Of equal peaks the phases count that rise to them.
-        ("memory", (memory(phases=EQUAL), memory(phases=[phase("forward", 3 * GIB), *EQUAL[1:]])),
-         ["peaks in forward and loss (1 of 2), loss (1 of 2)."], []),
-        ("memory", (memory(), memory(reserved_peak_bytes=GIB, **LARGE, **OOM)),
-         ["Out of memory: large.", "| large | oom | CUDA out of memory |"], []),
-        ("memory", (memory(**LARGE, **OOM),), ["Out of memory: large."], []),
-        ("memory", (memory(), memory(status="failed", message="ValueError: no such layer", **LARGE),
-                    memory(model="xl", status="timeout", message="more than 600 s")),
-         ["Out of time: xl. Failed: large.", "Rows without a measurement: 2",
-          "| xl | timeout | more than 600 s |", "| large | failed | ValueError: no such layer |"],
-         ["Nothing ran out of memory"]),
-        ("memory", (memory(),), ["| small | 1.0 GiB | 3.0 GiB | 4.0 GiB | 5.0 GiB | 4.0 GiB | 8.0 GiB |"], []),
-        ("precision", PRECISIONS,
-         ["Speed-up over fp32 in mode forward-backward: small, tf32 2.000×; small, bf16 4.000×."], ["Out of memory"]),
-        ("precision", (precision(**OOM), precision(75, precision="bf16"), precision(300, batch_size=32)),
-         ["Out of memory: small, batch size 64, fp32."], ["Speed-up over fp32"]),
-        ("timing", TIMED,
-         ["3 of 4 configurations were measured.", "Step times vary by 1.0 %",
-          "A step takes 40 ms (small, context length 256, train) to 80 ms (small, context length 512, train).",
-          "The backward pass takes 2.000× the time of the forward pass.",  # half a step against a quarter
-          "Out of memory: small, context length 1,024, train.",
-          "| small, context length 1,024, train | oom | CUDA out of memory |"], ["**Unsteady"]),
-        ("timing", (timing(**OOM),), ["Out of memory: small."], ["The backward pass takes"]),
-        ("timing", (timing(400), timing(400, step_cv=0.25, context_length=512)),
-         ["**Unsteady times** (CV above 10.0 %): step of small, context length 512: 25.0 %."], []),
-        # 30 ÷ 10 and 60 ÷ 12
-        ("variants", VARIANTS,
-         ["Speed-up over naive, forward, not causal: flash 3.000× to 5.000×.", "fused make their mask in each call",
-          "Nothing ran out of memory.", "The largest error of any variant in fp32 is 1.0e-06."], ["Failed"]),
-        ("variants", (*LOST, FLASH), ["Out of memory: naive, causal off; naive, causal on."], []),
-        ("variants", (NAIVE, variant(implementation="blocked", status="failed", message="ArithmeticError: 0.5")),
-         ["Failed: blocked.", "| ArithmeticError: 0.5 |"], []),
-        ("variants", (variant(implementation="naive", status="timeout", message="after 60 s"),),
-         ["Out of time: attention."], []),
-    ],
-)  # fmt: skip
-def test_what_a_section_says(bench: str, rows: tuple[AnyRow, ...], says: list[str], says_not: list[str]) -> None:
-    check(page(BENCH[bench], rows), says, says_not)
+@pytest.mark.parametrize("case", read_cases(CASES / "bench_sections.txt"), ids=lambda case: case.name)
+def test_what_a_section_says(case: Case) -> None:
+    rows, *expectations = case.lines
+    _, bench, expressions = rows.text.split(" ", maxsplit=2)
+    text = page(BENCH[bench], eval(f"[{expressions}]"))
+    for line in expectations:
+        _, relation, phrase = line.text.split(" ", maxsplit=2)
+        assert (ast.literal_eval(phrase) in text) == (relation == "has"), f"line {line.number}: {text}"
 
 
 # --- tables and figures ----------------------------------------------------------------------------------------------

@@ -70,8 +70,8 @@ def test_the_times_of_a_sweep_are_those_of_its_file(tmp_path: Path) -> None:
 
 
 FORMS = (
-    "Give a sweep's timings.csv, a table with a row for each phase (columns phase and mean_ms, and capture if there are "
-    "several captures), or a table with a column for each phase, such as forward_ms and step_ms"
+    "Give a sweep's timings.csv, a table with a row for each phase (columns phase and mean_ms, and capture if there "
+    "are several captures), or a table with a column for each phase, such as forward_ms and step_ms"
 )
 
 
