@@ -25,7 +25,7 @@ from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.inputs.manifest import configuration_of, read_manifest
 from nsys_analyzer.system.machine import Nsys, count_gpus
 from nsys_analyzer.system.process import JobResult, Progress
-from tests.support.sweeping import let_time_pass
+from tests.support.sweeping import default_signals, let_time_pass
 from tests.test_process import gone
 
 pytest.importorskip("torch", reason="the target needs PyTorch")
@@ -262,6 +262,7 @@ for number in range(10_000):
     with nvtx.annotate("decode bs=2 toks=2"): time.sleep(0.01)
     if number == 50: pathlib.Path("ready").touch()
     if number == 150 and sys.argv[1] == "worker": os.kill(os.getpid(), signal.SIGKILL)
+pathlib.Path("ended by itself").touch()
 """
 
 
@@ -281,7 +282,8 @@ def test_a_server_leaves_a_capture(nsys: Nsys, tmp_path: Path, words: tuple[str,
     code = "import sys; sys.argv[0] = 'nsys-analyze'; from nsys_analyzer.cli.main import main; main()"
     asked = ["run", "--profiler", "nsys", *words, "--", sys.executable, "serve.py", how]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "NSYS": str(nsys.path)}
-    with subprocess.Popen([sys.executable, "-c", code, *asked], cwd=tmp_path, env=environment) as process:
+    command = [sys.executable, "-c", code, *asked]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, preexec_fn=default_signals) as process:
         while how in ("interrupt", "signal") and not (tmp_path / "ready").exists():
             time.sleep(0.05)
         if how == "interrupt":
@@ -289,6 +291,7 @@ def test_a_server_leaves_a_capture(nsys: Nsys, tmp_path: Path, words: tuple[str,
         if how == "signal":
             process.send_signal(signal.SIGUSR1)
         assert process.wait(120) == (0 if status == "ok" else 1)
+    assert not (tmp_path / "ended by itself").exists()
     place = tmp_path / "runs" / "serve"
     assert read_manifest(place / "manifest.json").status == status
     ranges = Trace.load(place / "capture.sqlite").ranges
