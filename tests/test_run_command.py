@@ -16,6 +16,7 @@ import pytest
 from nsys_analyzer.capture import plan as run_plan
 from nsys_analyzer.inputs.manifest import configuration_of, read_manifest
 from tests.conftest import Main, Outcome
+from tests.support.commands import make_command_test
 from tests.support.sweeping import Desk, let_time_pass, make_recording_nsys, wait_for
 from tests.test_nsys import make_command
 from tests.test_process import gone
@@ -163,54 +164,7 @@ def test_timings_of_the_users_own_are_not_replaced(desk: Desk, run: Run) -> None
 
 # --- what is refused before anything runs ---
 
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--model", "small,huge"), "Error: Unknown model 'huge'. Known models: small, medium, "),
-        (("--device", "cuda"), "Error: --device cuda: CUDA sees no GPU here. nsys-analyze doctor lists what"),
-        (("--target-option", "it's"), "Error: --target-option: No closing quotation. Close the quotation mark"),
-        (("--profiler", "nsys"), "Error: nsys is not installed here. nsys-analyze doctor shows how"),
-        (("--nsys-option=-b none",), "Error: --nsys-option is for nsys, and torch.profiler records here"),
-        (("--profiler", "none", "--memory"), "Error: --memory is for a profiler"),
-        (
-            ("--profiler", "none", "--no-annotate", "--", "python", "a.py"),
-            "Error: --profiler none with --no-annotate would neither",
-        ),
-        (("--steps", "3", "--no-annotate", "--", "python", "a.py"), "Error: --steps is for annotated programs"),
-        (("--", "python", "-BI", "a.py"), "Error: python -BI ignores PYTHONPATH or sitecustomize, which"),
-        (("--no-annotate",), "Error: --no-annotate is for a program of yours"),
-        (("--no-stacks",), "Error: --no-stacks is for a program of yours"),
-        (("--run-to-end",), "Error: --run-to-end is for a program of yours"),
-        (("--compile", "--", "python", "a.py"), "Error: --compile is for our transformer"),
-        (("--model", "small,medium", "--", "python", "a.py"), "Error: --model has several values for one program"),
-        (("--", "./train.sh"), "Error: torch.profiler records only Python programs, and ./train.sh is not Python"),
-        (("--", "python", "-c", "pass"), "Error: torch.profiler records scripts and modules"),
-        (("--", "python", "-u"), "Error: torch.profiler records scripts and modules"),
-    ],
-)
-def test_refused(words: tuple[str, ...], said: str, desk: Desk, run: Run) -> None:
-    assert error_of(run(*words)).startswith(said)
-    assert not desk.runs.exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--model", ","), "give at least one value"),
-        (("--context-length", "0"), "0 is not in the range 1<=x"),
-        (("--context-length", "128,many"), "'many' is not a valid integer"),
-        (("--mode", "train,sleep"), "'sleep' is not one of"),
-        (("--steps", "0"), "0 is not in the range"),
-        (("--timeout", "0"), "0.0 is not in the range x>0"),
-        (("--timeout", "nan"), "nan"),
-    ],
-)
-def test_refused_by_the_parser(words: tuple[str, ...], said: str, desk: Desk, run: Run) -> None:
-    ended = run(*words)
-    assert (ended.code, ended.out) == (2, "")
-    assert said in ended.err
-    assert not desk.runs.exists()
+test_refused = make_command_test("run_errors")
 
 
 def test_a_dry_run_writes_nothing(desk: Desk, run: Run, nsys: Path) -> None:
