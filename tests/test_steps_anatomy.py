@@ -106,7 +106,7 @@ def test_a_moment_is_shared_by_the_operations_of_its_rank(case: Case) -> None:
     bounds, rows = case
     anatomy, chosen = dissected(case)
     found: dict[tuple[int, int], float] = {}
-    for one, window, share in rows_of(anatomy.fragments, "operation", "step", "share"):
+    for one, window, share in rows_of(anatomy.fragments, "operation", "step", "exposed_ns"):
         found[window, one] = found.get((window, one), 0) + share
     for window, (start, end) in enumerate(bounds):
         expected = dict.fromkeys(chosen.tolist(), 0.0)
@@ -122,7 +122,7 @@ def test_what_begins_first_hides_no_matmul_behind_it() -> None:
     """[0, 100) and [20, 60): from 20 to 60 each has half of every moment, 20 of 40, so that they add up to 100."""
     rows = [Operation(0, 100, COMPUTE, 0, True), Operation(20, 60, COMPUTE, 1, True)]
     anatomy, _ = dissected(([(0, 100)], rows))
-    assert anatomy.fragments.share.tolist() == [80, 20]
+    assert anatomy.fragments.exposed_ns.tolist() == [80, 20]
     assert anatomy.parts[:, 0].tolist() == [100, 0, 0, 0]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nsys_analyzer.analysis.intervals import merge_ranges
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.anatomy import Gaps
-from nsys_analyzer.analysis.steps.process import CAUSES, PAUSE_NS, Idle, ProcessWork, is_loading
+from nsys_analyzer.analysis.steps.process import CAUSES, PAUSE_NS, IdleStretches, ProcessWork, is_loading
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.trace.phase_names import REQUEST_RANGE, PhaseNames, map_by_shape, parse_served_step
 from tests.support.cases import Capture, make_case_test
@@ -140,7 +140,7 @@ def test_a_call_of_no_length_at_the_end_of_another_is_a_call(tmp_path: Path) -> 
     assert len(work.calls) == 2 + 2  # beside the launches of both threads
 
 
-def causes_of(trace: AttributedTrace, bounds: list[int]) -> tuple[Gaps, Idle]:
+def causes_of(trace: AttributedTrace, bounds: list[int]) -> tuple[Gaps, IdleStretches]:
     """The gaps of the steps between some moments, µs, and their causes."""
     start, end = np.array(bounds[:-1]) * US, np.array(bounds[1:]) * US
     work = ProcessWork(trace, global_pid(), one_step())

@@ -7,7 +7,7 @@ from pathlib import Path
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.groups import Steps, find_steps
-from nsys_analyzer.analysis.steps.process import Idle, ProcessWork
+from nsys_analyzer.analysis.steps.process import IdleStretches, ProcessWork
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.summarize import summarize_steps
 from tests.support.export import GEMM, MAIN, PID, Export, global_tid
@@ -91,7 +91,7 @@ def work_of(trace: AttributedTrace, process: int) -> tuple[ProcessWork, Steps]:
     return ProcessWork(trace, process, steps.recorded), steps
 
 
-def idle_of(trace: AttributedTrace, process: int) -> list[Idle]:
+def idle_of(trace: AttributedTrace, process: int) -> list[IdleStretches]:
     """When each device of a process idles in every step, and why."""
     work, steps = work_of(trace, process)
     return [work.find_idle_stretches(steps.recorded, device) for device in work.devices]

@@ -265,8 +265,8 @@ def _match_in_communicator(members: Sequence[Member], users: Match, numbers: Int
     indices, places = [], []
     for position, candidates in users.items():
         collectives = members[position].collectives
-        index = candidates[collectives.since[candidates] != NONE]
-        number = numbers_by_member[position][collectives.since[index]]
+        index = candidates[collectives.last_begun_step[candidates] != NONE]
+        number = numbers_by_member[position][collectives.last_begun_step[index]]
         step = np.searchsorted(numbers, number)
         is_common = np.append(numbers, NONE)[step] == number
         index, step = index[is_common], step[is_common]

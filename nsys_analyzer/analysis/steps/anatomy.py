@@ -1,8 +1,9 @@
 """Divides each step on one device into compute, exposed copies, exposed communication and idle time.
 
-The four parts of a step add up exactly to its length in nanoseconds. Of an operation, only the part inside the step on
-the GPU's timeline counts. If several streams work at the same time, the time counts as compute if one of them computes,
-else as a copy if one of them copies, else as communication. Compute operations that overlap share the time equally.
+The four parts of a step add up exactly to its length in nanoseconds. An operation counts only while it runs between the
+start and the end of the step. If several streams work at the same time, the time counts as compute if one of them
+computes, else as a copy if one of them copies, else as communication. Compute operations that overlap share the time
+equally.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.trace.arrays import Codes, Floats, Integers, Ints
 from nsys_analyzer.trace.columns import Operations
 
-#: The activities of operations. While operations of two activities run, the earlier activity in this list hides the
-#: later activity.
+#: The activities of operations. If operations of two activities run at the same time, the first of these activities
+#: hides the other activity: the time counts for the first activity only.
 COMPUTE, COPYING, COMMUNICATING = ACTIVITIES = range(3)
 
 
 @dataclass(frozen=True)
 class Fragments:
-    """Fragments of the operations of one device, which are divided at the bounds of steps. They are sorted by start.
+    """Fragments of one device's operations, sorted by start. An operation is divided at the start and end of each step.
 
     Each column has the shape (fragments,).
 
@@ -32,8 +33,8 @@ class Fragments:
         step: the index of the step that contains the fragment.
         start, end: the start and end of the fragment, ns.
         activity: the activity of the operation.
-        share: the time in which the fragment runs and is not hidden, ns. Fragments of the same activity that overlap
-            share the time equally.
+        exposed_ns: the time in which the fragment runs and is not hidden, ns. Fragments of the same activity that
+            overlap share the time equally.
     """
 
     operation: Ints
@@ -41,12 +42,12 @@ class Fragments:
     start: Ints
     end: Ints
     activity: Codes
-    share: Floats
+    exposed_ns: Floats
 
 
 @dataclass(frozen=True)
 class Gaps:
-    """The gaps in the steps, in which a device idles, in order. Each column has the shape (gaps,).
+    """The gaps between the operations of a device in the steps, in order. Each column has the shape (gaps,).
 
     Attributes:
         start, end: the start and end of the gap, ns.
@@ -90,10 +91,10 @@ def dissect_steps(windows: Windows, operations: Operations, index: Integers, act
     order = np.argsort(cut[2], kind="stable")
     position, step, start, end = (column[order] for column in cut)
     operation = index[position].astype(np.int64)
-    share = measure_exposed_ns(start, end, activity[operation])
-    fragments = Fragments(operation, step, start, end, activity[operation], share)
+    exposed_ns = measure_exposed_ns(start, end, activity[operation])
+    fragments = Fragments(operation, step, start, end, activity[operation], exposed_ns)
     key = fragments.activity.astype(np.int64) * len(windows) + fragments.step
-    work_ns = np.rint(np.bincount(key, share, len(ACTIVITIES) * len(windows))).astype(np.int64)
+    work_ns = np.rint(np.bincount(key, exposed_ns, len(ACTIVITIES) * len(windows))).astype(np.int64)
     work_ns = work_ns.reshape(len(ACTIVITIES), -1)
     idle_ns = windows.length - work_ns.sum(axis=0)
     return Anatomy(np.vstack([work_ns, idle_ns]), fragments, _find_gaps(windows, fragments, operations, index))
@@ -110,15 +111,12 @@ def measure_exposed_ns(start: Ints, end: Ints, activity: Codes) -> Floats:
     shares = np.zeros(len(start))
     time, position = np.unique(np.concatenate([start, end]), return_inverse=True)
     start_position, end_position = position[: len(start)], position[len(start) :]
-    free_ns = np.diff(
-        time, append=time[-1:]
-    )  # from each time to the next time; 0 once an activity hides the later activities
+    # The time from each of these times to the next time, or 0 if an earlier activity hides the other activities.
+    free_ns = np.diff(time, append=time[-1:])
     for code in ACTIVITIES:
         has_activity = activity == code
-        change = np.bincount(start_position[has_activity], minlength=len(time)) - np.bincount(
-            end_position[has_activity], minlength=len(time)
-        )
-        running = np.cumsum(change)
+        starts = np.bincount(start_position[has_activity], minlength=len(time))
+        running = np.cumsum(starts - np.bincount(end_position[has_activity], minlength=len(time)))
         share_until = np.append(0, np.cumsum(free_ns / np.maximum(running, 1)))
         shares[has_activity] = share_until[end_position[has_activity]] - share_until[start_position[has_activity]]
         free_ns[running > 0] = 0
@@ -126,14 +124,14 @@ def measure_exposed_ns(start: Ints, end: Ints, activity: Codes) -> Floats:
 
 
 def find_latest_earlier_ends(end: Ints) -> Ints:
-    """Returns the latest end of all intervals that precede each interval; ``LONG_AGO`` for the first interval."""
+    """Returns, for each interval, the latest end of the earlier intervals; ``LONG_AGO`` for the first interval."""
     return np.append(np.int64(LONG_AGO), np.maximum.accumulate(end))[:-1]
 
 
 def _find_gaps(windows: Windows, fragments: Fragments, operations: Operations, index: Integers) -> Gaps:
-    """Finds every gap of every step: before its first work, between its work, and after its last work."""
+    """Finds the gaps of every step: before its first operation, between operations, and after its last operation."""
     steps = np.arange(len(windows))
-    # Add an empty interval at the start and at the end of each step.
+    # An empty interval at the start and at the end of each step makes the gaps there gaps between two intervals.
     no_operation = np.full(len(windows), NONE)
     start = np.concatenate([windows.start, fragments.start, windows.end])
     end = np.concatenate([windows.start, fragments.end, windows.end])

@@ -1,8 +1,8 @@
 """Finds the steps of a process: when each pass of the program's main loop begins and ends.
 
-Steps are looked for in this order: in ranges or annotations that name the step; in the phases, from one forward pass to
-the next; in the repetition of the whole sequence of work; and by the number of steps that the user gives. If no steps
-are found, the whole capture counts as one step. A layer, the update of one parameter, a micro-batch of a step with an
+The first of these methods that finds steps applies: ranges that name the step; phases, from one forward pass to the
+next; the repetition of the whole sequence of work; and the number of steps that the user gives. If no method finds
+steps, the whole capture counts as one step. A layer, the update of one parameter, a micro-batch of a step with an
 optimizer, and a loop outside the model never count as a step.
 """
 
@@ -31,52 +31,54 @@ from nsys_analyzer.trace.phase_names import (
 
 _PROFILER_STEP = "ProfilerStep#"
 _NUMBER_AT_END = re.compile(r"(\d{1,18})\W*$")
-#: Ranges named like steps are steps only if they contain at least this share of the model's passes.
+#: Ranges named like steps are steps only if they contain at least this share of all forward and backward passes.
 _MIN_PASSES_IN_STEPS = 0.5
 #: A range named like a step contains a whole generation if it contains at least this many forward passes.
 _MIN_PASSES_OF_GENERATION = 8
-#: The time between two steps of a server is a pause without requests if it is longer than usual by this factor.
+#: The time between two steps of a server is a pause without requests if it exceeds the usual length of a step,
+#: including the usual time between steps, by this factor.
 _SERVER_PAUSE_FACTOR = 10
-#: If each phase occurs once, the phases together are a step only if they contain at least this share of the time of all
-#: operations.
+#: If each phase occurs once, the phases together are a step only if they contain at least this share of the total
+#: duration of all operations.
 _MIN_TIME_IN_PHASES = 0.8
-#: Two steps do the same work if at least this share of their operations is equal.
+#: Two steps do the same work if they have at least this share of their operations in common.
 _MIN_SAME_OPERATIONS = 0.9
 #: The kernel classes that contain the main computations of a layer.
 _CLASSES_OF_LAYERS = ("matmul", "fused attention", "convolution")
-#: The GPU lags behind the program if its work ends later than the step's range by more than this share of a step.
+#: The GPU lags after the program if its work ends later than the step's range by more than this share of a step.
 _GPU_LAG = 0.1
 #: The maximum number of steps, in the middle of the capture, that are checked for a lag of the GPU.
 _STEPS_CHECKED_FOR_LAG = 32
-#: The first operation waits for unrecorded work if it waits this share of a step while no recorded work runs.
+#: The first operation of a capture waits for unrecorded work if it waits longer than this share of a step while no
+#: recorded work runs.
 _MIN_UNRECORDED_WAIT = 0.5
 
 
 def find_windows(attributed: AttributedTrace, process: int) -> Windows | None:
-    """Finds the steps of a process. If it has none, its whole work is one step. Returns None if no work is known."""
+    """Finds the steps of a process. Without steps, its whole work is one step. Returns None if it has no operations."""
     work = LaunchedWork(attributed, process)
     if not len(work.index):
         return None
-    windows = _find_in_ranges(work)
+    windows = _find_steps_in_ranges(work)
     if windows is None or (len(windows) == 1 and windows.source == "profiler_step"):
         # A single step of PyTorch's profiler may contain several passes of the program's loop.
-        phases = _find_in_phases(work)
+        phases = _find_steps_in_phases(work)
         windows = phases if phases and (windows is None or len(phases) > 1) else windows
-    windows = windows or _find_in_repetition(work) or _find_in_phases(work, by_threads=True)
+    windows = windows or _find_repeating_steps(work) or _find_steps_in_phases(work, by_threads=True)
     if windows is None and (steps := attributed.roles.names.steps):
         bounds = np.linspace(*work.bounds, steps + 1).astype(np.int64)
         unit = f"one of {steps:,} equal parts of the capture"
         windows = Windows.of_program("said", unit, bounds[:-1], bounds[1:])
-    return _bound_by_gpu_work(windows, work) if windows else work.as_one_pass
+    return _align_with_gpu_work(windows, work) if windows else work.as_one_pass
 
 
 # --- ranges that name the step
 
 
-def _find_in_ranges(work: LaunchedWork) -> Windows | None:
-    """Finds the steps that ranges mark. If some ranges contain a backward pass, only these ranges are steps."""
+def _find_steps_in_ranges(work: LaunchedWork) -> Windows | None:
+    """Finds the steps that ranges mark. If any of these ranges contain a backward pass, only those count as steps."""
     attributed, instances, ranges = work.attributed, work.attributed.instances, work.attributed.trace.ranges
-    # A step ends at the latest where another step of any kind begins. Steps of two threads may begin at the same time.
+    # A step ends no later than another step of any kind begins. Steps of two threads may begin at the same time.
     bounds = np.unique(np.append(instances.start[work.is_instance_of(STEP, OTHER_STEP)], work.warmups.start))
     never = np.iinfo(np.int64).max
     for phase in (STEP, OTHER_STEP):
@@ -86,7 +88,7 @@ def _find_in_ranges(work: LaunchedWork) -> Windows | None:
         names = [ranges.names[code] for code in dict.fromkeys(ranges.name[instances.range[is_step]].tolist())]
         is_served = bool(parse_served_step(names[0]))
         is_certain = STEP in attributed.roles.names.extra or is_served
-        if not is_certain and not _are_steps(work, is_step):
+        if not is_certain and not _contain_passes(work, is_step):
             continue
         start, first = np.unique(instances.start[is_step], return_index=True)
         range_end = instances.end[is_step][first]
@@ -99,7 +101,7 @@ def _find_in_ranges(work: LaunchedWork) -> Windows | None:
         if names[0].startswith(_PROFILER_STEP):
             source, unit = "profiler_step", "a step of PyTorch's profiler"
         windows = Windows.of_program(source, unit, start, end, np.minimum(range_end, end))
-        if is_served:  # the times in which a server had no request are no part of its steps
+        if is_served:  # the time in which a server has no request does not belong to a step
             body_end = work.end_with_work(windows).body_end
             between = windows.end - body_end
             is_pause = between > _SERVER_PAUSE_FACTOR * (np.median(between) + np.median(body_end - windows.start))
@@ -109,7 +111,7 @@ def _find_in_ranges(work: LaunchedWork) -> Windows | None:
     return None
 
 
-def _are_steps(work: LaunchedWork, is_step: Bools) -> bool:
+def _contain_passes(work: LaunchedWork, is_step: Bools) -> bool:
     """Checks whether ranges named like steps contain passes of the model, but not a whole generation.
 
     A range named "step" may contain only the optimizer. A generation contains many forward passes of a model that does
@@ -128,9 +130,10 @@ def _are_steps(work: LaunchedWork, is_step: Bools) -> bool:
 
 
 def _precede_missing_steps(names: list[str]) -> Bools:
-    """Returns True for each step after which steps are missing according to the numbers in the names, such as #3, #8.
+    """Returns True for each step after which steps are missing. Numbers in the names of steps show this: #3, #8.
 
-    The numbers of PyTorch's profiler increase by one. Those of a program may usually increase by more.
+    The numbers in the names of PyTorch's profiler increase by one from step to step. A program's own numbers may
+    usually increase by more than one.
     """
     numbers = [int(match[1]) for name in names if (match := _NUMBER_AT_END.search(name))]
     if len(numbers) < len(names) or len(names) < 2:
@@ -146,33 +149,34 @@ def _precede_missing_steps(names: list[str]) -> Bools:
 _PHASE_LETTERS = {"forward": "F", "backward": "B", "optimizer": "O"}
 
 
-def _find_in_phases(work: LaunchedWork, *, by_threads: bool = False) -> Windows | None:
-    """Finds the steps from one forward pass to the next, or from the end of one optimizer step to the next.
+def _find_steps_in_phases(work: LaunchedWork, *, by_threads: bool = False) -> Windows | None:
+    """Finds the steps from one forward pass to the next, or from the end of one optimizer step to that of the next.
 
-    If there is one pass of each phase, the phases together are the only step.
+    If each phase occurs once, the phases together are the only step.
 
     Args:
         work: the operations of the process.
-        by_threads: if True, only phases that were inferred from threads and kernels count; if False, only others.
+        by_threads: if True, only the phases that were inferred from threads and kernels count. If False, only the other
+            phases count.
     """
     instances, ranges = work.attributed.instances, work.attributed.trace.ranges
     is_phase = work.is_instance_of(*_PHASE_LETTERS)
-    # A forward pass that autograd's thread recomputes is part of a backward pass.
+    # A forward pass on autograd's thread is a recomputation for a backward pass, and is part of it.
     is_recomputed = np.isin(ranges.thread[instances.range], work.attributed.attribution.engine_threads)
-    # The schedule of a pipeline interleaves the parts of several passes.
+    # In pipeline parallelism, the parts of several passes alternate, so they do not show where a step begins.
     is_part = mask_by_name(ranges, lambda name: name.endswith(tuple(PIPELINE_PASS_SUFFIXES)))[instances.range]
     is_by_threads = mask_by_name(ranges, lambda name: BY_THREADS in name)[instances.range]
     index = np.flatnonzero(is_phase & ~is_recomputed & ~is_part & (is_by_threads == by_threads))
     letters = np.array([_PHASE_LETTERS.get(name, "") for name in (*instances.phases, "")])[instances.phase[index]]
     text = "".join(letters.tolist())
     if "F" not in text:
-        return _find_between_optimizers(work, index[letters == "O"])
-    # A step ends with its optimizer steps, or else with its backward passes. If there are neither, each forward pass is
-    # a step.
+        return _find_steps_between_optimizers(work, index[letters == "O"])
+    # A step ends with its optimizer steps. Without optimizer steps, it ends with its backward passes. Without backward
+    # passes, each forward pass is a step.
     closing = next((letter for letter in "OB" if letter in text), "F")
     pattern = f"[^{closing}]*{closing}+" if closing != "F" else "F"
     spans = [match.span() for match in re.finditer(pattern, text)]
-    spans = _without_evaluation(spans, text) if closing != "F" else spans
+    spans = _exclude_evaluation(spans, text) if closing != "F" else spans
     first_phase, end_phase = (np.array([span[side] for span in spans], np.int64) for side in (0, 1))
     start, end = instances.start[index], np.maximum.accumulate(instances.end[index])
     bounds = np.unique(np.append(start, work.warmups.start))
@@ -193,18 +197,19 @@ def _find_in_phases(work: LaunchedWork, *, by_threads: bool = False) -> Windows 
         inside_ns = work.duration_ns[windows.step_at(work.time) != NONE].sum() if len(windows) else 0
         spans_all = inside_ns and inside_ns >= _MIN_TIME_IN_PHASES * work.duration_ns.sum()
         return replace(windows, unit="the one step that its phases span") if spans_all else None
-    return _join_turns(windows, work) if "O" in text else windows
+    return _join_alternating_steps(windows, work) if "O" in text else windows
 
 
-def _without_evaluation(spans: list[tuple[int, int]], text: str) -> list[tuple[int, int]]:
-    """Removes forward passes of an evaluation from the start of steps.
+def _exclude_evaluation(spans: list[tuple[int, int]], text: str) -> list[tuple[int, int]]:
+    """Excludes the forward passes of an evaluation from the start of steps.
 
-    Most steps start with the same number of forward passes. If a step starts with more, the first of them are an
-    evaluation. A step without a forward pass at its start was not recorded from the beginning, and is left out.
+    Most steps start with an equal number of forward passes. If a step starts with more forward passes, the first of
+    them belong to an evaluation. A step without a forward pass at its start was not recorded from its beginning, and is
+    left out.
 
     Args:
-        spans: the start and end of each step in ``text``.
-        text: the letters of the phases in order.
+        spans: the positions in ``text`` of the first phase of each step, and of the phase after its last phase.
+        text: the letters of all phases in order.
     """
     leading = [len(text[first:end]) - len(text[first:end].lstrip("F")) for first, end in spans]
     usual = Counter(count for count in leading if count).most_common(1)[0][0] if any(leading) else 0
@@ -215,8 +220,8 @@ def _without_evaluation(spans: list[tuple[int, int]], text: str) -> list[tuple[i
     ]
 
 
-def _find_between_optimizers(work: LaunchedWork, optimizers: Ints) -> Windows | None:
-    """Finds the steps between the ends of optimizer steps. It is used if there is no forward pass."""
+def _find_steps_between_optimizers(work: LaunchedWork, optimizers: Ints) -> Windows | None:
+    """Finds the steps between the ends of optimizer steps, for captures without forward passes."""
     instances = work.attributed.instances
     ends, first = np.unique(instances.end[optimizers], return_index=True)
     is_measured = instances.is_measured[optimizers][first]
@@ -224,14 +229,14 @@ def _find_between_optimizers(work: LaunchedWork, optimizers: Ints) -> Windows | 
     is_step = is_measured[1:] & is_measured[:-1] & (warmups_before[1:] == warmups_before[:-1])
     unit = "from one optimizer step's end to the next"
     windows = Windows.of_program("phases", unit, ends[:-1][is_step], ends[1:][is_step])
-    return _join_turns(windows, work) if len(windows) else None
+    return _join_alternating_steps(windows, work) if len(windows) else None
 
 
-def _join_turns(windows: Windows, work: LaunchedWork) -> Windows:
-    """Joins consecutive steps that train different models alternately, as in a GAN.
+def _join_alternating_steps(windows: Windows, work: LaunchedWork) -> Windows:
+    """Joins consecutive steps that train different models alternately, as in a GAN, into one step.
 
-    Steps of different models launch different operations. The number of joined steps is the smallest number of steps
-    after which the operations repeat.
+    Steps of different models launch different operations. The smallest number of steps after which the operations
+    repeat is the number of steps that are joined.
     """
     step, symbol = windows.step_at(work.time), work.symbols(work.index)
     in_step = step != NONE
@@ -254,8 +259,8 @@ def _join_turns(windows: Windows, work: LaunchedWork) -> Windows:
 # --- repetition
 
 
-def _find_in_repetition(work: LaunchedWork) -> Windows | None:
-    """Finds the units in which the whole sequence of work repeats, if the units are passes of the program's loop."""
+def _find_repeating_steps(work: LaunchedWork) -> Windows | None:
+    """Finds steps as repeating units of the whole sequence of work, if they are passes of the program's loop."""
     operations, given_steps = work.attributed.trace.operations, work.attributed.roles.names.steps
     # Select the operations of the device that works most, in the order of their launches.
     _, device = np.unique(operations.device[work.index], return_inverse=True)
@@ -273,17 +278,18 @@ def _find_in_repetition(work: LaunchedWork) -> Windows | None:
         unit = f"a sequence of {repeats.period:,} operations that repeats"
         source: Source = "said" if given_steps else "repetition"
         windows = Windows.of_program(source, unit, bounds[:-1], bounds[1:], times)
-        if given_steps or _is_loop(work, windows, index, repeats):
+        if given_steps or _are_passes_of_loop(work, windows, index, repeats):
             return work.end_with_work(windows)
     return None
 
 
-def _is_loop(work: LaunchedWork, windows: Windows, index: Ints, repeats: Repetition) -> bool:
+def _are_passes_of_loop(work: LaunchedWork, windows: Windows, index: Ints, repeats: Repetition) -> bool:
     """Checks whether the repeating units are passes of a loop, and not the layers of one pass.
 
     A unit is a pass if it contains layers, trains a model, or replays a CUDA graph. A pass has some work before its
     layers and some work after them. So units are layers if a few kernels run both before the first unit and after the
-    last unit. Waits and copies between CPU and device prove nothing, because sharded or offloaded layers have them.
+    last unit. Waits and copies between CPU and device are no evidence of a pass, because sharded or offloaded layers
+    contain them as well.
     """
     attributed, operations = work.attributed, work.attributed.trace.operations
     # If all units lie in a single phase, or in a single call of a model, they are parts of one pass.
@@ -294,8 +300,8 @@ def _is_loop(work: LaunchedWork, windows: Windows, index: Ints, repeats: Repetit
         return False
     is_kernel = operations.kind[index] == KERNEL
     kernels_before = int(is_kernel[: repeats.before].sum())
-    kernels_behind = int(is_kernel[len(index) - repeats.behind :].sum())
-    if kernels_before and kernels_behind and max(kernels_before, kernels_behind) < repeats.period:
+    kernels_after = int(is_kernel[len(index) - repeats.after :].sum())
+    if kernels_before and kernels_after and max(kernels_before, kernels_after) < repeats.period:
         return False
     unit = index[int(repeats.starts[0]) : int(repeats.starts[0]) + repeats.period]
     classes = np.array([*attributed.kernels.classes, ""])[attributed.kernels.code[unit]]
@@ -304,8 +310,8 @@ def _is_loop(work: LaunchedWork, windows: Windows, index: Ints, repeats: Repetit
         return True
     is_replayed = (operations.kind[unit] == GRAPH) | (operations.graph_node[unit] != 0)
     replays = len(distinct(np.sort(attributed.attribution.launch[unit[is_replayed]])))
-    # If a graph contains one layer, its attention runs outside the graph. If a graph contains a pass, only sampling
-    # runs outside.
+    # If a CUDA graph contains a single layer, the attention of the layer runs outside the graph. If a CUDA graph
+    # contains a pass, only the sampling of tokens runs outside the graph.
     if replays == 1 and not computes[~is_replayed].any():
         return True
     return has_layers(work.symbols(unit), computes)
@@ -314,11 +320,11 @@ def _is_loop(work: LaunchedWork, windows: Windows, index: Ints, repeats: Repetit
 # --- the clock of the GPU
 
 
-def _bound_by_gpu_work(windows: Windows, work: LaunchedWork) -> Windows:
+def _align_with_gpu_work(windows: Windows, work: LaunchedWork) -> Windows:
     """Returns steps that begin and end with the GPU's work if the program runs far ahead of the GPU.
 
     Such a step lasts from the end of the work that was launched before the step to the end of the step's own work. If
-    the program does not run far ahead, only the first start and the last end may change.
+    the program does not run far ahead, only the start of the first step and the end of the last step may change.
     """
     attributed = work.attributed
     operations, attribution = attributed.trace.operations, attributed.attribution
@@ -331,7 +337,7 @@ def _bound_by_gpu_work(windows: Windows, work: LaunchedWork) -> Windows:
     lag = np.median(np.maximum(work_end - windows.end, 0)[sample])
     first_start = int(windows.start[0])
     first_step_operations = index[windows.step_at(time) == 0]
-    # Work that was launched before the capture, and is not in the file, may delay the work of the first step.
+    # Work that was launched before the capture began is not recorded, but may delay the work of the first step.
     first_work = int(operations.start[first_step_operations].min()) if len(first_step_operations) else first_start
     if lag <= _GPU_LAG * np.median(windows.length[sample]):
         end = np.append(windows.end[:-1], max(int(windows.end[-1]), int(work_end[-1])))

@@ -17,12 +17,12 @@ from nsys_analyzer.analysis.steps.study import DEVICE_SHIFT
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.columns import COPY, FREE, SYNCHRONIZE, Launches
 
-#: The call of a copy, a free or a launch may have waited if it took longer than this, ns.
+#: A call that copies, frees or launches may have waited for the GPU if it took longer than this, ns.
 _MIN_BLOCKING_NS = 20_000
-#: A long call may have waited for room in the driver's queue, which has room for 1,024 launches, if it contained this
-#: number of launches.
+#: A long call may have waited for room in the driver's queue if the queue contained at least this number of launches.
+#: It has room for 1,024 launches.
 _FULL_QUEUE_LAUNCHES = 1_000
-#: The shortest time that a synchronization takes, ns.
+#: The assumed duration of a synchronization that does not have to wait, ns.
 _MIN_SYNCHRONIZATION_NS = 4_000
 #: An operation that waits for another stream starts at most this long after the awaited operation ends, ns.
 _MAX_JOIN_GAP_NS = 10_000
@@ -30,7 +30,7 @@ _MAX_JOIN_GAP_NS = 10_000
 _DEFAULT_LATENCY_NS = 6_000
 #: The assumed time between two queued operations, ns, if no operations show this time.
 _DEFAULT_SPACING_NS = 1_000
-#: Match the names of calls that make a stream wait for an event, and of calls that record an event.
+#: Match the names of API calls that make a stream wait for an event, and that record an event on a stream.
 _WAIT_EVENT = re.compile("(cuda|cu|hip)StreamWaitEvent")
 _RECORD_EVENT = re.compile("(cuda|cu|hip)EventRecord")
 
@@ -45,8 +45,8 @@ class LaunchingCalls:
         unrecorded_wait_ns: shape (calls,), the time by which each call is shortened, ns.
         next_start: shape (calls,), the start of the next call; for the last call, the end of the steps.
         first_call: shape (steps + 1,), the index of the first call of each step, and of the first call after the steps.
-        delays_ns: the time from the start of the steps to their first call, and from the end of the steps to the last
-            value of ``next_start``, ns.
+        delays_ns: the time from the start of the first step to its first call, and from the end of the last step to the
+            last value of ``next_start``, ns.
     """
 
     table: Launches
@@ -57,19 +57,9 @@ class LaunchingCalls:
     delays_ns: tuple[int, int]
 
     @property
-    def start(self) -> Ints:
-        """Returns the start of each call, ns."""
-        return self.table.start
-
-    @property
-    def end(self) -> Ints:
-        """Returns the end of each call, ns."""
-        return self.table.end
-
-    @property
     def idle_ns(self) -> Ints:
-        """Returns the time from the end of each call to the next call, ns."""
-        idle_ns: Ints = np.maximum(self.next_start - self.end, 0)
+        """Returns the time from the end of each call to the start of the next call, ns."""
+        idle_ns: Ints = np.maximum(self.next_start - self.table.end, 0)
         return idle_ns
 
 
@@ -86,9 +76,10 @@ class LaunchedOperations:
         start, end: the start and end of each operation, ns.
         is_pageable: True if the operation copies from or to pageable memory.
         exposed_ns: the part of the duration that no other operation hides, ns; 0 on other devices than the studied one.
-        earlier_stream, earlier_end: shape (earlier operations,), the streams and ends of the operations that were
-            launched before these steps.
-        stream_ready: shape (streams,), for each code of a stream in order, the end of its work before these steps, ns.
+        earlier_stream, earlier_end: shape (earlier operations,), the code of the stream and the end of each operation
+            that was launched before these steps.
+        stream_ready: shape (streams,), the end of the work on each stream before these steps, ns, in the order of the
+            codes of the streams.
     """
 
     index: Ints
@@ -111,24 +102,26 @@ def make_replay(
     *,
     is_single_pass: bool,
 ) -> Replay:
-    """Makes a replay of steps from the dependencies and the own time of each call and each operation.
+    """Makes a replay of steps: finds the dependencies and the durations of each call and each operation.
 
     Args:
         work: the calls and the operations of the process.
         calls: the calls of the steps.
         operations: the operations that these calls launched.
         max_cost_ns: shape (calls,), the upper bound of the profiler's cost from each call to the next call, ns.
-        is_single_pass: whether the calls are one pass that nothing follows, instead of steps of a loop.
+        is_single_pass: whether the calls are a single pass, which is not repeated, instead of steps of a loop.
     """
-    waits = _find_waits(calls.table, operations)
-    # If another thread makes a call meanwhile, the program does not wait.
-    awaited = np.where(calls.next_start < calls.end - CLOCK_SKEW_NS, NONE, waits.awaited)
-    begin = np.where((awaited != NONE) | waits.is_blocked, calls.end, calls.start)
+    table = calls.table
+    waits = _find_waits(table, operations)
+    # If another thread makes a call during this call, the program does not wait.
+    awaited = np.where(calls.next_start < table.end - CLOCK_SKEW_NS, NONE, waits.awaited)
+    begin = np.where((awaited != NONE) | waits.is_blocked, table.end, table.start)
     cpu_ns = np.maximum(calls.next_start - begin, 0)
-    # If the profiler works inside a launch, the operation is launched later by the time of this work.
-    profiler_in_launch = work.profiler_busy.covered_within(calls.start, calls.end)[operations.launch]
-    launched_at = calls.start[operations.launch] + profiler_in_launch
-    joined = _find_joins(calls.table, operations)
+    profiler_work_ns = work.profiler_busy.covered_within(calls.next_start - cpu_ns, calls.next_start)
+    # The profiler's own work inside a launching call delays the launch of the operation.
+    profiler_in_launch = work.profiler_busy.covered_within(table.start, table.end)[operations.launch]
+    launched_at = table.start[operations.launch] + profiler_in_launch
+    joined = _find_joins(table, operations)
     delays = _find_delays(operations, launched_at, joined)
     return Replay(
         cpu_ns=cpu_ns.astype(np.float64),
@@ -146,9 +139,7 @@ def make_replay(
         joined=joined,
         join_gap_ns=delays.join_gap_ns,
         is_single_pass=is_single_pass,
-        profiler_work_ns=work.profiler_busy.covered_within(calls.next_start - cpu_ns, calls.next_start).astype(
-            np.float64
-        ),
+        profiler_work_ns=profiler_work_ns.astype(np.float64),
     )
 
 
@@ -188,14 +179,12 @@ def _find_waits(calls: Launches, operations: LaunchedOperations) -> _Waits:
     for code in np.unique(stream).tolist():
         on_stream = np.flatnonzero(stream == code)
         latest_end = np.maximum.accumulate(end[on_stream])
-        newest = (
-            np.searchsorted(launch[on_stream], positions, side="right") - 1
-        )  # the last operation that was launched so far
+        last_launched = np.searchsorted(launch[on_stream], positions, side="right") - 1
         last_ended = np.searchsorted(latest_end, calls.end + CLOCK_SKEW_NS, side="right") - 1
-        last_operation = np.minimum(newest, last_ended)
+        last_operation = np.minimum(last_launched, last_ended)
         is_later = (last_operation >= 0) & ((awaited == NONE) | (end[on_stream[last_operation]] > end[awaited]))
         awaited = np.where(is_later, on_stream[last_operation], awaited)
-        queued[code >> DEVICE_SHIFT] += newest + 1 - np.searchsorted(latest_end, calls.start, side="right")
+        queued[code >> DEVICE_SHIFT] += last_launched + 1 - np.searchsorted(latest_end, calls.start, side="right")
     ran_meanwhile = (awaited >= 0) & (np.append(end, 0)[awaited] >= calls.start)
     synchronizes = (calls.call == SYNCHRONIZE) & (awaited >= 0)
     blocks = np.isin(calls.call, (COPY, FREE)) & ran_meanwhile & is_long
@@ -222,11 +211,11 @@ def _find_waits(calls: Launches, operations: LaunchedOperations) -> _Waits:
 def _find_joins(calls: Launches, operations: LaunchedOperations) -> Ints:
     """Finds the operation of another stream that each operation waits for (a join), or ``NONE``.
 
-    The names of calls show which calls make a stream wait for an event. The operation that is launched next after such
-    a call is assumed to wait. It waits for the operation of another stream that was launched before the call, and that
-    ended last before the start of the waiting operation. If an event was recorded just before the call, probably
-    another stream than the main stream waits. An operation on the main stream then waits only if it starts as soon as
-    the awaited operation ends, and if nothing else delayed it.
+    The names of calls show which calls make a stream wait for an event, but not which stream waits. The next operation
+    that is launched after such a call is assumed to wait. Of the operations of other streams that were launched before
+    it, it waits for the operation that ended last before its start. If an event was recorded just before the call, it
+    is likely that another stream than the main stream waits. An operation on the main stream is then assumed to wait
+    only if it starts as soon as the awaited operation ends, and if nothing else delayed it.
     """
     stream, launch, start, end = operations.stream, operations.launch, operations.start, operations.end
     waits, records = (
@@ -277,8 +266,9 @@ def _find_delays(operations: LaunchedOperations, launched_at: Ints, joined: Ints
     """Finds the shortest time from each dependency of an operation to its start.
 
     An operation depends on its launch, on the previous work of its stream, and on the joined operation. One of these
-    determined its start in the trace, and the time from this dependency is taken from the trace. The times from the
-    other two are limited to the median of the operations whose start they determined.
+    three dependencies determined its start in the trace, and the time from this dependency is the time in the trace.
+    The time from another dependency is limited to the median time of the operations whose start this kind of dependency
+    determined.
     """
     start, end, stream = operations.start, operations.end, operations.stream
     previous_operation = find_previous_on_stream(stream)

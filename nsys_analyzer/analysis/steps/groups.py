@@ -17,24 +17,24 @@ from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.boundaries import find_windows
-from nsys_analyzer.analysis.steps.windows import Windows, runs_training
+from nsys_analyzer.analysis.steps.windows import Windows, mask_instances, runs_training
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import MEMCPY
 from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP, ServedStep, parse_served_step
 from nsys_analyzer.trace.schema import NS_PER_MS
 
-#: "usual" steps are measured. "longer" and "shorter" steps do the same work as usual steps; steps of "other work" do
-#: not. The "first" steps contain the program's initialization. The "last" step is left out if the time until the next
-#: step is unknown.
+#: The figures of a report are those of the "usual" steps. "longer" and "shorter" steps do the same work as usual steps;
+#: steps of "other work" do other work. The "first" steps contain the program's initialization. The "last" step is a
+#: group of its own if the time from its work to the next step is unknown.
 GroupKind = Literal["usual", "longer", "shorter", "other work", "first", "last"]
 
 #: A step is longer or shorter than usual if its length differs from the median length by more than this factor.
-_UNLIKE_FACTOR = 1.5
-#: Steps whose lengths differ by less than this are similar, ns.
+_UNUSUAL_LENGTH_FACTOR = 1.5
+#: A step is never longer or shorter than usual if its length differs from the usual length by less than this, ns.
 _MIN_DIFFERENCE_NS = 50_000
 #: Steps do different work if their numbers of operations, or their compute times, differ by more than this factor.
-_GAP_FACTOR = 1.5
-#: This is added to the numbers of operations before they are compared, so that a few more operations do not count.
+_DIFFERENT_WORK_FACTOR = 1.5
+#: This number is added to the numbers of operations before they are compared, so that small numbers count as similar.
 _ADDED_OPERATIONS = 20
 #: The last step is incomplete if the gap between steps exceeds this share of a step.
 _INCOMPLETE_LAST_STEP_GAP = 0.1
@@ -50,7 +50,7 @@ class StepGroup:
         kind: how the steps differ from the usual steps.
         steps: the number of steps.
         median_ms: the median length of the steps, ms.
-        measured: whether the figures of a report are computed from these steps.
+        measured: whether a report's figures of a step are computed from the steps of this group.
     """
 
     kind: GroupKind
@@ -61,15 +61,16 @@ class StepGroup:
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of a process.
+    """The recorded steps of a process, and the steps whose figures are computed: usually the measured steps.
 
     Attributes:
-        windows: the measured steps.
-        positions: shape (measured steps,), the index of each measured step in ``recorded``.
+        windows: the steps whose figures are computed.
+        positions: shape (steps,), the index in ``recorded`` of each step of ``windows``.
         recorded: all recorded steps.
         groups: the groups of similar steps, the usual steps first.
         marks: the mark that a serving engine sets on each recorded step; empty if the steps have no marks.
-        names: for each recorded step, the kind of its mark ("prefill", …), or the kind of its group without a mark.
+        group_names: for each recorded step, the kind of its mark ("prefill", …), or the kind of its group without a
+            mark.
     """
 
     windows: Windows
@@ -77,27 +78,25 @@ class Steps:
     recorded: Windows
     groups: tuple[StepGroup, ...]
     marks: tuple[ServedStep, ...] = ()
-    names: tuple[str, ...] = ()
+    group_names: tuple[str, ...] = ()
 
     @property
     def unmeasured_groups(self) -> Iterator[tuple[str, Steps]]:
         """Yields the name and the steps of each group that is not measured, except for "first" and "last" steps."""
-        measured_names = {self.names[position] for position in self.positions.tolist()}
-        for name in dict.fromkeys(self.names):
+        measured_names = {self.group_names[position] for position in self.positions.tolist()}
+        for name in dict.fromkeys(self.group_names):
             if name not in (*measured_names, "first", "last"):
-                positions = np.array([position for position, label in enumerate(self.names) if label == name])
-                windows = self.recorded.select(positions)
-                group = StepGroup("usual", len(windows), float(np.median(windows.length)) / NS_PER_MS, measured=True)
-                yield name, replace(self, windows=windows, positions=positions, groups=(group,))
+                positions = np.flatnonzero(np.array(self.group_names, np.object_) == name)
+                yield name, replace(self, windows=self.recorded.select(positions), positions=positions)
 
     @property
     def length_ms(self) -> float:
-        """Returns the median length of the measured steps, ms."""
+        """Returns the median length of the steps whose figures are computed, ms."""
         return float(np.median(self.windows.length)) / NS_PER_MS
 
     @property
     def start_up_bounds(self) -> tuple[int, int] | None:
-        """Returns the start and end of all "first" steps together, ns, or None if there are no "first" steps."""
+        """Returns the start of the first and the end of the last "first" step, ns, or None without "first" steps."""
         first = sum(group.steps for group in self.groups if group.kind == "first")
         return (int(self.recorded.cpu_start[0]), int(self.recorded.cpu_end[first - 1])) if first else None
 
@@ -107,17 +106,17 @@ def find_steps(attributed: AttributedTrace, process: int) -> Steps | None:
     recorded = find_windows(attributed, process)
     if recorded is None:
         return None
-    marks = _find_marks(attributed, process, recorded)
+    marks = _find_serving_marks(attributed, process, recorded)
     if marks:
         usual_mark = Counter(mark.kind for mark in marks).most_common(1)[0][0]
-        by_work: list[GroupKind] = ["usual" if mark.kind == usual_mark else "other work" for mark in marks]
+        kinds_by_work: list[GroupKind] = ["usual" if mark.kind == usual_mark else "other work" for mark in marks]
     else:
-        by_work = _group_steps_by_work(attributed, process, recorded)
-    kinds = np.array(by_work, np.object_)
+        kinds_by_work = _group_steps_by_work(attributed, process, recorded)
+    kinds = np.array(kinds_by_work, np.object_)
     is_usual, length = kinds == "usual", recorded.length
     median = np.sort(length[is_usual])[(is_usual.sum() - 1) // 2]
-    is_longer = length > _UNLIKE_FACTOR * median + _MIN_DIFFERENCE_NS
-    is_shorter = length < median / _UNLIKE_FACTOR - _MIN_DIFFERENCE_NS
+    is_longer = length > _UNUSUAL_LENGTH_FACTOR * median + _MIN_DIFFERENCE_NS
+    is_shorter = length < median / _UNUSUAL_LENGTH_FACTOR - _MIN_DIFFERENCE_NS
     kinds[: _count_cold_steps(attributed, process, marks, is_usual, is_longer)] = "first"
     if not marks:  # the length of a marked step depends on its batch
         kinds[(kinds == "usual") & is_longer], kinds[(kinds == "usual") & is_shorter] = "longer", "shorter"
@@ -134,14 +133,13 @@ def find_steps(attributed: AttributedTrace, process: int) -> Steps | None:
     return Steps(recorded.select(positions), positions, recorded, tuple(groups), marks, names)
 
 
-def _find_marks(attributed: AttributedTrace, process: int, recorded: Windows) -> tuple[ServedStep, ...]:
+def _find_serving_marks(attributed: AttributedTrace, process: int, recorded: Windows) -> tuple[ServedStep, ...]:
     """Returns the mark that a serving engine set on each step.
 
-    The tuple is empty if a step has no mark, or if the marks may not be those of a serving engine.
+    The tuple is empty if a step has no mark, or if it is uncertain whether a serving engine set the marks.
     """
     instances, ranges = attributed.instances, attributed.trace.ranges
-    step_phases = [instances.phases.index(name) for name in (STEP, OTHER_STEP)]
-    index = np.flatnonzero((instances.process == process) & np.isin(instances.phase, step_phases))
+    index = np.flatnonzero(mask_instances(attributed, process, STEP, OTHER_STEP))
     if recorded.source != "range" or not len(index):
         return ()
     index = index[np.searchsorted(instances.start[index], recorded.cpu_start)]
@@ -154,11 +152,12 @@ def _find_marks(attributed: AttributedTrace, process: int, recorded: Windows) ->
 def _count_cold_steps(
     attributed: AttributedTrace, process: int, marks: tuple[ServedStep, ...], is_usual: Bools, is_longer: Bools
 ) -> int:
-    """Returns the number of first steps that are a cold call: the model does not train, and the steps are longer.
+    """Returns the number of longer steps at the start of the capture if they are a cold call, otherwise 0.
 
-    The cold call ends with the last of these longer steps that does the usual work. The first steps of a server are no
-    cold call, because they may be longer due to a larger batch. For the same reason, the first steps of a generation
-    are a cold call only if the first batch is not larger than the median batch.
+    A cold call is the first use of a model that does not train. It ends with the last of the longer steps that does the
+    usual work. The first steps of a server are not a cold call, because they may be longer due to a larger batch. For
+    the same reason, the first steps of a generation are a cold call only if the first batch is not larger than the
+    median batch.
     """
     cold = np.flatnonzero(is_usual[: int(np.argmin(is_longer))])
     if len(cold) < _MIN_COLD_STEPS or runs_training(attributed, process):
@@ -169,9 +168,9 @@ def _count_cold_steps(
 
 
 def _group_steps_by_work(attributed: AttributedTrace, process: int, recorded: Windows) -> list[GroupKind]:
-    """Finds the kind of each step by its work. Steps that do the same work as most steps, or are as long, are usual."""
+    """Finds the kind of each step by its work. Steps with the length or the work of most steps are usual."""
     steps, length = len(recorded), recorded.length
-    launches, compute_ns = _launched_work(attributed, process, recorded)
+    launches, compute_ns = _measure_launched_work(attributed, process, recorded)
     kinds: list[GroupKind] = ["usual"] * steps
     if steps < 2 or recorded.source == "said":
         return kinds
@@ -183,15 +182,15 @@ def _group_steps_by_work(attributed: AttributedTrace, process: int, recorded: Wi
     is_last_incomplete = has_open_end and between_ns > _INCOMPLETE_LAST_STEP_GAP * np.median(length[first:])
     end = steps - int(is_last_incomplete)
     between = slice(first, end)
-    clusters = _cluster(launches[between] + _ADDED_OPERATIONS) * steps
-    clusters += _cluster(compute_ns[between] + _MIN_DIFFERENCE_NS)
+    clusters = _cluster_values(launches[between] + _ADDED_OPERATIONS) * steps
+    clusters += _cluster_values(compute_ns[between] + _MIN_DIFFERENCE_NS)
     largest = max(
         np.unique(clusters).tolist(),
         key=lambda cluster: ((clusters == cluster).sum(), length[between][clusters == cluster].sum()),
     )
     usual_ns = np.median(body_ns[between][clusters == largest])
-    has_usual_length = (body_ns <= _UNLIKE_FACTOR * usual_ns) & (body_ns >= usual_ns / _UNLIKE_FACTOR)
-    # Work on other streams may run in a neighboring step, so a step of the usual length is usual with any work.
+    has_usual_length = (body_ns <= _UNUSUAL_LENGTH_FACTOR * usual_ns) & (body_ns >= usual_ns / _UNUSUAL_LENGTH_FACTOR)
+    # Work of one step may run in a neighboring step on another stream, so a step of the usual length is always usual.
     is_usual = has_usual_length[between] | (clusters == largest)
     kinds[between] = ["usual" if usual else "other work" for usual in is_usual.tolist()]
     kinds[:first], kinds[end:] = ["first"] * first, ["last"] * (steps - end)
@@ -201,20 +200,20 @@ def _group_steps_by_work(attributed: AttributedTrace, process: int, recorded: Wi
 def _is_first_step_long(
     attributed: AttributedTrace, process: int, recorded: Windows, body_ns: Ints, compute_ns: Ints, *, has_open_end: bool
 ) -> bool:
-    """Checks whether the first step is longer than the other steps because the program initializes itself."""
+    """Checks whether the first step is longer than the other steps because the program initializes itself in it."""
     length = recorded.length
     complete = length[1 : len(recorded) - has_open_end]
-    is_long = bool(body_ns[0] > _UNLIKE_FACTOR * np.median(body_ns[1:]))
+    is_long = bool(body_ns[0] > _UNUSUAL_LENGTH_FACTOR * np.median(body_ns[1:]))
     if len(complete):
-        is_long |= bool(length[0] > _UNLIKE_FACTOR * np.median(complete) + _MIN_DIFFERENCE_NS)
+        is_long |= bool(length[0] > _UNUSUAL_LENGTH_FACTOR * np.median(complete) + _MIN_DIFFERENCE_NS)
     # Inference may begin with a long prompt. The first step is then longer in proportion to its work.
     work_ratio = compute_ns[0] / max(np.median(compute_ns[1:]), 1)
-    is_in_proportion = body_ns[0] <= _UNLIKE_FACTOR * work_ratio * np.median(body_ns[1:])
-    has_other_work = work_ratio > _UNLIKE_FACTOR and is_in_proportion
+    is_in_proportion = body_ns[0] <= _UNUSUAL_LENGTH_FACTOR * work_ratio * np.median(body_ns[1:])
+    has_other_work = work_ratio > _UNUSUAL_LENGTH_FACTOR and is_in_proportion
     return is_long and (not has_other_work or runs_training(attributed, process))
 
 
-def _launched_work(attributed: AttributedTrace, process: int, recorded: Windows) -> tuple[Ints, Ints]:
+def _measure_launched_work(attributed: AttributedTrace, process: int, recorded: Windows) -> tuple[Ints, Ints]:
     """Returns the number of operations that each step launches, and their compute time, ns; both of shape (steps,).
 
     Collectives do not count. Copies count as operations, but not as compute time, since a first step may copy the whole
@@ -233,12 +232,13 @@ def _launched_work(attributed: AttributedTrace, process: int, recorded: Windows)
     return launches[1:], np.bincount(step, compute_ns, len(recorded) + 1)[1:].astype(np.int64)
 
 
-def _cluster(values: Ints) -> Ints:
-    """Returns the number of the cluster of each value, from 0 for the smallest values.
+def _cluster_values(values: Ints) -> Ints:
+    """Returns the index of each value's cluster, from 0 for the smallest values.
 
-    Two neighboring values are in different clusters if the larger exceeds ``_GAP_FACTOR`` times the smaller.
+    Two neighboring sorted values are in different clusters if the larger value exceeds the smaller value by more than
+    the factor ``_DIFFERENT_WORK_FACTOR``.
     """
     order = np.argsort(values, kind="stable")
     clusters = np.empty(len(values), np.int64)
-    clusters[order] = np.append(0, np.cumsum(values[order][1:] > _GAP_FACTOR * values[order][:-1]))
+    clusters[order] = np.append(0, np.cumsum(values[order][1:] > _DIFFERENT_WORK_FACTOR * values[order][:-1]))
     return clusters

@@ -1,4 +1,4 @@
-"""Finds the lines of the program that cause idle time or launch work, by the stacks that were sampled meanwhile.
+"""Finds the lines of the program that cause idle time or launch work, from sampled stacks of the program.
 
 The line of a stack is its innermost line in the program's own code, because only this code can be changed.
 """
@@ -19,13 +19,13 @@ from nsys_analyzer.trace.columns import SYNCHRONIZE
 from nsys_analyzer.trace.schema import NS_PER_MS
 from nsys_analyzer.trace.stacks import StackFrame, Stacks
 
-#: The maximum number of lines that are listed, and the smallest share of the time that a listed line has.
+#: The maximum number of lines that are listed for a time, and the minimum share of the time that a listed line has.
 _MAX_LINES, _MIN_SHARE = 3, 0.05
-#: The minimum number of samples from which lines are listed.
+#: Lines are listed only if they were found from at least this number of samples.
 _MIN_SAMPLES = 3
 #: The number of lines of source code that are shown before and after the first listed line.
 _SOURCE_CONTEXT = 5
-#: Matches the functions that Python creates for a part of a function.
+#: Matches the name of a function that Python creates inside another function, such as ``.<lambda>`` in ``f.<lambda>``.
 _PART_OF_FUNCTION = re.compile(r"\.<(?:genexpr|listcomp|dictcomp|setcomp|lambda)>")
 
 
@@ -38,7 +38,7 @@ class Line:
         called_from: the file and line that call the function of this line; empty if no line of the program calls it.
         share: the share of the given time, 0 to 1.
         ms: the time at this line per step, ms; None if only the share is known.
-        source: the source code around the line with line numbers. Only the first listed line has it.
+        source: the source code around the line, with line numbers; empty except for the first listed line.
         loads: whether a process of the data loader executes this line. ``share`` is then a share of that process's
             time.
     """
@@ -59,11 +59,11 @@ class Line:
 
 
 class SampledProgram:
-    """The sampled stacks of a process, and the stretches of time with a cause of idle time.
+    """The sampled stacks of a process, and the stretches of time in which these stacks show the lines of a cause.
 
     Attributes:
-        stretches: three sets of stretches. The lines of a cause come from the first set that contains the cause: the
-            calls that wait; the pauses and the allocator's calls while the device idles; other idle time.
+        stretches: three sets of stretches: the calls that wait; the pauses and the allocator's calls during idle time
+            of the device; other idle time. The lines of a cause are found in the first set that contains the cause.
     """
 
     def __init__(self, work: ProcessWork, windows: Windows, device: int) -> None:
@@ -97,13 +97,13 @@ class SampledProgram:
             ms: the idle time per step that is divided among the lines, ms; by default, the total time of the stretches.
             range_, api: the codes of the range and of the API call; None for all ranges and calls.
         """
-        sets_with_cause = []
         for stretches in self.stretches:
             mask = stretches.cause == cause
             if range_ is not None:
                 mask &= (stretches.range == range_) & (stretches.api == api)
-            sets_with_cause.append(stretches.select(np.flatnonzero(mask)))
-        stretches = next(filter(len, sets_with_cause), sets_with_cause[0])
+            if mask.any():
+                break
+        stretches = stretches.select(mask)
         if ms is None:
             ms = int((stretches.end - stretches.start).sum()) / len(self._windows) / NS_PER_MS
         lines = self._hottest_lines(self._stacks, stretches.start, stretches.end, ms)
@@ -122,7 +122,7 @@ class SampledProgram:
         return self._hottest_lines(self._stacks, idle.start, idle.end, ms) + self._lines_of_loader()
 
     def samples_of_calls(self, started: Ints) -> StackSamples:
-        """Returns the samples that were taken during consecutive calls or before them.
+        """Returns the samples that were taken during consecutive calls, or in the pauses before these calls.
 
         Args:
             started: shape (calls,), the start of each call, ns.
@@ -131,7 +131,7 @@ class SampledProgram:
         first = int(np.searchsorted(calls.start, started[0]))
         latest_end = np.maximum.accumulate(calls.end[: first + len(started)])
         start = np.append(started[0] if not first else latest_end[first - 1], latest_end[first:-1])
-        sample, call, weight = _sampled(self._stacks, np.maximum(start, self._start[0]), latest_end[first:])
+        sample, call, weight = _find_samples(self._stacks, np.maximum(start, self._start[0]), latest_end[first:])
         return StackSamples(call, self._stacks.stack[sample], weight, self._stacks)
 
     def _lines_of_loader(self) -> tuple[Line, ...]:
@@ -146,7 +146,7 @@ class SampledProgram:
         If there are fewer than ``_MIN_SAMPLES`` samples, the tuple is empty. ``ms`` is the time per step that is
         divided among the lines.
         """
-        sample, _, weight = _sampled(stacks, start, end)
+        sample, _, weight = _find_samples(stacks, start, end)
         if len(np.unique(sample)) < _MIN_SAMPLES:
             return ()
         return _rank_lines(stacks, stacks.stack[sample], weight, ms)
@@ -163,7 +163,7 @@ class SampledProgram:
 
 @dataclass(frozen=True)
 class StackSamples:
-    """Samples of the program's stack during calls or before them. They show which lines launch which calls.
+    """Samples of the program's stack during calls, or in pauses before them, which show the lines that make the calls.
 
     Attributes:
         call: shape (samples,), the index of the call that the program executes or makes next.
@@ -180,9 +180,9 @@ class StackSamples:
     def lines_of(self, work_ns: Floats, position: Ints, steps: int) -> tuple[Line, ...]:
         """Returns the lines that launched most of the given work.
 
-        The work of a call is divided among the samples with the call's position in a step, of all steps. If there are
-        no such samples, those with the nearest position are taken. If there are fewer than ``_MIN_SAMPLES`` samples,
-        the tuple is empty.
+        The work of a call is divided among the samples that were taken at the call's position in any step. If there are
+        no such samples, the samples at the nearest position are used. If fewer than ``_MIN_SAMPLES`` samples were taken
+        in calls that launch the work, the tuple is empty.
 
         Args:
             work_ns: shape (calls,), the GPU time of the work that each call launched, ns.
@@ -237,10 +237,10 @@ def _rank_lines(stacks: Stacks, stack: Ints, weight: Floats, ms: float | None = 
 
 
 def find_hottest_stacks(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, tuple[tuple[StackFrame, ...], ...]]:
-    """Returns the index of the stack with most samples in each stretch, and the stacks. Stack 0 is empty."""
+    """Returns the index of the stack that was sampled longest in each stretch, and all stacks. Stack 0 is empty."""
     codes: dict[tuple[StackFrame, ...], int] = {(): 0}
     code = np.array([codes.setdefault(frames, len(codes)) for frames in stacks.stacks], np.int64)
-    sample, stretch, weight = _sampled(stacks, start, end)
+    sample, stretch, weight = _find_samples(stacks, start, end)
     sampled = code[stacks.stack[sample]]
     first, pair = distinct_rows(stretch, sampled)
     by_weight = first[np.argsort(np.bincount(pair, weight, len(first)), kind="stable")]
@@ -249,7 +249,7 @@ def find_hottest_stacks(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, t
     return hottest, tuple(codes)
 
 
-def _sampled(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, Ints, Floats]:
+def _find_samples(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, Ints, Floats]:
     """Finds the samples in stretches that do not overlap.
 
     A sample represents the time until the next sample. If it was taken late, it also represents the delay.
@@ -259,11 +259,8 @@ def _sampled(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, Ints, Floats
     """
     requested = np.minimum(stacks.requested, stacks.sampled - 1)
     sample, stretch, overlap_start, overlap_end = find_overlaps(start, end, requested, stacks.sampled)
-    return (
-        sample,
-        stretch,
-        (overlap_end - overlap_start + stacks.period_ns * (overlap_end == stacks.sampled[sample])).astype(np.float64),
-    )
+    until_next_ns = stacks.period_ns * (overlap_end == stacks.sampled[sample])
+    return sample, stretch, (overlap_end - overlap_start + until_next_ns).astype(np.float64)
 
 
 def _in_named_function(frame: StackFrame) -> StackFrame:

@@ -1,4 +1,4 @@
-"""The record of one rank: its steps and its collectives. The records of several ranks are joined into a run."""
+"""Records the steps and the collectives of each rank. The records of several ranks are joined into a run elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.anatomy import COMMUNICATING
 from nsys_analyzer.analysis.steps.groups import Steps
 from nsys_analyzer.analysis.steps.process import ProcessWork
-from nsys_analyzer.analysis.steps.windows import Windows
+from nsys_analyzer.analysis.steps.windows import Windows, mask_instances
 from nsys_analyzer.trace.arrays import Ints, distinct_rows
 from nsys_analyzer.trace.columns import COPY, KERNEL, SYNCHRONIZE, Columns, process_of
 from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP
@@ -31,7 +31,7 @@ COLLECTIVE_KINDS = tuple(_COLLECTIVE_PATTERNS)
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, _, SEND_RECEIVE, ALL_TO_ALL, _, GATHER, SCATTER, OTHER_KIND = range(
     len(_COLLECTIVE_PATTERNS)
 )
-#: A launch that takes longer than this waits until the queue of launches has room, ns.
+#: A launch that takes longer than this is assumed to wait until the queue of launches has room, ns.
 _LONG_LAUNCH_NS = 50_000
 _RECEIVE = re.compile("recv", re.IGNORECASE)
 _STEP_NUMBER = re.compile(r"\D*(\d{1,9})\D*")
@@ -49,14 +49,16 @@ class Collectives(Columns):
         start, end: the start and end of each collective, ns.
         launched: when the program launched the collective, ns.
         step: the index of the step that launched the collective; -1 outside of the steps.
-        since: the index of the last step that began before the launch, even if this step had ended; -1 without one.
+        last_begun_step: the index of the last step that began before the launch, even if this step had ended; -1 if no
+            step had begun.
         kind: the kind of the collective, an index into ``COLLECTIVE_KINDS``.
-        communicator: the ID of the communicator, which all of its ranks share; if unknown, -1 minus the stream.
+        communicator: the ID of the communicator, which all of its ranks share. If the ID is unknown, the value is -1
+            minus the stream.
         ranks: the number of ranks in the communicator; 0 if unknown.
         bytes: the message size of one rank as NCCL counts it; -1 if unknown. If the rank both sends and receives, it
             is the larger of both sizes.
-        peer: the other rank of a send or receive, as its number in the communicator; -1 if unknown.
-        peers: the number of ranks, including its own, that the rank sends to or receives from; 0 if unknown.
+        peer: the number in the communicator of the other rank of a send or receive; -1 if unknown.
+        peers: the number of ranks that the rank sends to or receives from, possibly including itself; 0 if unknown.
         phase: the phase that launched the collective, an index into ``names``; -1 outside of the phases.
         names: the names of the phases.
     """
@@ -64,7 +66,7 @@ class Collectives(Columns):
     end: Ints
     launched: Ints
     step: Ints
-    since: Ints
+    last_begun_step: Ints
     kind: Ints
     communicator: Ints
     ranks: Ints
@@ -153,8 +155,8 @@ def record_members(work: ProcessWork, process: Process, steps: Steps, capture: s
         return ()
     collectives = _find_collectives(attributed, windows, exchanges)
     numbers, has_numbers = _find_step_numbers(attributed, process.global_pid, steps)
-    # The CPU time of a step is its length without calls that wait for the GPU. Such calls synchronize, copy, or take so
-    # long that the queue of launches must be full.
+    # The CPU time of a step is its length without calls that wait for the GPU. These are calls that synchronize, that
+    # copy, or that take so long that the queue of launches is assumed to be full.
     launches, begin, end = trace.launches, windows.cpu_start, windows.cpu_end
     waits = np.isin(launches.call, (SYNCHRONIZE, COPY)) | (launches.end - launches.start > _LONG_LAUNCH_NS)
     calls = np.flatnonzero(waits & (process_of(launches.thread) == process.global_pid))
@@ -163,8 +165,7 @@ def record_members(work: ProcessWork, process: Process, steps: Steps, capture: s
     world = trace.ranks.get(process.global_pid) or trace.ranks.get(0)
     members = []
     for device in devices:
-        parts = np.hstack([anatomy.parts for _, anatomy in work.dissect_blocks(windows, device)])
-        compute_ns, exposed_copy_ns, exposed_communication_ns, idle_ns = parts
+        compute_ns, exposed_copy_ns, exposed_communication_ns, idle_ns = work.measure_parts(windows, device)
         on_device = index[operations.device[index] == device]
         communicates = work.activity[on_device] == COMMUNICATING
         communication, other_work = (
@@ -201,26 +202,25 @@ def record_members(work: ProcessWork, process: Process, steps: Steps, capture: s
 def _find_step_numbers(attributed: AttributedTrace, process: int, steps: Steps) -> tuple[Ints, bool]:
     """Returns the number of each step, and whether the numbers come from the names of ranges (``ProfilerStep#12``).
 
-    Otherwise, the number of a step is its index among all steps. Warm-up steps and incomplete steps count too, because
-    another rank may not leave them out.
+    If the names have no numbers, the number of a step is its index among all steps. Warm-up steps and incomplete steps
+    count too, because they may be measured on another rank.
     """
     windows = steps.windows
     instances, ranges = attributed.instances, attributed.trace.ranges
-    are_steps = np.isin(instances.phase, [instances.phases.index(name) for name in (STEP, OTHER_STEP)])
-    index = np.flatnonzero(are_steps & (instances.process == process))
+    index = np.flatnonzero(mask_instances(attributed, process, STEP, OTHER_STEP))
     index = index[np.argsort(instances.start[index], kind="stable")]
     position = np.searchsorted(instances.start[index], windows.cpu_start)
     if windows.source not in ("range", "profiler_step") or len(position) == 0 or position.max() >= len(index):
         return steps.positions, False
     names = [ranges.names[ranges.name[instances.range[i]]] for i in index[position].tolist()]
     numbers = np.array([int(match[1]) if (match := _STEP_NUMBER.fullmatch(name)) else NONE for name in names])
-    rising = (numbers != NONE).all() and (np.diff(numbers) > 0).all()
-    return (numbers, True) if rising and len(numbers) > 1 else (position, False)
+    is_rising = (numbers != NONE).all() and (np.diff(numbers) > 0).all()
+    return (numbers, True) if is_rising and len(numbers) > 1 else (position, False)
 
 
 def _find_collectives(attributed: AttributedTrace, windows: Windows, index: Ints) -> Collectives:
     """Returns the collectives of a process. ``index`` contains the indices of their operations, sorted by start."""
-    trace, launched = attributed.trace, attributed.attribution.time[index]
+    trace, launched_at = attributed.trace, attributed.attribution.time[index]
     operations, calls, instances = trace.operations, trace.nccl_calls, attributed.instances
     position, call = _match_nccl_calls(attributed, index)
     last_call = np.full(len(index), NONE)  # the last NCCL call of each collective
@@ -239,20 +239,17 @@ def _find_collectives(attributed: AttributedTrace, windows: Windows, index: Ints
     callers = find_launching_collectives(trace, attributed.attribution, index[unnamed])
     kind[unnamed] = [_find_kind(name) for name in callers]
     communicator = np.append(calls.communicator, 0)[last_call]
-    since = np.searchsorted(windows.cpu_start, launched, side="right") - 1
+    last_begun_step = np.searchsorted(windows.cpu_start, launched_at, side="right") - 1
+    has_size = np.append(calls.bytes, UNKNOWN_NUMBER)[last_call] != UNKNOWN_NUMBER
     return Collectives(
         start=operations.start[index],
         end=operations.end[index],
-        launched=launched,
-        step=np.where((since != NONE) & (launched < windows.cpu_end[since]), since, NONE),
-        since=since,
+        launched=launched_at,
+        step=windows.step_at(launched_at),
+        last_begun_step=last_begun_step,
         kind=kind,
         communicator=np.where(communicator != 0, communicator, -operations.stream[index] - 1),
-        bytes=np.where(
-            np.append(calls.bytes, UNKNOWN_NUMBER)[last_call] != UNKNOWN_NUMBER,
-            np.maximum(sent, received),
-            UNKNOWN_NUMBER,
-        ),
+        bytes=np.where(has_size, np.maximum(sent, received), UNKNOWN_NUMBER),
         peer=np.append(calls.peer, UNKNOWN_NUMBER)[last_call],
         ranks=np.append(calls.ranks, 0)[last_call],
         peers=np.bincount(position[with_peer[pairs]], minlength=len(index)),
@@ -264,12 +261,13 @@ def _find_collectives(attributed: AttributedTrace, windows: Windows, index: Ints
 def _match_nccl_calls(attributed: AttributedTrace, index: Ints) -> tuple[Ints, Ints]:
     """Matches each collective with the NCCL calls that it carries out.
 
-    A call belongs to the next collective that its thread launches. NCCL launches a group of calls after the last call
-    of the group: as one kernel, or as one kernel per device in the order of the calls. If the calls of a group cannot
-    be divided evenly among several kernels, they are not matched.
+    An NCCL call belongs to the next collective that its thread launches. NCCL launches a group of calls after the last
+    call of the group: as one kernel, or as one kernel per device in the order of the calls. If the calls of a group
+    cannot be divided evenly among several kernels, they are not matched.
 
     Returns:
-        The position in ``index`` of a collective, and the index of an NCCL call, for each pair.
+        For each pair of a collective and an NCCL call: the position of the collective in ``index``, and the index of
+        the call.
     """
     calls, attribution = attributed.trace.nccl_calls, attributed.attribution
     launched = np.flatnonzero(attribution.thread[index] != NONE)

@@ -1,12 +1,13 @@
 """Finds the API calls, the pauses and the operations of one process, and the causes of its devices' idle time.
 
 The calls of all threads that launch work are treated as one sequence, since only one of these threads runs at a time:
-Python has a global lock, and the main thread waits while autograd's thread works.
+Python has a global interpreter lock, and the main thread waits while autograd's thread works.
 
 Every nanosecond of a device's idle time has one cause. The cause of a gap depends on the operation that ends the gap.
 If this operation was launched before the gap began, it was in the device's queue, and the program did not delay it.
-Otherwise, the program launched it late. The cause is then what the program did: it was in a blocking call when the
-device ran out of work, it was in the allocator or another slow call, it did work on the CPU, or the launch was slow.
+Otherwise, the program launched it late, and the cause is what the program did before the launch: it was in a blocking
+call when the device ran out of work, it was in the allocator or another slow call, it worked on the CPU, or it launched
+slowly.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from nsys_analyzer.analysis.steps.anatomy import (
     find_latest_earlier_ends,
 )
 from nsys_analyzer.analysis.steps.profiler_cost import find_profiler_busy_times
-from nsys_analyzer.analysis.steps.windows import Windows
+from nsys_analyzer.analysis.steps.windows import Windows, mask_instances
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct, take_or_default
 from nsys_analyzer.trace.columns import (
     ALLOCATE,
@@ -63,13 +64,14 @@ Cause = Literal[
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 _SYNC, _ALLOCATOR, _COPY, _LAUNCH, _HOST, _DATA, _COMMUNICATION, _UNRECORDED, _PROFILER, _UNKNOWN = range(len(CAUSES))
 
-#: The name of the phase of GPU work that was launched outside the ranges of all phases.
+#: The phase name of GPU work that was launched outside all phases.
 OUTSIDE_PHASES = "outside the phases"
-#: The number of operations that are dissected at once: enough for numpy, and few enough for the processor's cache.
+#: The approximate number of operations in a block of steps that is dissected at once. The block is large enough for
+#: numpy to be efficient, and small enough for the processor's cache.
 OPERATIONS_PER_BLOCK = 50_000
 #: A pause of the program is a time of at least this length without API calls, ns.
 PAUSE_NS = 100_000
-#: An API call for a copy blocks if it takes longer than this, ns. The call of an asynchronous copy returns sooner.
+#: An API call that copies counts as a blocking call if it takes longer than this, ns.
 _BLOCKING_COPY_NS = 15_000
 #: A gap between two queued operations is a pause of the device itself if it is at most this long, ns. Most such gaps
 #: take about a microsecond.
@@ -79,18 +81,19 @@ _UNRECORDED_WAIT_NS = 1_000_000
 #: The maximum difference between the clocks of two threads, or of CPU and GPU, ns.
 CLOCK_SKEW_NS = 3_000
 
-#: Words in the names of ranges that load batches. A verb and a noun, as in ``get_batch``, also count together.
+#: A range loads batches if its name contains one of these words, or a verb and a noun as in ``get_batch``.
 _LOADING_WORDS = (
     "data", "dataset", "dataloader", "dataloading", "loader", "loading", "fetch", "fetching", "prefetch", "minibatch",
 )  # fmt: skip
 _LOADING_VERBS = ("get", "next", "load", "collate", "read")
 _LOADED_NOUNS = ("batch", "batches", "input", "inputs", "sample", "samples")
-#: Matches the start of a word that names a part of the model. A range with such a word does not load batches. Examples
-#: are ``BatchNorm2d``, ``DistributedDataParallel.forward``, ``input_proj`` and ``fetch_expert_3`` (loads weights).
+#: Matches the start of a word that names a part of the model. A range whose name contains such a word does not load
+#: batches. Examples are ``BatchNorm2d``, ``DistributedDataParallel.forward``, ``input_proj`` and ``fetch_expert_3``,
+#: which loads weights.
 _MODEL_WORD = re.compile(r"norm|parallel|embed|proj|layer|forward|backward|loss|weight|param|expert|kv|w[a-z]?\d*$")
 #: Matches the name of a Python function as PyTorch's profiler writes it with stacks.
 _PYTHON_FUNCTION = re.compile(r"(?:.*/)?(?P<file>[^/]*)\.py\(\d+\): (?P<function>.*)")
-#: Words in the names of Python files that load batches. A file named "loader" may load something else.
+#: Words in the names of Python files that load batches. "loader" is missing, since such a file may load something else.
 _LOADING_FILE_WORDS = frozenset(("data", "dataset", "datasets", "dataloader", "datamodule"))
 
 
@@ -114,7 +117,7 @@ class Stretches(Columns):
         cause: the index of the cause in ``CAUSES``.
         range: the code of the name of the program's innermost range. It is ``NONE`` outside of ranges, and in the range
             of a step without an inner range.
-        api: the code of the name of the API call that the program executes, or ``NONE``.
+        api: the code of the name of the API call that the program executes, ``NONE`` if it executes none.
     """
 
     end: Ints
@@ -124,7 +127,7 @@ class Stretches(Columns):
 
 
 @dataclass(frozen=True)
-class Idle(Stretches):
+class IdleStretches(Stretches):
     """The stretches in which a device idles, in order. A gap is divided where its cause changes.
 
     Attributes:
@@ -140,7 +143,7 @@ class Idle(Stretches):
 
 
 class ProcessWork:
-    """The calls of the threads of a process that launch work, the program's pauses, and the operations.
+    """The work of a process: its GPU operations, the API calls of the threads that launch them, and what delays these.
 
     Attributes:
         devices: for each device, the indices of the process's operations on the device.
@@ -153,8 +156,8 @@ class ProcessWork:
             entry, which the index -1 selects, is ``OUTSIDE_PHASES``.
         calls: the API calls of the threads that launch work, without calls inside other calls.
         launch_index: shape (calls,), the index of each call in the trace's launches; ``NONE`` for an added call.
-        waiting_calls: the indices of the calls that wait: synchronizations and blocking copies.
-        slow_calls: the indices of other calls that take long, such as a call that loads a module.
+        waiting_calls: the indices of the calls that wait for the GPU: synchronizations and blocking copies.
+        slow_calls: the indices of other calls that take long, such as a call that loads a CUDA module.
         allocating_calls: the indices of the calls that allocate or free device memory.
         ranges: the indices of the program's ranges, without the ranges of autograd's threads.
         unrecorded_wait_ns: shape (calls,), the time at the end of each call in which the call still waits although all
@@ -168,6 +171,7 @@ class ProcessWork:
 
     def __init__(self, attributed: AttributedTrace, process: int, windows: Windows) -> None:
         self.attributed, self.process = attributed, process
+        self._parts: dict[int, tuple[Windows, Ints]] = {}  # the first dissected steps of each device, and their parts
         index = np.flatnonzero(attributed.trace.operations.process == process).astype(np.int32)
         device_of = attributed.trace.operations.device[index]
         self.devices = {device: index[device_of == device] for device in distinct(device_of).tolist()}
@@ -182,8 +186,8 @@ class ProcessWork:
         # The ranges of steps and requests do not show what the program does inside them.
         is_request = np.array([*map(bool, map_by_shape(ranges.names, REQUEST_RANGE.fullmatch)), False])[ranges.name]
         is_step_or_request = (attributed.roles.has_role(STEP, OTHER_STEP) | is_request)[self.ranges]
-        self._names = np.append(np.where(is_step_or_request, NONE, ranges.name[self.ranges]), NONE)
-        self.delays = self._find_busy(int(windows.start[0]), int(windows.end[-1]))
+        self._range_codes = np.append(np.where(is_step_or_request, NONE, ranges.name[self.ranges]), NONE)
+        self.delays = self._find_delays(int(windows.start[0]), int(windows.end[-1]))
 
     def _classify_operations(self) -> None:
         """Finds the class, the activity, the launch time and the phase of each operation."""
@@ -225,7 +229,7 @@ class ProcessWork:
         self.launch_index, self.calls = index, calls
         duration = calls.end - calls.start
         waits = (calls.call == SYNCHRONIZE) | ((calls.call == COPY) & (duration > _BLOCKING_COPY_NS))
-        # If another thread makes a call meanwhile, the program does not wait.
+        # If another thread makes a call during this call, the program does not wait.
         waits &= np.append(calls.start, np.iinfo(np.int64).max)[1:] >= calls.end - CLOCK_SKEW_NS
         allocates = np.isin(calls.call, (ALLOCATE, FREE))
         is_slow = ~np.isin(calls.call, (SYNCHRONIZE, COPY)) & ~allocates & (duration >= PAUSE_NS)
@@ -240,19 +244,19 @@ class ProcessWork:
         is_unrecorded = waits & (calls.call == SYNCHRONIZE) & (after_work >= _UNRECORDED_WAIT_NS)
         self.unrecorded_wait_ns = np.where(is_unrecorded, after_work, 0)
 
-    def _find_busy(self, first: int, last: int) -> Stretches:
+    def _find_delays(self, first: int, last: int) -> Stretches:
         """Finds the stretches between two times in which the program pauses, allocates, or executes a slow call."""
-        in_calls, pauses = self._find_busy_calls(), self._find_pauses(first, last)
-        columns = [np.concatenate(pair) for pair in zip(pauses, in_calls, strict=True)]
+        pairs = zip(self._find_pauses(first, last), self._find_delaying_calls(), strict=True)
+        start, end, *columns = (np.concatenate(pair) for pair in pairs)
         # Remove the profiler's own work from these stretches, and add it as stretches of its own.
-        position, *bounds = self.profiler_busy.find_gaps(*columns[:2])
-        program = [*bounds, *(column[position] for column in columns[2:])]
+        position, start, end = self.profiler_busy.find_gaps(start, end)
         none = np.full(len(self.profiler_busy.start), NONE)
         profiler = (self.profiler_busy.start, self.profiler_busy.end, np.full_like(none, _PROFILER), none, none)
+        program = (start, end, *(column[position] for column in columns))
         columns = [np.concatenate(pair) for pair in zip(program, profiler, strict=True)]
         return Stretches(*columns).select(np.argsort(columns[0], kind="stable"))
 
-    def _find_busy_calls(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    def _find_delaying_calls(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
         """Returns the calls that allocate, are slow, or wait for unrecorded work, as the columns of ``Stretches``."""
         calls, unrecorded = self.calls, np.flatnonzero(self.unrecorded_wait_ns)
         index = np.unique(np.concatenate([self.allocating_calls, self.slow_calls, unrecorded]))
@@ -262,13 +266,8 @@ class ProcessWork:
         index, begin = index[calls.end[index] > begin], begin[calls.end[index] > begin]
         is_slow, is_unrecorded = np.isin(index, self.slow_calls), np.isin(index, unrecorded)
         cause = np.select([is_slow, is_unrecorded], [_LAUNCH, _UNRECORDED], _ALLOCATOR)
-        return (
-            begin,
-            calls.end[index],
-            cause,
-            self.find_range_codes(calls.start[index]),
-            calls.name[index].astype(np.int64),
-        )
+        ranges, apis = self.find_range_codes(calls.start[index]), calls.name[index].astype(np.int64)
+        return begin, calls.end[index], cause, ranges, apis
 
     def _find_pauses(self, first: int, last: int) -> tuple[Ints, Ints, Ints, Ints, Ints]:
         """Finds the pauses between two times, and divides each pause where its innermost range changes.
@@ -298,7 +297,7 @@ class ProcessWork:
     def _precede_batch_copy(self, start: Ints, end: Ints) -> Bools:
         """Returns True for each pause after which a batch is copied to the device; shape (pauses,).
 
-        It is False for a pause in which the range of a step ends.
+        The value is False for a pause in which the range of a step ends.
         """
         attributed, operations = self.attributed, self.attributed.trace.operations
         to_device = (operations.kind == MEMCPY) & ~np.isin(operations.copy, (*INTO_HOST, ON_DEVICE, BETWEEN_DEVICES))
@@ -306,12 +305,10 @@ class ProcessWork:
         # Calls of the kind OTHER_CALL only query something, such as whether a stream is captured.
         acting = np.flatnonzero(self.calls.call != OTHER_CALL)
         next_call = np.append(acting, NONE)[np.searchsorted(acting, np.searchsorted(self.calls.start, end))]
-        copies_next = (next_call != NONE) & np.isin(
-            np.append(self.launch_index, NONE)[next_call], copies[copies != NONE]
-        )
+        next_launch = np.append(self.launch_index, NONE)[next_call]
+        copies_next = (next_call != NONE) & np.isin(next_launch, copies[copies != NONE])
         instances = attributed.instances
-        is_step = np.isin(instances.phase, [instances.phases.index(name) for name in (STEP, OTHER_STEP)])
-        is_step &= instances.process == self.process
+        is_step = mask_instances(attributed, self.process, STEP, OTHER_STEP)
         step_starts, step_ends = np.sort(instances.start[is_step]), np.sort(instances.end[is_step])
         middle = (start + end) // 2
         ended_by_middle = np.searchsorted(step_ends, middle, side="right")
@@ -327,15 +324,18 @@ class ProcessWork:
     def find_range_codes(self, time: Ints) -> Ints:
         """Returns the code of the name of the innermost range at each time.
 
-        It is ``NONE`` outside of ranges, and where the innermost range is that of a step or a request.
+        The code is ``NONE`` outside of ranges, and if the innermost range is that of a step or a request.
         """
-        return self._names[self._open_ranges.open_at(np.full(len(time), self.process), time)]
+        return self._range_codes[self._open_ranges.open_at(np.full(len(time), self.process), time)]
 
     def measure_loading(self, start: Ints, end: Ints) -> tuple[Ints, Ints]:
-        """Returns the time in which the program loads a batch in each stretch [start, end), ns, and the pause's range.
+        """Measures the time in which the program loads a batch in each stretch [start, end), and finds the range.
 
-        The range is the code of a name, or ``NONE``. If the program loads a batch, it is the range of the longest part
-        in which it does so. Otherwise, it is the range of the longest part in which the program is busy.
+        If the program loads a batch in a stretch, the range is that of the longest part in which it does so. Otherwise,
+        it is the range of the longest delay.
+
+        Returns:
+            The loading time in each stretch, ns, and the code of the range's name, or ``NONE``.
         """
         stretch, part, part_start, part_end = find_overlaps(self.delays.start, self.delays.end, start, end)
         loads, duration = self.delays.cause[part] == _DATA, part_end - part_start
@@ -343,6 +343,15 @@ class ProcessWork:
         range_ = self.find_range_codes((start + end) // 2)
         range_[stretch[order]] = self.delays.range[part[order]]  # of equal indices, the last assignment remains
         return np.bincount(stretch[loads], duration[loads], len(start)).astype(np.int64), range_
+
+    def measure_parts(self, windows: Windows, device: int) -> Ints:
+        """Returns the parts of each step on a device, as in ``Anatomy.parts``; shape (4, steps), ns.
+
+        If the same steps were the first steps that were dissected on the device, they are not dissected again.
+        """
+        if device not in self._parts or self._parts[device][0] is not windows:
+            return np.hstack([anatomy.parts for _, anatomy in self.dissect_blocks(windows, device)])
+        return self._parts[device][1]
 
     def dissect_blocks(self, windows: Windows, device: int) -> Iterator[tuple[Windows, Anatomy]]:
         """Dissects steps on a device. Yields blocks of steps with about ``OPERATIONS_PER_BLOCK`` operations each."""
@@ -354,21 +363,22 @@ class ProcessWork:
         low = np.searchsorted(np.maximum.accumulate(operations.end[index]), windows.start, side="right")
         # The operation after the last window is needed too, since it ends the last gap.
         high = np.minimum(np.searchsorted(start, windows.end) + 1, len(index))
-        block = (np.cumsum(high - low) - 1) // OPERATIONS_PER_BLOCK
+        block, parts = (np.cumsum(high - low) - 1) // OPERATIONS_PER_BLOCK, []
         for number in np.unique(block).tolist():
             in_block = np.flatnonzero(block == number)
             steps, near = windows.select(in_block), index[int(low[in_block].min()) : int(high[in_block].max())]
-            yield steps, dissect_steps(steps, operations, near, self.activity)
+            anatomy = dissect_steps(steps, operations, near, self.activity)
+            parts.append(anatomy.parts)
+            yield steps, anatomy
+        self._parts.setdefault(device, (windows, np.hstack(parts)))
 
-    def find_idle_stretches(self, windows: Windows, device: int) -> Idle:
+    def find_idle_stretches(self, windows: Windows, device: int) -> IdleStretches:
         """Finds the stretches in which a device idles in the given steps, with their causes."""
-        parts = [
-            self.find_idle_causes(anatomy.gaps).columns().values()
-            for _, anatomy in self.dissect_blocks(windows, device)
-        ]
-        return Idle(*map(np.concatenate, zip(*parts, strict=True)))
+        gaps = (anatomy.gaps for _, anatomy in self.dissect_blocks(windows, device))
+        parts = [self.find_idle_causes(gaps_of_block).columns().values() for gaps_of_block in gaps]
+        return IdleStretches(*map(np.concatenate, zip(*parts, strict=True)))
 
-    def find_idle_causes(self, gaps: Gaps) -> Idle:
+    def find_idle_causes(self, gaps: Gaps) -> IdleStretches:
         """Finds the causes of the gaps of a device."""
         # The device waits for the program until the launch of the operation that ends the gap. A slow launch, such as
         # that of a graph, delays the operation until the launching call returns.
@@ -405,20 +415,13 @@ class ProcessWork:
             np.append(True, of_gap[1:] != of_gap[:-1])[: len(of_gap)] for of_gap in (part, gap_of_rest)
         )
         no_pause = np.zeros(len(gap), np.bool_)
-        parts = (
-            (start, end, busy.cause, busy.range, busy.api, gaps.step[gap], first_of_part, no_pause),
-            (
-                *bounds,
-                cause[gap_of_rest],
-                range_[gap_of_rest],
-                api[gap_of_rest],
-                gaps.step[gap_of_rest],
-                first_of_rest,
-                is_device_pause[gap_of_rest],
-            ),
+        in_delays = (start, end, busy.cause, busy.range, busy.api, gaps.step[gap], first_of_part, no_pause)
+        cause, range_, api, step, is_pause = (
+            column[gap_of_rest] for column in (cause, range_, api, gaps.step, is_device_pause)
         )
-        columns = [np.concatenate(pair) for pair in zip(*parts, strict=True)]
-        return Idle(*columns).select(np.argsort(columns[0], kind="stable"))
+        rest = (*bounds, cause, range_, api, step, first_of_rest, is_pause)
+        columns = [np.concatenate(pair) for pair in zip(in_delays, rest, strict=True)]
+        return IdleStretches(*columns).select(np.argsort(columns[0], kind="stable"))
 
 
 def _lie_inside_calls(calls: Launches) -> Bools:

@@ -1,9 +1,9 @@
 """Estimates the time that a profiler adds to a phase, from the events that it recorded in the phase.
 
 Recording API calls, NVTX ranges and PyTorch's operators takes time on the CPU. The number of events times the cost of
-one event is an upper bound of the added time, because the cost is hidden while the GPU still has work. A profiler also
-records some of its own work, such as the allocation of CUPTI's buffers, which takes 0.2 to 3 ms per buffer. This time
-is added to the cost of the events.
+one event is an upper bound of the added time, because this cost is hidden while the GPU still has work. A profiler also
+records some of its own work, such as the allocation of CUPTI's buffers, which takes 0.2 to 3 ms per buffer. The time of
+this work is added to the cost of the events.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nsys_analyzer.analysis.intervals import Cover
 from nsys_analyzer.trace.arrays import Floats, Ints, mask_by_name
 from nsys_analyzer.trace.columns import Launches, Ranges, process_of
 from nsys_analyzer.trace.phase_names import MODULE_RANGE_PREFIX, MODULE_RANGE_WITH_PATH, RECORDING_RANGE
-from nsys_analyzer.trace.schema import NS_PER_US, US_PER_MS
+from nsys_analyzer.trace.schema import NS_PER_MS, NS_PER_US
 from nsys_analyzer.trace.trace import Trace
 
 
@@ -41,8 +41,8 @@ NVTX_RANGE = EventCost("NVTX range", 2.0, 5.2)
 OPERATOR = EventCost("operator", 0.8, 3.6)
 #: The median duration of a kernel launch on the machine on which ``API_CALL`` was measured, µs.
 _REFERENCE_LAUNCH_US = 3.9
-#: The largest factor by which recording is assumed to be slower than measured. Even longer launches wait for their
-#: queue.
+#: The largest factor by which recording is assumed to be slower than on the reference machine. Launches that are longer
+#: by a larger factor wait until their queue has room.
 _MAX_SLOWNESS = 3.0
 #: Matches records of the profiler that are not a cost of profiling: work of the driver, a full queue of launches, the
 #: span of the recording, and the flushing of buffers, which runs on a thread of the profiler.
@@ -62,7 +62,7 @@ class RecordedEvents:
 
     def __init__(self, trace: Trace, process: int) -> None:
         self._events: list[tuple[Ints, EventCost, float]] = []
-        for table, cost, factor in _recorded_tables(trace):
+        for table, cost, factor in _find_recorded_tables(trace):
             of_process = process_of(table.thread) == process
             starts = table.start if of_process.all() else table.start[of_process]
             is_sorted = (starts[1:] >= starts[:-1]).all()
@@ -79,25 +79,18 @@ class RecordedEvents:
         """
         if not len(start) or not self._is_known:
             return None
-        low_ms = high_ms = 0.0
+        # The range of the instance itself starts at `start`, and is not counted.
+        low_ns, high_ns = self.bound_costs(start + 1, end)
+        return ProfilerCost(float(low_ns.mean()) / NS_PER_MS, float(high_ns.mean()) / NS_PER_MS)
+
+    def bound_costs(self, start: Ints, end: Ints) -> tuple[Floats, Floats]:
+        """Returns the lower and the upper bound of the cost of recording in each interval, ns, shape (intervals,)."""
+        low_ns, high_ns = np.zeros((2, len(start)))
         for starts, cost, factor in self._events:
-            # The range of the instance itself starts at `start`, and is not counted.
-            count = (np.searchsorted(starts, end) - np.searchsorted(starts, start, side="right")).mean()
-            low_ms += count * cost.low_us * factor / US_PER_MS
-            high_ms += count * cost.high_us * factor / US_PER_MS
-        return ProfilerCost(float(low_ms), float(high_ms))
-
-
-def bound_recording_costs(trace: Trace, process: int, start: Ints, end: Ints) -> tuple[Floats, Floats]:
-    """Returns the lower and the upper bound of the cost of recording in each interval, ns, shape (intervals,)."""
-    low_ns, high_ns = np.zeros(len(start)), np.zeros(len(start))
-    for table, cost, factor in _recorded_tables(trace):
-        nearby_rows = table.select((table.start >= start.min()) & (table.start <= end.max()))
-        starts = np.sort(nearby_rows.start[process_of(nearby_rows.thread) == process])
-        count = np.searchsorted(starts, end) - np.searchsorted(starts, start)
-        low_ns += count * cost.low_us * factor * NS_PER_US
-        high_ns += count * cost.high_us * factor * NS_PER_US
-    return low_ns, high_ns
+            count = np.searchsorted(starts, end) - np.searchsorted(starts, start)
+            low_ns += count * cost.low_us * factor * NS_PER_US
+            high_ns += count * cost.high_us * factor * NS_PER_US
+        return low_ns, high_ns
 
 
 def find_profiler_busy_times(trace: Trace, process: int, threads: Ints) -> Cover:
@@ -110,9 +103,9 @@ def find_profiler_busy_times(trace: Trace, process: int, threads: Ints) -> Cover
     return Cover.from_intervals(records.start, records.end)
 
 
-def _recorded_tables(trace: Trace) -> list[tuple[Launches | Ranges, EventCost, float]]:
+def _find_recorded_tables(trace: Trace) -> list[tuple[Launches | Ranges, EventCost, float]]:
     """Returns each table of events whose recording takes time, the cost of one event, and a factor for this machine."""
-    # Assume that recording an event is slower on a slower CPU by the same factor as a launch.
+    # Recording an API call is assumed to be slower than on the reference machine by the same factor as a launch.
     slowness = trace.median_launch_ns / NS_PER_US / _REFERENCE_LAUNCH_US if trace.median_launch_ns else 1.0
     tables: list[tuple[Launches | Ranges, EventCost, float]] = [
         (trace.launches, API_CALL, min(max(slowness, 1.0), _MAX_SLOWNESS))

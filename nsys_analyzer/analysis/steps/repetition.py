@@ -1,9 +1,9 @@
 """Finds the period at which the whole sequence of a device's work repeats.
 
-A sequence of passes is equal to itself when it is shifted by one pass. When it is shifted by one layer, it is equal
-within each pass, but not across the end of a pass. The repetition at the period of a layer therefore covers only one
-pass, whereas the repetition at the period of a pass covers the whole sequence. The best period is the period whose
-repetition covers most of the time.
+A sequence of passes that is shifted by one pass equals the original sequence. If it is shifted by one layer, it equals
+the original sequence within each pass, but not across the end of a pass. Repetition with the period of a layer
+therefore covers only one pass, whereas repetition with the period of a pass covers the whole sequence. The best period
+is the period whose repetition covers most of the time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from nsys_analyzer.trace.arrays import Bools, Integers, Ints, distinct_rows
 
-#: A period is accepted only if its units cover at least this share of the time.
+#: A period is accepted only if its units cover at least this share of the total duration of all operations.
 _MIN_COVERED_TIME = 0.8
 #: A unit repeats if at least this share of its operations is equal to the operations of the next unit.
 _MIN_SAME_IN_UNIT = 0.9
@@ -25,15 +25,15 @@ _MIN_SAME_IN_ALL = 0.95
 _OPERATIONS_SEARCHED = 1 << 18
 #: A lag may be a period if both operations are equal in at least this share of the pairs that lie this lag apart.
 _MIN_SAME_AT_LAG = 0.5
-#: The number of random projections from which the share of equal pairs is estimated.
-_PROJECTIONS = 2
+#: The number of random mappings of symbols to numbers from which the share of equal pairs is estimated.
+_RANDOM_MAPPINGS = 2
 #: The assumed maximum error of the estimated share of equal pairs.
 _ESTIMATION_ERROR = 0.3
 #: A model has at least ``_MIN_LAYERS`` layers, and a layer has at least ``_MIN_OPERATIONS_OF_LAYER`` operations.
 _MIN_LAYERS, _MIN_OPERATIONS_OF_LAYER = 3, 5
-#: The repeating layers contain at least this share of the operations of a pass.
+#: Repeating parts of a pass are layers only if they contain at least this share of the operations of the pass.
 _MIN_SHARE_OF_LAYERS = 0.15
-#: When layers are searched, a lag may be a period if at least this share of the pairs at the lag is equal.
+#: A lag may be the period of layers if at least this share of the pairs of operations at this lag is equal.
 _MIN_SAME_AT_LAG_OF_LAYERS = 0.1
 #: A multiple of a period is preferred if its share of equal pairs exceeds the period's share by more than this.
 _MIN_GAIN_OF_MULTIPLE = 0.03
@@ -49,14 +49,14 @@ class Repetition:
         period: the number of operations in a unit.
         starts: the index of the first operation of each complete unit, in order.
         end: the index after the last operation of the last complete unit.
-        before, behind: the number of operations before and after the part of the sequence that repeats.
+        before, after: the number of operations before and after the part of the sequence that repeats.
     """
 
     period: int
     starts: Ints
     end: int
     before: int
-    behind: int
+    after: int
 
 
 def find_repeats(
@@ -76,27 +76,29 @@ def find_repeats(
             operation, as the nodes of a CUDA graph are.
     """
     if begins_launch is None or begins_launch.all():
-        yield from _repeats_of(symbols, ns, pause, count)
+        yield from _find_repetitions(symbols, ns, pause, count)
         return
-    yield from (repeats for repeats in _repeats_of(symbols, ns, pause, count) if begins_launch[repeats.starts].all())
+    yield from (
+        repeats for repeats in _find_repetitions(symbols, ns, pause, count) if begins_launch[repeats.starts].all()
+    )
     # Two launches count as equal if they have the same number of operations and the same hash. The hash is the sum of
     # one random number per symbol.
     starts = np.flatnonzero(begins_launch)
     numbers = np.random.default_rng(0).integers(1 << 40, size=int(symbols.max()) + 1)
     bounds = np.append(starts, len(symbols))
     _, launched = distinct_rows(np.add.reduceat(numbers[symbols], starts), np.diff(bounds))
-    for repeats in _repeats_of(launched, np.add.reduceat(ns, starts), pause[starts], count):
-        unit, behind = repeats.starts[0], len(symbols) - int(bounds[len(starts) - repeats.behind])
+    for repeats in _find_repetitions(launched, np.add.reduceat(ns, starts), pause[starts], count):
+        unit, after = repeats.starts[0], len(symbols) - int(bounds[len(starts) - repeats.after])
         period = int(bounds[unit + repeats.period] - bounds[unit])
-        yield Repetition(period, bounds[repeats.starts], int(bounds[repeats.end]), int(bounds[repeats.before]), behind)
+        yield Repetition(period, bounds[repeats.starts], int(bounds[repeats.end]), int(bounds[repeats.before]), after)
 
 
-def _repeats_of(symbols: Integers, ns: Ints, pause: Ints, count: int) -> Iterator[Repetition]:
+def _find_repetitions(symbols: Integers, ns: Ints, pause: Ints, count: int) -> Iterator[Repetition]:
     """Yields the periods of one sequence, the best period first; see ``find_repeats``."""
     total, running = float(ns.sum()), np.append(0, np.cumsum(ns))
     candidates = []
-    for period in _periods(symbols):
-        first, stop, same_share = _longest_repeating_stretch(symbols, period)
+    for period in _find_candidate_periods(symbols):
+        first, stop, same_share = _find_longest_repeating_part(symbols, period)
         if same_share < _MIN_SAME_IN_ALL or stop - first < 2 * period:
             continue
         starts = _find_unit_starts(symbols, pause, period, first, stop)
@@ -111,7 +113,7 @@ def _repeats_of(symbols: Integers, ns: Ints, pause: Ints, count: int) -> Iterato
         # A few additional operations between two units do not end the repetition.
         bounds = np.append(starts, end)
         is_regular = np.abs(np.diff(bounds) - period) <= (1 - _MIN_SAME_IN_UNIT) * period
-        first_regular, end_regular = _longest_stretch(is_regular)
+        first_regular, end_regular = _find_longest_run(is_regular)
         regular_ns = running[bounds[end_regular]] - running[bounds[first_regular]]
         covered_ns = max(running[stop] - running[first], regular_ns)
         repeats = Repetition(period, starts, end, low, len(symbols) - high)
@@ -126,8 +128,8 @@ def has_layers(symbols: Integers, computes: Bools) -> bool:
         symbols: shape (operations,), a code of each operation from 0 on. Equal operations have equal codes.
         computes: shape (operations,), True if an operation has a class that every layer contains, such as matmul.
     """
-    for period in _periods(symbols, _MIN_SAME_AT_LAG_OF_LAYERS):
-        first, stop, _ = _longest_repeating_stretch(symbols, period)
+    for period in _find_candidate_periods(symbols, _MIN_SAME_AT_LAG_OF_LAYERS):
+        first, stop, _ = _find_longest_repeating_part(symbols, period)
         repeats = (stop - first) // period
         is_large = period >= _MIN_OPERATIONS_OF_LAYER and stop - first >= _MIN_SHARE_OF_LAYERS * len(symbols)
         if is_large and repeats >= _MIN_LAYERS and computes[first : first + period].any():
@@ -135,19 +137,19 @@ def has_layers(symbols: Integers, computes: Bools) -> bool:
     return False
 
 
-def _periods(symbols: Integers, min_same: float = _MIN_SAME_AT_LAG) -> Iterator[int]:
-    """Yields the lags at which a sequence may be equal to itself, without multiples of a lag that are not better."""
+def _find_candidate_periods(symbols: Integers, min_same: float = _MIN_SAME_AT_LAG) -> Iterator[int]:
+    """Yields the lags that may be periods of a sequence, without multiples of a lag that have no more equal pairs."""
     middle = max(0, len(symbols) - _OPERATIONS_SEARCHED) // 2
     sequence = symbols[middle : middle + _OPERATIONS_SEARCHED]
     if len(sequence) < 2:
         return
-    # Each symbol is mapped to a random complex number of absolute value 1. Only products of equal symbols add up, so
-    # the autocorrelation at a lag is the number of equal pairs plus noise.
+    # Each symbol is mapped to a random complex number of absolute value 1. In the autocorrelation, only the products of
+    # equal symbols add up, so its value at a lag is the number of equal pairs plus noise.
     random, equal = np.random.default_rng(0), np.zeros(len(sequence) // 2)
-    for _ in range(_PROJECTIONS):
+    for _ in range(_RANDOM_MAPPINGS):
         direction = np.exp(2j * np.pi * random.random(int(sequence.max()) + 1))
         spectrum = np.fft.fft(direction[sequence], 2 * len(sequence))
-        equal += np.fft.ifft(np.abs(spectrum) ** 2).real[1 : len(equal) + 1] / _PROJECTIONS
+        equal += np.fft.ifft(np.abs(spectrum) ** 2).real[1 : len(equal) + 1] / _RANDOM_MAPPINGS
     estimated_same = equal / (len(sequence) - np.arange(1, len(equal) + 1))
     same_at: dict[int, float] = {}
     for lag in (np.flatnonzero(estimated_same >= min_same - _ESTIMATION_ERROR) + 1).tolist():
@@ -160,7 +162,7 @@ def _periods(symbols: Integers, min_same: float = _MIN_SAME_AT_LAG) -> Iterator[
             yield lag
 
 
-def _longest_repeating_stretch(symbols: Integers, period: int) -> tuple[int, int, float]:
+def _find_longest_repeating_part(symbols: Integers, period: int) -> tuple[int, int, float]:
     """Finds the longest part of a sequence in which each unit repeats in the next unit.
 
     Returns:
@@ -169,16 +171,16 @@ def _longest_repeating_stretch(symbols: Integers, period: int) -> tuple[int, int
     """
     is_equal = symbols[:-period] == symbols[period:]
     equal = np.append(0, np.cumsum(is_equal))
-    first, last = _longest_stretch(equal[period:] - equal[:-period] >= _MIN_SAME_IN_UNIT * period)
+    first, last = _find_longest_run(equal[period:] - equal[:-period] >= _MIN_SAME_IN_UNIT * period)
     if first == last:
         return 0, 0, 0.0
-    # At each end, up to a tenth of a unit may differ. These operations are removed.
+    # At each end of this part, up to a tenth of a unit may differ. Remove the operations that differ.
     inside = first + np.flatnonzero(is_equal[first : last + period - 1])
     first, stop = int(inside[0]), int(inside[-1]) + 1
     return first, stop + period, float(is_equal[first:stop].mean())
 
 
-def _longest_stretch(mask: Bools) -> tuple[int, int]:
+def _find_longest_run(mask: Bools) -> tuple[int, int]:
     """Returns the bounds [first, end) of the longest run of True values, or (0, 0) if there is none."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]])))
     if not len(edges):
@@ -199,8 +201,8 @@ def _find_unit_starts(symbols: Integers, pause: Ints, period: int, first: int, s
         table = pause[first : first + units * period].reshape(units, period)
         offset += int(np.argmax(np.median(table[1:] if units > 1 else table, axis=0)))
     starts = np.arange(offset, stop - period + 1, period)
-    # A longer unit shifts the units after it, so units are found by their first operations. These are taken from the
-    # first, the middle or the last unit, whichever finds most units.
+    # A longer unit shifts the units after it, so units are found by their first operations. The first operations of the
+    # first, the middle or the last unit are searched, whichever are found most often.
     typical = sorted({int(starts[0]), int(starts[len(starts) // 2]), int(starts[-1])})
     heads = max((_find_same_heads(symbols, start, min(period, _HEAD_LENGTH)) for start in typical), key=len)
     heads_inside = heads[(heads >= first) & (heads < stop)]
@@ -210,7 +212,7 @@ def _find_unit_starts(symbols: Integers, pause: Ints, period: int, first: int, s
 
 
 def _find_same_heads(symbols: Integers, start: int, length: int) -> Ints:
-    """Returns each index at which the next ``length`` operations are equal to those at ``start``."""
+    """Returns each index from which ``length`` operations are equal to the operations from ``start``."""
     positions = np.arange(len(symbols) - length + 1)
     for offset in range(length):
         positions = positions[symbols[positions + offset] == symbols[start + offset]]

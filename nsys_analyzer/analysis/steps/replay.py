@@ -1,4 +1,4 @@
-"""Replays a few recorded steps to estimate the effect of a change: less work, fewer waits, or cheaper launches.
+"""Replays a few recorded steps to estimate the effect of a change: less work, fewer waits, or shorter launches.
 
 The CPU is modeled as a sequence of API calls with the time between them. A blocking call ends when the GPU has done the
 work that the call waits for. The GPU is modeled as a sequence of operations on each stream. An operation starts when
@@ -24,11 +24,11 @@ from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 
 _LONG_AGO = -(2.0**62)
-#: Start times that are computed in two ways differ by rounding. Times that differ by less than this are equal, ns.
+#: Two start times that differ by less than this count as equal, ns, because they may differ by rounding.
 _ROUNDING_NS = 0.01
 #: A replay of at least this many steps leaves out the first step, because it begins with an idle GPU.
 MIN_STEPS = 3
-#: The offset between the numbers of collectives in two repetitions of a step, more than any capture has collectives.
+#: The offset between the collective numbers of two repetitions of a step. No capture has this many collectives.
 _COLLECTIVE_NUMBERS_PER_REPETITION = 2**40
 #: Columns of ``Replay`` with a value for each call, except ``awaited``, which contains indices.
 CALL_COLUMNS = ("cpu_ns", "min_wait_ns", "return_ns", "max_profiler_ns", "pause_ns", "profiler_work_ns")
@@ -39,11 +39,11 @@ COLLECTIVE_COLUMNS = ("collective", "waits_for_ranks")
 
 
 class CollectiveArrival(NamedTuple):
-    """The start of a rank's part of a collective.
+    """The arrival of a rank at a collective: the start of the rank's operation in it.
 
     Attributes:
         collective: the number of the collective.
-        start_ns: when the rank starts its part, ns.
+        start_ns: the time at which the rank starts its operation, ns.
         waits: whether the rank waits for the other ranks of the collective.
     """
 
@@ -53,7 +53,7 @@ class CollectiveArrival(NamedTuple):
 
 
 class ReplayedTimes(NamedTuple):
-    """The times of one replayed rank, ns.
+    """The times that the replay of one rank has computed, ns.
 
     Attributes:
         call_starts: shape (calls + 1,), the start of each call, and the end of the time after the last call.
@@ -65,7 +65,7 @@ class ReplayedTimes(NamedTuple):
     operation_ends: Floats
 
 
-#: Yields the arrival at each collective, and receives the time at which the collective begins.
+#: The replay of one rank. It yields each arrival at a collective, and receives the time at which the collective begins.
 _ReplayGenerator: TypeAlias = Generator[CollectiveArrival, float, ReplayedTimes]
 
 
@@ -108,12 +108,12 @@ class Replay:
             call of the last step, for each rank.
         max_profiler_ns: for each call, the upper bound of the time that the profiler added to ``cpu_ns``.
         pause_ns: for each call, the part of ``cpu_ns`` in which the program pauses: the time from the end of the call
-            to the next call if this time is long, else 0. Cheaper launches do not shorten a pause.
+            to the next call if this time is long, else 0. Shorter launches do not shorten a pause.
         stream: for each operation, a code of its stream.
         joined: for each operation, the index of an earlier operation on another stream that the operation waits for.
         join_gap_ns: for each operation, the time from the end of the joined operation to the operation's earliest
             start.
-        is_single_pass: whether the replay contains one pass that nothing follows, instead of steps of a loop.
+        is_single_pass: whether the replay contains a single pass, which is not repeated, instead of steps of a loop.
         collective: for each operation, the number of the collective that the operation takes part in.
         waits_for_ranks: for each operation, whether the operation waits for the other ranks of its collective. An
             operation that sends data may start before another rank receives the data.
@@ -159,15 +159,15 @@ class Replay:
 
     @property
     def rank_of(self) -> tuple[Ints, Ints]:
-        """Returns the index of the rank of each call, and of each operation."""
+        """Returns the index of each call's rank, and of each operation's rank."""
         indices = np.arange(len(self.ranks))
         call_counts = [len(rank.cpu_ns) for rank in self.ranks]
         return np.repeat(indices, call_counts), np.repeat(indices, [len(rank.work_ns) for rank in self.ranks])
 
     def select_steps(self, first_call: Ints) -> Replay:
-        """Returns a replay of some of the steps.
+        """Returns a replay of consecutive steps of this replay.
 
-        Calls of these steps do not wait for work that was launched before the steps.
+        Calls of the selected steps do not wait for work that was launched before these steps.
 
         Args:
             first_call: shape (steps + 1,), the index of the first call of each step, and the end of the last step.
@@ -189,7 +189,7 @@ class Replay:
         """Returns the mean length of a step, ns: from the end of one step to the end of the next step.
 
         The first step is left out, because it begins with an idle GPU. If there are only one or two steps, they are
-        repeated, and each step counts equally. If there are several ranks, it is the length on the slowest rank.
+        repeated, and each step counts equally. If there are several ranks, the slowest rank counts.
         """
         if self.is_single_pass:
             return self.total_ns
@@ -209,7 +209,7 @@ class Replay:
 
     @property
     def total_ns(self) -> float:
-        """Returns the time from the first call to the end of all work, ns."""
+        """Returns the time from the first call to the end of all work of all ranks, ns."""
         runs = replay_ranks(self._awaited_ranks)
         return max(float(max(run.call_starts[-1], run.operation_ends.max())) for run in runs)
 
@@ -233,26 +233,20 @@ class Replay:
 
     def _repeat(self) -> Replay:
         """Returns a replay in which these steps are repeated ``MIN_STEPS`` times."""
-        repeated: dict[str, Any] = {
-            name: np.tile(getattr(self, name), MIN_STEPS)
-            for name in (*CALL_COLUMNS, *OPERATION_COLUMNS, "waits_for_ranks")
-        }
+        names = (*CALL_COLUMNS, *OPERATION_COLUMNS, "waits_for_ranks")
+        repeated: dict[str, Any] = {name: np.tile(getattr(self, name), MIN_STEPS) for name in names}
         calls, operations = len(self.cpu_ns), len(self.work_ns)
-        counts = {
-            "launch": calls,
-            "awaited": operations,
-            "joined": operations,
-            "collective": _COLLECTIVE_NUMBERS_PER_REPETITION,
-        }
+        offsets = {"launch": calls, "awaited": operations, "joined": operations}
+        offsets["collective"] = _COLLECTIVE_NUMBERS_PER_REPETITION
         repetitions = np.arange(MIN_STEPS)[:, None]
-        for name, count in counts.items():
-            positions = getattr(self, name)
-            repeated[name] = np.where(positions == NONE, NONE, positions + repetitions * count).ravel()
+        for name, offset in offsets.items():
+            indices = getattr(self, name)
+            repeated[name] = np.where(indices == NONE, NONE, indices + repetitions * offset).ravel()
         first_call = (self.first_call[:-1] + repetitions * calls).ravel()
         return replace(self, **repeated, first_call=np.append(first_call, MIN_STEPS * calls))
 
     def _earlier_work_ends(self, operation_ends: Floats) -> Floats:
-        """Returns when the GPU has done all work that was launched before each step, and all work of the last step."""
+        """Returns the end of the work that was launched before each step, and the end of all work; ns."""
         latest = np.append(operation_ends[-1], np.maximum.accumulate(operation_ends[:-1]))
         return latest[np.searchsorted(self.launch, self.first_call)]
 
@@ -264,8 +258,9 @@ class Replay:
     def run(self) -> _ReplayGenerator:
         """Replays one rank: yields each arrival at a collective, and receives the time at which the collective begins.
 
-        The calls are divided into segments, each of which ends with a call that waits. All calls of a segment shift by
-        the same time, so the start of a call is its offset plus the shift of its segment.
+        The calls are divided into segments, each of which ends with a call that waits. The offset of a call is its
+        start if no call waits. Waits delay all calls of a segment equally, so the start of a call is its offset plus
+        the shift of its segment.
         """
         offsets, waits = np.append(0.0, np.cumsum(self.cpu_ns)), np.flatnonzero(self.awaited >= 0)
         collective = self.collective if len(self.collective) else np.full(len(self.work_ns), NONE)
@@ -292,7 +287,6 @@ class Replay:
                 operation_ends[operation] = start + work
                 operation += 1
             if awaited != NONE:
-                # ``offset`` is the start of the call if no call waits. ``shift`` is the sum of the waits so far.
                 shifts.append(max(shift + min_wait, operation_ends[awaited] + return_ns - offset))
         calls_of_segment = np.diff(np.concatenate([[0], waits + 1, [len(offsets)]]))
         return ReplayedTimes(offsets + np.repeat(shifts, calls_of_segment), np.array(operation_ends))
@@ -300,7 +294,7 @@ class Replay:
     # --- the critical path
 
     def critical_path(self, *, from_start: bool = False) -> tuple[Floats, Floats]:
-        """Returns the shares of each call's ``cpu_ns`` and of each operation's ``work_ns`` on the critical path.
+        """Returns the share of each call's ``cpu_ns`` and of each operation's ``work_ns`` on the critical path.
 
         The path leads from the end of the last step back to the start of the second step, or of the first step if
         ``from_start`` is True. If a call or operation is not on the path, shortening it a little does not shorten a
@@ -330,14 +324,12 @@ class Replay:
             # Follow the GPU's work back to an operation whose launch determined its start.
             while operation != NONE:
                 operation_shares[current_rank][operation] = 1.0
-                if len(ranks[current_rank].collective) and ranks[current_rank].waits_for_ranks[operation]:
-                    current_rank, operation = last_arrival.get(
-                        int(ranks[current_rank].collective[operation]), (current_rank, operation)
-                    )
-                call, operation = (
-                    int(ranks[current_rank].launch[operation]),
-                    limits[current_rank].limiting_operation[operation],
-                )
+                rank = ranks[current_rank]
+                if len(rank.collective) and rank.waits_for_ranks[operation]:
+                    collective = int(rank.collective[operation])
+                    current_rank, operation = last_arrival.get(collective, (current_rank, operation))
+                call = int(ranks[current_rank].launch[operation])
+                operation = limits[current_rank].limiting_operation[operation]
             # Follow the CPU back to the last call that waited for the GPU.
             waits = limits[current_rank].waits
             position = int(np.searchsorted(waits, call)) - 1
@@ -349,13 +341,10 @@ class Replay:
             begin = 0.0
             if rank.steps >= MIN_STEPS and not from_start:
                 begin = max(run.call_starts[rank.first_call[1]], rank._earlier_work_ends(run.operation_ends)[1])
-            call_shares[current_rank] = np.clip(
-                (run.call_starts[1:] - begin) / np.maximum(rank.cpu_ns, 1.0), 0.0, call_shares[current_rank]
-            )
-            ends = run.operation_ends[:-1]
-            operation_shares[current_rank] = np.clip(
-                (ends - begin) / np.maximum(rank.work_ns, 1.0), 0.0, operation_shares[current_rank]
-            )
+            cpu_share = (run.call_starts[1:] - begin) / np.maximum(rank.cpu_ns, 1.0)
+            work_share = (run.operation_ends[:-1] - begin) / np.maximum(rank.work_ns, 1.0)
+            call_shares[current_rank] = np.clip(cpu_share, 0.0, call_shares[current_rank])
+            operation_shares[current_rank] = np.clip(work_share, 0.0, operation_shares[current_rank])
         for position in sorted(self.unawaited_ranks):
             call_shares.insert(position, np.zeros(len(self.ranks[position].cpu_ns)))
             operation_shares.insert(position, np.zeros(len(self.ranks[position].work_ns)))
@@ -371,26 +360,17 @@ class Replay:
         by_stream = operation_ends[self.previous_operation] + self.spacing_ns >= starts
         by_launch = call_starts[self.launch] + self.latency_ns >= starts
         limiting_operation = np.where(by_join, self.joined, np.where(by_stream, self.previous_operation, NONE))
+        arrivals: list[tuple[float, int, int]] = []
         if len(self.collective):
             last_arrivals = np.flatnonzero((self.collective != NONE) & (by_join | by_stream | by_launch))
-            arrivals = [
-                *zip(
-                    starts[last_arrivals].tolist(),
-                    self.collective[last_arrivals].tolist(),
-                    last_arrivals.tolist(),
-                    strict=True,
-                )
-            ]
-        else:
-            arrivals = []
-        return _Limits(
-            waits[gpu_done > call_starts[waits] + self.min_wait_ns[waits]], limiting_operation.tolist(), arrivals
-        )
+            arrivals = [*_rows(last_arrivals, starts, self.collective, np.arange(len(starts)))]
+        is_limited = gpu_done > call_starts[waits] + self.min_wait_ns[waits]
+        return _Limits(waits[is_limited], limiting_operation.tolist(), arrivals)
 
     # --- changes
 
     def without_waits(self, calls: Bools) -> Replay:
-        """Returns the steps as if the given calls did not wait. Each of these calls still takes its shortest time."""
+        """Returns the steps as if the given calls did not wait. Each of these calls takes ``min_wait_ns``."""
         calls = calls & (self.awaited >= 0)
         cpu_ns = np.where(calls, self.min_wait_ns + self.cpu_ns, self.cpu_ns)
         return replace(self, awaited=np.where(calls, NONE, self.awaited), cpu_ns=cpu_ns)
@@ -401,7 +381,7 @@ class Replay:
         return replace(steps, cpu_ns=np.where(calls, self.pause_ns, steps.cpu_ns))
 
     def limit_pauses(self, calls: Bools, ns: float | Floats) -> Replay:
-        """Returns the steps with pauses of at most ``ns`` after the given calls.
+        """Returns the steps with shorter pauses after the given calls, each of at most ``ns``.
 
         Args:
             calls: shape (calls,), True for each call whose pause is shortened.
@@ -411,15 +391,14 @@ class Replay:
         return replace(self, cpu_ns=self.cpu_ns - saved, pause_ns=self.pause_ns - saved)
 
     def scale_launches(self, factor: Floats, max_saved_ns: float = np.inf) -> Replay:
-        """Returns the steps with the time of launches, without pauses, multiplied by a factor.
+        """Returns the steps with the launch time multiplied by a factor: the CPU's time without pauses.
 
         Args:
             factor: shape (calls,), the factor for the time from each call to the next call.
-            max_saved_ns: the most time that is saved after one call, ns.
+            max_saved_ns: the maximum time that is saved from one call to the next call, ns.
         """
-        return replace(
-            self, cpu_ns=self.cpu_ns - np.minimum((self.cpu_ns - self.pause_ns) * (1 - factor), max_saved_ns)
-        )
+        saved = np.minimum((self.cpu_ns - self.pause_ns) * (1 - factor), max_saved_ns)
+        return replace(self, cpu_ns=self.cpu_ns - saved)
 
     def scale_work(self, factor: Floats) -> Replay:
         """Returns the steps with the duration of each operation multiplied by a factor, shape (operations,).
@@ -436,10 +415,8 @@ class Replay:
         """
         cpu_ns, latency_ns = self.cpu_ns, self.latency_ns
         if len(self.profiler_work_ns):
-            cpu_ns, latency_ns = (
-                cpu_ns - self.profiler_work_ns,
-                np.maximum(latency_ns - self.profiler_work_ns[self.launch], 0.0),
-            )
+            cpu_ns = cpu_ns - self.profiler_work_ns
+            latency_ns = np.maximum(latency_ns - self.profiler_work_ns[self.launch], 0.0)
         cpu_ns = cpu_ns - np.minimum(self.max_profiler_ns * multiple, 0.9 * cpu_ns)
         pause_ns = np.minimum(self.pause_ns, cpu_ns)
         return replace(
@@ -469,8 +446,8 @@ class Replay:
         """Returns the steps as if the profiler did not record the nodes of CUDA graphs.
 
         Args:
-            launch_ns: the longest time that the launch of a graph then takes, ns.
-            node_ns: the time by which the gap before each node is shortened, ns.
+            launch_ns: the maximum time that the launch of a graph then takes, ns.
+            node_ns: the maximum time by which the gap before each node is shortened, ns.
         """
         is_graph = np.bincount(self.launch, minlength=len(self.cpu_ns)) > 1
         saved = np.where(is_graph, np.maximum(self.cpu_ns - self.pause_ns - launch_ns, 0.0), 0.0)

@@ -41,7 +41,7 @@ class Quantiles:
 
 @dataclass(frozen=True, kw_only=True)
 class StepKind(DeviceSteps):
-    """The steps of one kind, with the figures of the device that computes most.
+    """The steps of one kind ("prefill", "decode" or "mixed"), with the figures of the device that computes most.
 
     The parts of the device's time add up to the median length of a step.
 
@@ -79,11 +79,8 @@ class StepKind(DeviceSteps):
 
     def share_of(self, *classes: str) -> float | None:
         """Returns the share of the given kernel classes in the compute time; None if there is no compute time."""
-        return (
-            sum(row.ms for row in self.classes if row.kernel_class in classes) / self.compute_ms
-            if self.compute_ms
-            else None
-        )
+        ms = sum(row.ms for row in self.classes if row.kernel_class in classes)
+        return ms / self.compute_ms if self.compute_ms else None
 
     @property
     def busy_share(self) -> float | None:
@@ -165,7 +162,7 @@ def summarize_serving(work: ProcessWork, steps: Steps) -> Serving | None:
     """Summarizes how a process serves requests. Returns None if the steps have no marks of a serving engine."""
     if not steps.marks:
         return None
-    kind, warm = np.array([mark.kind for mark in steps.marks]), np.array(steps.names) != "first"
+    kind, warm = np.array([mark.kind for mark in steps.marks]), np.array(steps.group_names) != "first"
     kinds = Counter(kind[warm].tolist()).most_common()
     summaries = tuple(_summarize_kind(work, steps, name, (kind == name) & warm) for name, _ in kinds)
     inferred = any(mark.inferred for mark in steps.marks)
@@ -206,7 +203,7 @@ def _median(values: list[int | None]) -> float | None:
 
 
 def _find_held_up(steps: Steps, kind: npt.NDArray[np.str_]) -> HeldUp | None:
-    """Finds the decode steps with only prefill steps between them and the previous decode step, without a pause."""
+    """Finds decode steps that wait: only prefill steps, and no pause, separate each from the previous decode step."""
     decode = np.flatnonzero(kind == "decode")
     prefill_ns = np.append(0, np.cumsum(np.where(kind == "prefill", steps.recorded.length, 0)))
     follows_at_once = (steps.recorded.cpu_start[1:] == steps.recorded.cpu_end[:-1]) & (kind[1:] != "mixed")

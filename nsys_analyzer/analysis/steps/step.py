@@ -19,11 +19,12 @@ from nsys_analyzer.text import StrOrText, Text
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-#: In a program without a GPU, the name of the phase in which batches are loaded.
+#: The name of the phase in which a program without a GPU loads batches.
 INPUT = "input"
-#: On the critical path, the name of the part in which the program runs and no GPU work is critical.
+#: The name of the part of the critical path in which the program runs and no GPU work is critical.
 PROGRAM = "program"
-#: Parts of a step that hooks measure. They are not phases, because the GPU does little work in them.
+#: The names of the parts of a step that hooks measure, but that are not phases because the GPU does little work in
+#: them.
 UNPHASED = ("data", "zero_grad", "evaluation")
 #: Matches the word "step", except in an option, a call, a name, or "optimizer step".
 _STEP_WORD = re.compile(r"(?<![-.\w])(?<!optimizer )(s|S)tep(s?)\b(?![(=_])")
@@ -88,10 +89,10 @@ class PhaseParts(Parts):
 
 @dataclass(frozen=True)
 class IdleTime:
-    """The mean idle time in a step with one cause, in one range and one API call.
+    """The mean idle time per step of one cause in one range and one API call.
 
     Attributes:
-        range, api: the range and the API call that the program executes meanwhile; None if there is none.
+        range, api: the range and the API call that the program executes during the idle time; None if there is none.
         ms: the idle time, ms.
         gaps: the mean number of gaps in a step.
         lines: the lines of the program that it executes during the gaps, if its stacks were sampled.
@@ -107,7 +108,7 @@ class IdleTime:
 
 @dataclass(frozen=True)
 class CauseTime:
-    """The mean idle time in a step with one cause, in all ranges and API calls, ms."""
+    """The mean idle time per step of one cause in all ranges and API calls, ms."""
 
     cause: Cause
     ms: Ms
@@ -120,7 +121,7 @@ class OnPath(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         where: "GPU" for work of a kernel class, of copies or of collectives; "idle" for the idle time of a cause; "CPU"
             for the program while the GPU does work that is not critical.
-        part: the kernel class, "copies", the cause of the idle time, or ``PROGRAM``.
+        part: the kernel class, "copies", the cause of the idle time, or "program".
         ms: the mean time of the part in a step, ms.
         device: the GPU that does the work, if it is not the GPU that computes most; else None.
     """
@@ -215,7 +216,8 @@ class StepSummary(DissectedSteps):
         wall_ms: statistics of the lengths of the measured steps.
         wall_values_ms: the length of each step, or of an evenly spread sample of the steps.
         groups: the groups of similar steps, including the groups that are not measured.
-        passes: how often each phase and each range of ``UNPHASED`` begins in a step, on average.
+        passes: the mean number of times that each phase begins in a step; also that of the ranges "data", "zero_grad"
+            and "evaluation".
         devices: the parts of the steps on every device that the process uses.
         launch_latency_us: the time from launches to the starts of operations; None if it is unknown.
         queue: the length of the GPU's queue of launches; None if it is unknown.

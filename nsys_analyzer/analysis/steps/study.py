@@ -1,4 +1,4 @@
-"""Studies: a few consecutive steps in full detail, with a replay. Findings are computed from a study."""
+"""Contains studies: a few consecutive steps in full detail, with a replay. Findings are computed from a study."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from nsys_analyzer.trace.metadata import Gpu
 from nsys_analyzer.trace.phase_names import ATTENTION_PARTS
 from nsys_analyzer.trace.schema import NS_PER_MS
 
-#: The code of a stream contains, from this bit on, the number of its device relative to the studied device.
+#: From this bit on, the code of a stream contains the number of the stream's device minus that of the studied device.
 DEVICE_SHIFT = 32
-#: Words in the names of calls that begin and end the recording of a CUDA graph (cudaStreamBeginCapture_v10000).
-_BEGINS_RECORDING, _ENDS_RECORDING = "StreamBeginCapture", "StreamEndCapture"
+#: Words in the names of API calls that begin and end the capture of a CUDA graph (cudaStreamBeginCapture_v10000).
+_BEGINS_CAPTURE, _ENDS_CAPTURE = "StreamBeginCapture", "StreamEndCapture"
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ class StudiedOperations(Columns):
     Attributes:
         start: the start of the operation, ns.
         trace_index: the index of the operation in the operations of the trace.
-        kind, size, copy: as in the operations of the trace, except that a copy of a collective is no copy here.
+        kind, size, copy: as in the operations of the trace, except that a copy that is part of a collective counts as
+            a kernel.
         kernel: the index in ``Study.kernels`` and ``Study.classes``, ``NONE`` if the operation is not a kernel.
         phase: the index in ``Study.phases`` of the phase that launched the operation.
         attention_part: the index in ``ATTENTION_PARTS`` of the attention range around the launch, ``NONE`` without one.
@@ -86,9 +87,9 @@ class RangeSpans:
 
     Attributes:
         name: the index in ``Study.ranges`` of the range's name.
-        first_call, end_call: the range contains the starts of the calls [first_call, end_call).
-        first_pause, end_pause: for each of the calls [first_pause, end_pause), the range contains the middle of the
-            time between this call and the next call.
+        first_call, end_call: the first call that starts in the range, and the first call that starts after it.
+        first_pause, end_pause: the first call, and the call after the last call, for which the range contains the
+            middle of the time between the call and its next call.
     """
 
     name: Ints
@@ -98,7 +99,7 @@ class RangeSpans:
     end_pause: Ints
 
     def select_calls(self, low: int, high: int) -> RangeSpans:
-        """Returns the spans restricted to the calls [low, high), with indices that count from ``low``."""
+        """Returns the spans of the calls [low, high) only. The new index of the call ``low`` is 0."""
         bounds = (self.first_call, self.end_call, self.first_pause, self.end_pause)
         return RangeSpans(self.name, *(np.clip(calls - low, 0, high - low) for calls in bounds))
 
@@ -117,9 +118,9 @@ class Study:
         phase_ranges: the names of the ranges that are phases.
         profiled_step_ns: the mean length of the steps under the profiler, ns. The first of several steps is left out,
             as in a replay.
-        min_cost_share: the lower bound of the profiler's cost, as a share of the upper bound.
+        min_cost_share: the lower bound of the profiler's cost, divided by the upper bound.
         gpu: the studied device; None if the trace does not describe it.
-        lines: for each cause of idle time, the lines that the program executes meanwhile.
+        lines: for each cause of idle time, the lines that the program executes during this idle time.
         call_samples: the samples that show which lines launch work; None if stacks were not sampled.
         group: the name of the group that the steps belong to.
         other_groups: the studies of the groups that are not measured.
@@ -202,16 +203,16 @@ class Study:
         return calls
 
     def calls_of_copies(self, copies: Bools) -> Bools:
-        """Returns True for each call that launched one of the copies, and for a synchronization directly after it."""
+        """Returns True for each call that launched one of the copies, and for each synchronization right after it."""
         calls = self.calls_of(copies)
         mask: Bools = calls | (np.append(False, calls[:-1]) & (self.calls.kind == SYNCHRONIZE))
         return mask
 
     def inside_range(self, name: str) -> tuple[Bools, Bools]:
-        """Returns two masks for the ranges of this name.
+        """Returns two masks of the calls inside the ranges of this name.
 
-        The first mask is True for each call that starts in such a range, at any depth. The second mask is True for each
-        call whose time until the next call has its middle in such a range.
+        The first mask is True for each call that starts in such a range, even if an inner range contains it. The second
+        mask is True for each call if such a range contains the middle of the time between the call and the next call.
         """
         has_name = np.array([*(text == name for text in self.ranges), False])[self.spans.name]
         masks = []
@@ -243,17 +244,17 @@ class Study:
 
     @property
     def recording_share(self) -> float:
-        """Returns the share of the time in which the program records CUDA graphs, so that its launches run nothing."""
+        """Returns the share of the CPU's time in which CUDA graphs are captured, so that launches run nothing."""
         begins, ends = (
             np.cumsum(np.array([*(word in api for api in self.apis), False])[self.calls.api])
-            for word in (_BEGINS_RECORDING, _ENDS_RECORDING)
+            for word in (_BEGINS_CAPTURE, _ENDS_CAPTURE)
         )
         cpu_ns = self.replay.cpu_ns
         return float(cpu_ns[begins > ends].sum() / cpu_ns.sum()) if cpu_ns.any() else 0.0
 
     @property
     def critical_operations(self) -> Ints:
-        """Returns the indices of the trace's operations on the critical path, including that of the first step."""
+        """Returns the indices in the trace of the operations on the critical path of all studied steps."""
         _, share_on_path = self.replay.critical_path(from_start=True)
         operations: Ints = self.operations.trace_index[share_on_path > 0]
         return operations
@@ -269,7 +270,7 @@ class Study:
         return self._median_per_step(self.replay.launch[operations & self.on_device])
 
     def calls_per_step(self, calls: Bools) -> float:
-        """Returns the median number of the given calls per step. The first steps may make more calls than others."""
+        """Returns the median number of the given calls per step. A mean would be biased by calls of the first steps."""
         return self._median_per_step(np.flatnonzero(calls))
 
     def _median_per_step(self, calls: Ints) -> float:
@@ -298,7 +299,7 @@ class Study:
         not_backward = operations & ~self.in_phase("backward")
         work_ns = np.where(not_backward if not_backward.any() else operations, self.operations.exposed_ns, 0.0)
         launched_ns = np.bincount(self.replay.launch, work_ns, len(self.calls)).astype(np.float64)
-        # Call i of a step corresponds to call i of any other step if all steps have the same number of calls.
+        # If all steps have the same number of calls, call i of a step corresponds to call i of any other step.
         lengths = set(np.diff(self.replay.first_call).tolist())
         period = lengths.pop() if len(lengths) == 1 else len(self.calls)
         return self.call_samples.lines_of(launched_ns, np.arange(len(self.calls)) % period, self.steps)

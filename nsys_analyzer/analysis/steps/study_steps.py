@@ -14,7 +14,7 @@ from nsys_analyzer.analysis.steps.anatomy import measure_exposed_ns
 from nsys_analyzer.analysis.steps.dependencies import LaunchedOperations, LaunchingCalls, make_replay
 from nsys_analyzer.analysis.steps.groups import Steps
 from nsys_analyzer.analysis.steps.process import PAUSE_NS, ProcessWork
-from nsys_analyzer.analysis.steps.profiler_cost import bound_recording_costs
+from nsys_analyzer.analysis.steps.profiler_cost import RecordedEvents
 from nsys_analyzer.analysis.steps.replay import MIN_STEPS, Replay, ReplayedTimes
 from nsys_analyzer.analysis.steps.study import (
     DEVICE_SHIFT,
@@ -26,22 +26,17 @@ from nsys_analyzer.analysis.steps.study import (
 )
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.trace.arrays import Ints, dense_codes
-from nsys_analyzer.trace.columns import (
-    DEVICE_TO_PAGEABLE,
-    OTHER_COPY,
-    PAGEABLE_TO_DEVICE,
-    pid_of,
-)
+from nsys_analyzer.trace.columns import DEVICE_TO_PAGEABLE, OTHER_COPY, PAGEABLE_TO_DEVICE, pid_of
 from nsys_analyzer.trace.schema import NS_PER_MS
 
 #: The maximum number of studied steps, and of calls in all of them.
 _MAX_STEPS, _MAX_CALLS = 10, 15_000
-#: More steps are preferred if their mean length differs from the length of a step by at most this share.
+#: The largest number of steps is studied whose mean length differs from the length of a step by at most this share.
 _TYPICAL_STEPS_TOLERANCE = 0.03
 
 
 def study_groups(work: ProcessWork, steps: Steps, device: int) -> Study | None:
-    """Studies the measured steps, and the steps of each other group separately; see ``study_steps``."""
+    """Makes a study of the measured steps, and one of each other group of steps; see ``study_steps``."""
     study = study_steps(work, steps, device)
     if not study:
         return None
@@ -67,16 +62,14 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
     operations = _find_operations(work, device, calls) if calls else None
     if calls is None or operations is None:
         return None
-    min_cost_ns, max_cost_ns = bound_recording_costs(
-        work.attributed.as_recorded, work.process, calls.start, calls.next_start
-    )
+    events = RecordedEvents(work.attributed.as_recorded, work.process)
+    min_cost_ns, max_cost_ns = events.bound_costs(calls.table.start, calls.next_start)
     replay = make_replay(work, calls, operations, max_cost_ns, is_single_pass=windows.source == "pass")
     attributed = work.attributed
     kernels, ranges = attributed.kernels, attributed.trace.ranges
     leaf_phases = np.unique(ranges.name[attributed.roles.is_leaf_phase]).tolist()
-    callers = [
-        attributed.trace.torch_callers.get((work.process, number), "") for number in calls.table.correlation.tolist()
-    ]
+    correlation_ids, torch_callers = calls.table.correlation.tolist(), attributed.trace.torch_callers
+    callers = [torch_callers.get((work.process, correlation_id), "") for correlation_id in correlation_ids]
     caller_codes = {text: code for code, text in enumerate(dict.fromkeys(("", *callers)))}
     return Study(
         replay=replay,
@@ -94,7 +87,7 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
         profiled_step_ns=_measured_ns(replay, windows, calls, operations),
         min_cost_share=float(min_cost_ns.sum() / max_cost_ns.sum()) if max_cost_ns.any() else 1.0,
         gpu=attributed.trace.metadata.gpu(pid_of(work.process), device),
-        group=steps.names[steps.positions[0]],
+        group=steps.group_names[steps.positions[0]],
     )
 
 
@@ -104,26 +97,22 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
 def _select_windows(steps: Steps, call_starts: Ints) -> Windows:
     """Selects consecutive measured steps whose mean length is close to the length of a step.
 
-    The largest number of steps whose mean is close enough is selected. If there is none, the steps with the closest
-    mean are.
+    The largest number of steps whose mean length is close enough is selected. If no number of steps has such a mean,
+    the steps with the closest mean length are selected.
     """
     windows = steps.windows
     if len(windows) >= MIN_STEPS:  # the time from the last step to the next step is unknown
         windows = windows.select(windows.cpu_start < steps.recorded.cpu_start[-1])
-    first_calls, end_calls = (
-        np.searchsorted(call_starts, windows.cpu_start),
-        np.searchsorted(call_starts, windows.cpu_end),
-    )
-    calls_per_step = max(1, int(np.median(end_calls - first_calls)))
+    call_counts = np.searchsorted(call_starts, windows.cpu_end) - np.searchsorted(call_starts, windows.cpu_start)
+    calls_per_step = max(1, int(np.median(call_counts)))
     is_apart = windows.cpu_start[1:] != windows.cpu_end[:-1]
     sequences = np.split(np.arange(len(windows)), np.flatnonzero(is_apart) + 1)
     max_steps = min(int(np.clip(_MAX_CALLS // calls_per_step, 1, _MAX_STEPS)), max(map(len, sequences)))
     total_ms = np.append(0, np.cumsum(windows.end - windows.start)) / NS_PER_MS
     best = (np.inf, 0, 0)  # difference of the mean, first step, number of steps
     for count in range(max_steps, min(max_steps, MIN_STEPS) - 1, -1):
-        first = np.concatenate(
-            [sequence[: len(sequence) - count + 1] for sequence in sequences if len(sequence) >= count]
-        )
+        long_sequences = [sequence for sequence in sequences if len(sequence) >= count]
+        first = np.concatenate([sequence[: len(sequence) - count + 1] for sequence in long_sequences])
         difference = np.abs((total_ms[first + count] - total_ms[first]) / count - steps.length_ms)
         from_middle = np.abs(first + count / 2 - len(windows) / 2)  # decides between equal differences
         closest = int(np.lexsort((from_middle, difference.round(6)))[0])
@@ -147,8 +136,8 @@ def _find_calls(work: ProcessWork, steps: Steps, windows: Windows) -> LaunchingC
     step_follows = bool(np.isin(bounds[-1], steps.recorded.cpu_start))
     end = work.calls.start[high] if step_follows and high < len(work.calls) else max(bounds[-1], table.end[-1])
     if not np.isin(bounds[-1], steps.windows.cpu_start):
-        # The next step is not measured. It is assumed that the time from its start to its first call is the same as in
-        # the first studied step.
+        # The next step is not measured. The time from its start to its first call is assumed to be that of the first
+        # studied step.
         end = max(min(end, bounds[-1] + table.start[0] - bounds[0]), table.end[-1])
     return LaunchingCalls(
         table,
@@ -168,7 +157,7 @@ def _find_operations(work: ProcessWork, device: int, calls: LaunchingCalls) -> L
     call_of_launch[NONE] = NONE
     call_of_operation = call_of_launch[attributed.attribution.launch]
     process_operations = np.concatenate(list(work.devices.values()))
-    # Streams of two devices may have the same number.
+    # Add the device to the code of each stream, because streams of two devices may have the same number.
     streams: Ints = table.stream[process_operations].astype(np.int64)
     if (streams >> DEVICE_SHIFT).any():  # streams of AMD GPUs are numbered by addresses
         streams = dense_codes(streams)[1].astype(np.int64)
@@ -186,7 +175,7 @@ def _find_operations(work: ProcessWork, device: int, calls: LaunchingCalls) -> L
     index, stream = index[order], stream[order]
     start = table.start[index]
     launched_at = work.launched_at[process_operations]
-    is_earlier = ~is_studied & (launched_at < calls.start[0]) & (launched_at > LONG_AGO)
+    is_earlier = ~is_studied & (launched_at < calls.table.start[0]) & (launched_at > LONG_AGO)
     stream_ready = []
     for code in np.unique(stream):
         precedes = (streams == code) & (table.start[process_operations] < start[stream == code].min())
@@ -210,7 +199,7 @@ def _find_operations(work: ProcessWork, device: int, calls: LaunchingCalls) -> L
 
 def _describe_calls(work: ProcessWork, calls: LaunchingCalls, caller: Ints) -> StudiedCalls:
     """Describes each call, and the time until the next call."""
-    idle_start, off_cpu_of_threads = np.minimum(calls.end, calls.next_start), work.attributed.trace.off_cpu
+    idle_start, off_cpu_of_threads = np.minimum(calls.table.end, calls.next_start), work.attributed.trace.off_cpu
     loading_ns, pause_range = work.measure_loading(idle_start, calls.next_start)
     # The thread of the next call may have no CPU in the time before that call.
     next_thread = np.append(calls.table.thread[1:], calls.table.thread[-1:])
@@ -220,11 +209,11 @@ def _describe_calls(work: ProcessWork, calls: LaunchingCalls, caller: Ints) -> S
         off_cpu = Cover.from_intervals(*off_cpu_of_threads[thread])
         off_cpu_ns[on_thread] = off_cpu.covered_within(idle_start[on_thread], calls.next_start[on_thread])
     return StudiedCalls(
-        start=calls.start,
+        start=calls.table.start,
         kind=calls.table.call,
         api=calls.table.name,
         caller=caller,
-        range=work.find_range_codes(calls.start),
+        range=work.find_range_codes(calls.table.start),
         pause_range=pause_range,
         loading_ns=np.where(calls.idle_ns >= PAUSE_NS, loading_ns, 0),
         unrecorded_wait_ns=calls.unrecorded_wait_ns,
@@ -254,8 +243,8 @@ def _find_spans(work: ProcessWork, calls: LaunchingCalls) -> RangeSpans:
     """Finds the calls inside each of the program's ranges."""
     ranges = work.attributed.trace.ranges
     name, start, end = ranges.name[work.ranges], ranges.start[work.ranges], ranges.end[work.ranges]
-    middles = np.maximum.accumulate((np.maximum(calls.end, calls.start) + calls.next_start) // 2)
-    bounds = [np.searchsorted(times, edges) for times in (calls.start, middles) for edges in (start, end)]
+    middles = np.maximum.accumulate((np.maximum(calls.table.end, calls.table.start) + calls.next_start) // 2)
+    bounds = [np.searchsorted(times, edges) for times in (calls.table.start, middles) for edges in (start, end)]
     has_calls = (bounds[0] < bounds[1]) | (bounds[2] < bounds[3])
     return RangeSpans(*(column[has_calls] for column in (name, *bounds)))
 
@@ -263,7 +252,7 @@ def _find_spans(work: ProcessWork, calls: LaunchingCalls) -> RangeSpans:
 def _measured_ns(replay: Replay, windows: Windows, calls: LaunchingCalls, operations: LaunchedOperations) -> float:
     """Returns the mean length of the recorded steps, ns, computed as in a replay."""
     if replay.steps >= MIN_STEPS:
-        call_starts = np.append(calls.start, calls.next_start[-1])
+        call_starts = np.append(calls.table.start, calls.next_start[-1])
         recorded = ReplayedTimes(call_starts, np.append(operations.end, operations.stream_ready.max()))
         return float(replay.step_lengths_ns(recorded)[1:].mean())
     # Measure from the first call of the steps to the first call after the steps.

@@ -28,7 +28,7 @@ from nsys_analyzer.analysis.steps.process import (
     CAUSES,
     OPERATIONS_PER_BLOCK,
     OUTSIDE_PHASES,
-    Idle,
+    IdleStretches,
     ProcessWork,
     is_loading,
 )
@@ -57,21 +57,21 @@ from nsys_analyzer.trace.columns import process_of
 from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP, map_by_shape
 from nsys_analyzer.trace.schema import NS_PER_MS, NS_PER_US
 
-#: The approximate maximum number of operations of a process that are dissected.
+#: The approximate maximum number of operations of a process in the steps that are dissected.
 _MAX_OPERATIONS = 300_000
-#: The maximum number of separate rows of idle time in ranges. Each request may have a range of its own.
+#: The maximum number of rows of idle time in ranges. It is limited because each request may have its own range.
 _MAX_IDLE_ROWS = 1_000
-#: The code of the name "other ranges", for the idle time beyond ``_MAX_IDLE_ROWS``.
+#: The code of the name "other ranges", for the ranges without one of the ``_MAX_IDLE_ROWS`` rows.
 _OTHER_RANGES = NONE - 1
-#: The number of steps before and after the middle step in which the latency and the queue of launches are measured.
+#: The latency and the queue of launches are measured in this number of steps before and after the middle step.
 _STEPS_FOR_LAUNCH_LATENCY = 8
 _Timed = TypeVar("_Timed", ClassTime, CauseTime, KernelTime, IdleTime, OnPath)
 
 
 def summarize_steps(work: ProcessWork, steps: Steps) -> tuple[StepSummary, Study | None]:
-    """Returns the summary of a process's steps, and a study of some of the steps, or None if no launch is known."""
+    """Returns the summary of a process's steps, and a study of some steps (None if no launch is known)."""
     trace, process, all_windows = work.attributed.trace, work.process, steps.windows
-    # In a long capture, only evenly spread blocks of steps are dissected, which suffices for means.
+    # In a long capture, only evenly spread blocks of steps are dissected, which is sufficient for mean values.
     windows, operations = all_windows, sum(map(len, work.devices.values()))
     stride = -(-operations // _MAX_OPERATIONS)
     block = max(1, OPERATIONS_PER_BLOCK * len(windows) // max(operations, 1))
@@ -84,7 +84,7 @@ def summarize_steps(work: ProcessWork, steps: Steps) -> tuple[StepSummary, Study
     main = max(dissected, key=lambda device: device.compute_ms)
     on_cpu, program = runs_on_cpu(trace, process), sampled.get(main.device)
     if on_cpu:
-        main = _by_ranges(work, windows, main, program)
+        main = _measure_phases_by_ranges(work, windows, main, program)
         dissected = [main]
     latency, queue = (None, None) if on_cpu else _measure_launches(work, all_windows, work.devices[main.device])
     marks = [steps.marks[position] for position in steps.positions.tolist() if steps.marks]
@@ -111,24 +111,23 @@ def summarize_steps(work: ProcessWork, steps: Steps) -> tuple[StepSummary, Study
         return summary, None
     study = study_groups(work, steps, main.device)
     if study:
-        summary = replace(summary, critical_path=tuple(_critical_path(work, study, summary)))
+        summary = replace(summary, critical_path=tuple(_find_critical_path(work, study, summary)))
     if study and program:
-        lines: dict[str, tuple[Line, ...]] = {
-            cause: program.lines_of_cause(code, None if cause == "copy" else summary.idle_of(cause))
-            for code, cause in enumerate(CAUSES)
-        }
+        lines: dict[str, tuple[Line, ...]] = {}
+        for code, cause in enumerate(CAUSES):
+            lines[cause] = program.lines_of_cause(code, None if cause == "copy" else summary.idle_of(cause))
         study = replace(study, lines=lines, call_samples=program.samples_of_calls(study.calls.start))
     return summary, study
 
 
-def _critical_path(work: ProcessWork, study: Study, step: StepSummary) -> Iterator[OnPath]:
+def _find_critical_path(work: ProcessWork, study: Study, step: StepSummary) -> Iterator[OnPath]:
     """Yields the parts of the critical path. They add up to the length of the step.
 
-    While critical work runs on the main GPU, the path consists of this work. While the main GPU is idle, the path
-    consists of critical work of another GPU, or of the cause of the idle time if there is no such work. While the main
-    GPU does work that is not critical, the path consists of the program.
+    While critical work runs on the main GPU, which is the GPU that computes most, this work is on the path. While the
+    main GPU is idle, critical work of another GPU is on the path, or the cause of the idle time if there is no such
+    work. While the main GPU does work that is not critical, the program is on the path.
     """
-    # As in a replay, the first of several steps is left out, because it begins with an idle GPU.
+    # The first of several steps is left out, as in a replay, because it begins with an idle GPU.
     windows = study.windows.select(np.arange(study.steps) >= int(study.steps >= MIN_STEPS))
     busy_ns = sum(int(anatomy.parts[:-1].sum()) for _, anatomy in work.dissect_blocks(windows, step.device))
     operations = work.attributed.trace.operations
@@ -140,9 +139,9 @@ def _critical_path(work: ProcessWork, study: Study, step: StepSummary) -> Iterat
     last_class = work.class_code.dtype.type(len(work.classes) - 1)
     name_code = np.where(work.activity == COMPUTE, work.class_code, last_class + work.activity)
     scale = (step.total_ms - step.idle_ms) / max(busy_ns, 1)
-    by_name = np.bincount(name_code[fragments.operation], fragments.share, len(names)) * scale
+    by_name = np.bincount(name_code[fragments.operation], fragments.exposed_ns, len(names)) * scale
     parts_on_gpu = [OnPath("GPU", name, ms) for name, ms in zip(names, by_name.tolist(), strict=True)]
-    yield from _longest(parts_on_gpu)
+    yield from _sort_by_time(parts_on_gpu)
     # While the main GPU is idle, critical work of another GPU replaces the cause of the idle time.
     idle, elsewhere = work.find_idle_stretches(windows, step.device), critical[~on_main_device]
     index, stretch, start, end = find_overlaps(
@@ -157,38 +156,38 @@ def _critical_path(work: ProcessWork, study: Study, step: StepSummary) -> Iterat
     for device in distinct(np.sort(operations.device[operation])).tolist():
         on_device = operations.device[operation] == device
         ms_of_name = np.bincount(name_code[operation[on_device]], elsewhere_ms[on_device], len(names))
-        yield from _longest(OnPath("GPU", *row, device) for row in zip(names, ms_of_name.tolist(), strict=True))
+        yield from _sort_by_time(OnPath("GPU", *row, device) for row in zip(names, ms_of_name.tolist(), strict=True))
     idle_ms = (idle_ms - np.bincount(cause, elsewhere_ms, len(CAUSES))).round(9)
-    yield from _longest(OnPath("idle", *row) for row in zip(CAUSES, idle_ms.tolist(), strict=True))
+    yield from _sort_by_time(OnPath("idle", *row) for row in zip(CAUSES, idle_ms.tolist(), strict=True))
     program_ms = round(step.total_ms - step.idle_ms - sum(part.ms for part in parts_on_gpu), 6)
-    yield from _longest([OnPath("CPU", PROGRAM, max(program_ms, 0.0))])
+    yield from _sort_by_time([OnPath("CPU", PROGRAM, max(program_ms, 0.0))])
 
 
 def dissect_device(
     work: ProcessWork, windows: Windows, device: int, length_ms: float, program: SampledProgram | None = None
 ) -> DissectedSteps:
-    """Computes the parts of the steps on one device: means over the steps near the median, scaled to ``length_ms``.
+    """Computes the parts of the steps on one device. They are means over the steps of about median length.
 
     Args:
         work: the operations and the calls of the process.
         windows: the steps.
         device: the number of the device.
         length_ms: the length of a step, ms. The parts are scaled so that they add up to it.
-        program: the sampled stacks, if there are any.
+        program: the sampled stacks of the program; None if stacks were not sampled.
     """
     sums = _DeviceSums(work, *find_bounds_near_median(windows.length))
     for steps, anatomy in work.dissect_blocks(windows, device):
         sums.add(steps, anatomy)
     # The mean length of the steps near the median differs a little from the median length. So communication and idle
     # time are scaled to the time that compute and copies leave.
-    parts, in_ms = sums.parts, 1 / (sums.parts.near * NS_PER_MS)
-    work_ms, wait_ms = float(parts.typical[:2].sum()) * in_ms, float(parts.typical[2:].sum()) * in_ms
+    parts, ms_per_ns = sums.parts, 1 / (sums.parts.near * NS_PER_MS)
+    work_ms, wait_ms = float(parts.typical[:2].sum()) * ms_per_ns, float(parts.typical[2:].sum()) * ms_per_ns
     work_scale, wait_scale = 1.0, (length_ms - work_ms) / wait_ms if wait_ms else 1.0
     if length_ms < work_ms or not wait_ms:
         work_scale = wait_scale = length_ms / (work_ms + wait_ms) if work_ms + wait_ms else 1.0
     (compute_ms, _), (copy_ms, copy_std_ms), *_ = parts.mean_and_std_ms(work_scale)
     *_, (communication_ms, communication_std_ms), (idle_ms, _) = parts.mean_and_std_ms(wait_scale)
-    scales = np.array([[work_scale], [work_scale], [wait_scale], [wait_scale]]) * in_ms
+    scales = np.array([[work_scale], [work_scale], [wait_scale], [wait_scale]]) * ms_per_ns
     phases = zip(*(sums.phase_ns * scales).tolist(), work.phases, strict=True)
     classes = zip(work.classes, sums.classes.mean_and_std_ms(work_scale), strict=True)
     kernels = zip(sums.kernel_names, sums.launches.tolist(), sums.kernels.mean_and_std_ms(work_scale), strict=True)
@@ -199,28 +198,28 @@ def dissect_device(
         exposed_communication_ms=communication_ms,
         idle_ms=idle_ms,
         device=device,
-        classes=_longest(ClassTime(name, *ms) for name, ms in classes),
+        classes=_sort_by_time(ClassTime(name, *ms) for name, ms in classes),
         phases=tuple(PhaseParts(*row) for row in phases if any(row[:-1])),
-        idle_by_cause=_longest(_idle_times(work, sums, in_ms, wait_scale, program)),
-        kernels=_longest(KernelTime(*name, count / parts.near, *ms) for name, count, ms in kernels),
-        causes=_longest(CauseTime(cause, *ms) for cause, ms in causes),
+        idle_by_cause=_sort_by_time(_list_idle_times(work, sums, ms_per_ns, wait_scale, program)),
+        kernels=_sort_by_time(KernelTime(*name, count / parts.near, *ms) for name, count, ms in kernels),
+        causes=_sort_by_time(CauseTime(cause, *ms) for cause, ms in causes),
         busy_values_ms=sample_ms(np.concatenate(sums.busy_ns)),
         exposed_copy_std_ms=copy_std_ms,
         exposed_communication_std_ms=communication_std_ms,
-        own_pauses_ms=sums.device_pauses_ns * in_ms * wait_scale,
+        own_pauses_ms=sums.device_pauses_ns * ms_per_ns * wait_scale,
     )
 
 
 class _DeviceSums:
     """Sums of times over the dissected steps of a device. Steps are added in blocks.
 
-    ``launches``, ``phase_ns``, ``device_pauses_ns``, ``idle_ns`` and ``idle_gaps`` are sums over the steps near the
-    median.
+    ``launches``, ``phase_ns``, ``device_pauses_ns``, ``idle_ns`` and ``idle_gaps`` are sums over the steps whose length
+    is near the median length.
 
     Attributes:
         parts, classes, kernels, causes: the times by part of the step, kernel class, kernel and cause of idle time.
-        kernel_names: the name and the class of each kernel. After all kernels, there is a row without a name for each
-            class, for fills and for graphs whose kernels are unknown.
+        kernel_names: the name and the class of each kernel. The last rows have no name: one row for each class, for
+            fills and for graphs whose kernels are unknown.
         launches: shape (kernels,), how often each kernel starts.
         phase_ns: shape (parts, phases), the time of each part in each phase, ns.
         busy_ns: for each block, the time in which the GPU works in each step, ns.
@@ -257,7 +256,7 @@ class _DeviceSums:
         for activity in ACTIVITIES:
             counts = (fragments.activity == activity) & near[fragments.step]
             of_fragments = phase[fragments.operation[counts]]
-            self.phase_ns[activity] += np.bincount(of_fragments, fragments.share[counts], len(self._work.phases))
+            self.phase_ns[activity] += np.bincount(of_fragments, fragments.exposed_ns[counts], len(self._work.phases))
         gap_ns = (gaps.end - gaps.start) * near[gaps.step]
         self.phase_ns[-1] += np.bincount(phase[gaps.next_operation], gap_ns, len(self._work.phases))
 
@@ -265,17 +264,17 @@ class _DeviceSums:
         """Adds the compute time and the launches of each kernel, and the compute time of each class."""
         operations, kernels = self._work.attributed.trace.operations, self._work.attributed.kernels
         computes = fragments.activity == COMPUTE
-        columns = (fragments.operation, fragments.share, fragments.step)
-        operation, share, step = (column[computes] for column in columns)
+        columns = (fragments.operation, fragments.exposed_ns, fragments.step)
+        operation, exposed_ns, step = (column[computes] for column in columns)
         class_code, kernel_code = self._work.class_code[operation], kernels.code[operation]
         kernel = np.where(kernel_code == NONE, len(kernels.names) + class_code, kernel_code)
-        self.classes.add(step, class_code, share, near)
-        self.kernels.add(step, kernel, share, near)
+        self.classes.add(step, class_code, exposed_ns, near)
+        self.kernels.add(step, kernel, exposed_ns, near)
         starts = (fragments.start[computes] == operations.start[operation]) & near[step]
         starts &= operations.continues[operation] == 0
         self.launches += np.bincount(kernel[starts], minlength=len(self.launches))
 
-    def _add_idle(self, idle: Idle, near: Bools) -> None:
+    def _add_idle(self, idle: IdleStretches, near: Bools) -> None:
         """Adds the idle time by cause, range and API call."""
         self.causes.add(idle.step, idle.cause, idle.end - idle.start, near)
         idle = idle.select(near[idle.step])
@@ -289,17 +288,19 @@ class _DeviceSums:
             self.idle_gaps[key] += int(count)
 
 
-def _idle_times(
-    work: ProcessWork, sums: _DeviceSums, in_ms: float, wait_scale: float, program: SampledProgram | None
+def _list_idle_times(
+    work: ProcessWork, sums: _DeviceSums, ms_per_ns: float, wait_scale: float, program: SampledProgram | None
 ) -> Iterator[IdleTime]:
-    """Yields the idle time of each cause, range and API call. Beyond ``_MAX_IDLE_ROWS``, the shortest are summed up.
+    """Yields a row of idle time for each cause, range and API call.
+
+    If more than ``_MAX_IDLE_ROWS`` rows have a range, the shortest of them become one row for each cause.
 
     Args:
         work: the calls of the process.
         sums: the sums over the steps near the median.
-        in_ms: the factor from a sum in ns to the mean per step in ms.
+        ms_per_ns: the factor from a sum in ns to the mean per step in ms.
         wait_scale: the additional factor for idle time.
-        program: the sampled stacks, if there are any.
+        program: the sampled stacks of the program; None if stacks were not sampled.
     """
     in_ranges = [key for key in sums.idle_ns if key[1] != NONE]
     for key in sorted(in_ranges, key=lambda key: -sums.idle_ns[key])[_MAX_IDLE_ROWS:]:
@@ -307,7 +308,7 @@ def _idle_times(
         sums.idle_gaps[key[0], _OTHER_RANGES, NONE] += sums.idle_gaps.pop(key)
     ranges, apis = (*work.attributed.trace.ranges.names, "other ranges", ""), work.calls.names
     for (cause, range_, api), ns in sums.idle_ns.items():
-        ms = ns * in_ms * wait_scale
+        ms = ns * ms_per_ns * wait_scale
         yield IdleTime(
             CAUSES[cause],
             ranges[range_] or None,
@@ -318,7 +319,7 @@ def _idle_times(
         )
 
 
-def _longest(rows: Iterable[_Timed]) -> tuple[_Timed, ...]:
+def _sort_by_time(rows: Iterable[_Timed]) -> tuple[_Timed, ...]:
     """Returns the rows whose time is not 0, the longest first."""
     return tuple(sorted((row for row in rows if row.ms), key=lambda row: -row.ms))
 
@@ -326,7 +327,7 @@ def _longest(rows: Iterable[_Timed]) -> tuple[_Timed, ...]:
 def _measure_launches(
     work: ProcessWork, windows: Windows, index: SmallInts
 ) -> tuple[LaunchLatency | None, Queue | None]:
-    """Measures the time from launches to the starts of their operations, and the length of the GPU's queue.
+    """Measures the time from launches to the starts of their operations, and the number of launches in the GPU's queue.
 
     Only operations that are launched in a few steps in the middle of the capture count.
     """
@@ -341,24 +342,23 @@ def _measure_launches(
     starts, ends = (getattr(work.attributed.trace.operations, name)[index] for name in ("start", "end"))
     order = np.lexsort((starts, launch := work.attributed.attribution.launch[index]))
     first = np.flatnonzero(np.diff(launch[order], prepend=NONE - 1))
-    latency_us = (
-        np.percentile(work.attributed.measure_launch_waits(index[order[first]]), [50, 90]) / NS_PER_US
-    ).tolist()
-    launched_at, ended = (
-        np.sort(work.launched_at[index[order[first]]]),
-        np.sort(np.maximum.reduceat(ends[order], first)),
-    )
+    first_operations = index[order[first]]
+    waits_us = work.attributed.measure_launch_waits(first_operations) / NS_PER_US
+    launched_at = np.sort(work.launched_at[first_operations])
+    ended = np.sort(np.maximum.reduceat(ends[order], first))
     queue_length = np.maximum(np.arange(len(first)) - np.searchsorted(ended, launched_at, side="right"), 0)
-    return LaunchLatency(*latency_us), Queue(float(np.median(queue_length)), int(queue_length.max()))
+    return LaunchLatency(*np.percentile(waits_us, [50, 90]).tolist()), Queue(
+        float(np.median(queue_length)), int(queue_length.max())
+    )
 
 
-def _by_ranges(
+def _measure_phases_by_ranges(
     work: ProcessWork, windows: Windows, device: DissectedSteps, program: SampledProgram | None
 ) -> DissectedSteps:
-    """Returns the steps of a program without a GPU, whose phases are measured by their ranges.
+    """Returns the steps of a program without a GPU. The lengths of its phases are those of their ranges.
 
-    The loading of batches counts as a phase of its own. The time in which no operator runs is idle time with the cause
-    "host", since the program does not wait for a device.
+    The loading of batches counts as a phase. The time in which no operator runs is idle time with the cause "host",
+    since the program does not wait for a device.
     """
     instances, ranges = work.attributed.instances, work.attributed.trace.ranges
     is_loading_range = np.array([*map_by_shape(ranges.names, is_loading), False])[ranges.name]
@@ -386,7 +386,7 @@ def _by_ranges(
     return replace(
         device,
         phases=tuple(phases),
-        idle_by_cause=_longest([IdleTime("host", None, None, idle_ms, gaps, lines)]),
-        causes=_longest([CauseTime("host", idle_ms, None)]),
+        idle_by_cause=_sort_by_time([IdleTime("host", None, None, idle_ms, gaps, lines)]),
+        causes=_sort_by_time([CauseTime("host", idle_ms, None)]),
         own_pauses_ms=0.0,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import filterfalse
 from typing import Literal
 
 import numpy as np
@@ -31,9 +32,10 @@ from nsys_analyzer.trace.columns import (
 from nsys_analyzer.trace.phase_names import REQUEST_RANGE
 from nsys_analyzer.trace.stacks import StackFrame
 
-#: The approximate number of operations on a page. If a capture has more, some steps around a median step are shown.
+#: The approximate maximum number of operations in the tracks of a page. If a capture has more operations, only steps
+#: around a step of median length are shown.
 MAX_OPERATIONS_OF_TRACKS = 1_000_000
-#: The thread ID that stands for the ranges of requests, which belong to no thread.
+#: The thread ID of the track of requests, whose ranges belong to no thread.
 _REQUESTS_THREAD = ~PROCESS_MASK
 
 TrackKind = Literal["ranges", "calls", "lines", "stream", "idle"]
@@ -41,17 +43,17 @@ TrackKind = Literal["ranges", "calls", "lines", "stream", "idle"]
 
 @dataclass(frozen=True)
 class Track:
-    """The boxes of one thread, stream or device, sorted by start.
+    """A row of a timeline: the boxes of one thread, stream or device, sorted by start.
 
     Attributes:
         title: the name of the thread, stream or device, such as "GPU stream 7".
-        kind: "ranges" for nested ranges; "calls" for API calls that block or allocate; "lines" for sampled lines, each
-            nested in the line that called it; "stream" for the GPU's work; "idle" for the GPU's idle time.
+        kind: "ranges" for nested ranges; "calls" for API calls that wait, take long or allocate; "lines" for sampled
+            lines, each nested in the line that called it; "stream" for the GPU's work; "idle" for the GPU's idle time.
         start: shape (boxes,), the time from ``Tracks.origin_ns`` to the start of each box, ns.
         duration: shape (boxes,), the duration of each box, ns.
         name: shape (boxes,), the index of the name in ``Tracks.names``; for idle time, the name of the program's range.
         group: shape (boxes,), the index in ``Tracks.groups`` of the kernel class, or of the cause of idle time.
-        depth: shape (boxes,), the row of the track that contains each box, below the boxes around it.
+        depth: shape (boxes,), the row of the track that each box is drawn in, below the boxes that contain it.
     """
 
     title: str
@@ -89,7 +91,8 @@ class IdleTrack(Track):
     """The stretches in which a device is idle.
 
     Attributes:
-        stack: shape (boxes,), the index in ``Tracks.stacks`` of the stack that was sampled most often; 0 without one.
+        stack: shape (boxes,), the index in ``Tracks.stacks`` of the stack that was sampled most often in each stretch;
+            0 if no stack was sampled.
     """
 
     stack: Ints
@@ -175,16 +178,14 @@ class _TrackMaker:
         operations = self.attributed.trace.operations
         in_steps = (operations.process == self.process) & (operations.end > self.start) & (operations.start < self.end)
         index = np.flatnonzero(in_steps)
-        self.index = index[
-            np.argsort(operations.start[index], kind="stable")
-        ]  # the operations in the tracks, sorted by start
+        self.index = index[np.argsort(operations.start[index], kind="stable")]
         self.devices = np.unique(operations.device[self.index]).tolist()
 
     def make_tracks(self, left_out: str) -> Tracks:
         """Returns all tracks: those of the CPU threads that launch work, of the devices, and of the other threads."""
         on_cpu = runs_on_cpu(self.attributed.trace, self.process)
         threads, launching, not_launching = self._make_range_tracks()
-        tracks = [*launching, *([] if on_cpu else self._make_call_tracks()), *self._make_line_tracks()]
+        tracks = [*launching, *([] if on_cpu else [self._make_call_track()]), *self._make_line_tracks()]
         tracks += self._make_streams(threads, on_cpu=on_cpu)
         tracks += [self._make_idle_track(device) for device in self.devices if not on_cpu]
         windows = self.windows
@@ -203,7 +204,7 @@ class _TrackMaker:
             modules=self.modules.texts,
             paths=self.paths.texts,
             stacks=tuple(tuple(map(_describe_frame, frames)) for frames in self.stacks),
-            memory=self._memory_in_use(),
+            memory=self._find_memory_in_use(),
         )
 
     def _make_track(
@@ -249,7 +250,7 @@ class _TrackMaker:
         return threads, tracks[:count], tracks[count:]
 
     def _make_titles(self, threads: Ints) -> list[str]:
-        """Returns the title of each thread's track. If several threads have the same name, it also contains the ID."""
+        """Returns the title of each thread's track. If several threads have the same name, titles contain the ID."""
         names, thread_ids = list[str](), (threads & ~PROCESS_MASK).tolist()
         for thread, thread_id in zip(threads.tolist(), thread_ids, strict=True):
             if thread_id == _REQUESTS_THREAD:
@@ -263,17 +264,14 @@ class _TrackMaker:
             for name, thread_id in zip(names, thread_ids, strict=True)
         ]
 
-    def _make_call_tracks(self) -> Iterator[Track]:
-        """Yields a track of the API calls that wait, take long or allocate."""
+    def _make_call_track(self) -> Track:
+        """Makes the track of the API calls that wait, take long or allocate."""
         work = self.work
-        calls = work.calls.select(
-            np.unique(np.concatenate([work.waiting_calls, work.slow_calls, work.allocating_calls]))
-        )
+        index = np.unique(np.concatenate([work.waiting_calls, work.slow_calls, work.allocating_calls]))
+        calls = work.calls.select(index)
         calls = calls.select((calls.end > self.start) & (calls.start < self.end))
-        names = [name.partition("_v")[0] for name in calls.names]
-        yield self._make_track(
-            "CPU: blocking calls", "calls", calls.start, calls.end, self.names.codes(names, calls.name)
-        )
+        names = self.names.codes([name.partition("_v")[0] for name in calls.names], calls.name)
+        return self._make_track("CPU: blocking calls", "calls", calls.start, calls.end, names)
 
     def _make_line_tracks(self) -> Iterator[Track]:
         """Yields a track of the program's sampled lines. A box covers consecutive samples with the same line."""
@@ -305,16 +303,13 @@ class _TrackMaker:
         operations, attribution = self.attributed.trace.operations, self.attributed.attribution
         path_codes, paths = make_range_paths(self.attributed.trace, attribution)
         if self.steps.marks:
-            around = [path.split(PATH_SEPARATOR) for path in paths]
-            paths = [
-                PATH_SEPARATOR.join(name for name in names if not REQUEST_RANGE.fullmatch(name)) for names in around
-            ]
+            names_of_paths = [path.split(PATH_SEPARATOR) for path in paths]
+            without_requests = (filterfalse(REQUEST_RANGE.fullmatch, names) for names in names_of_paths)
+            paths = list(map(PATH_SEPARATOR.join, without_requests))
         track_of_thread = {thread: position for position, thread in enumerate(threads.tolist())}
         critical = np.zeros(len(operations), np.bool_)
-        study = (
-            None if on_cpu or not self.devices else study_steps(self.work, self.steps, self.devices[0], self.windows)
-        )
-        if study:
+        has_gpu = bool(self.devices) and not on_cpu
+        if has_gpu and (study := study_steps(self.work, self.steps, self.devices[0], self.windows)):
             critical[study.critical_operations] = True
         devices, streams = operations.device[self.index], operations.stream[self.index]
         first, code = distinct_rows(devices, streams)
@@ -368,10 +363,8 @@ class _TrackMaker:
         names, code = list(table.names), table.name[index].astype(np.int64)
         descriptions: dict[str, int] = {}
         for i in np.flatnonzero(code == NONE).tolist():
-            name = (
-                f"{OPERATION_KINDS[kind[i]]} {COPY_KINDS[copy[i]]}" if kind[i] == MEMCPY else OPERATION_KINDS[kind[i]]
-            )
-            description = f"{name}, {size[i]:,} bytes" if size[i] else name
+            description = OPERATION_KINDS[kind[i]] + (f" {COPY_KINDS[copy[i]]}" if kind[i] == MEMCPY else "")
+            description += f", {size[i]:,} bytes" if size[i] else ""
             code[i] = len(names) + descriptions.setdefault(description, len(descriptions))
         return self.names.codes([*names, *descriptions], code)
 
@@ -389,7 +382,7 @@ class _TrackMaker:
         calls = find_module_calls(self.attributed)
         return (calls, CallFinder(self.attributed, calls)) if calls else None
 
-    def _memory_in_use(self) -> tuple[Ints, Ints]:
+    def _find_memory_in_use(self) -> tuple[Ints, Ints]:
         """Returns the times at which the device memory in use changes, ns since the origin, and the bytes in use.
 
         The first time is the origin.
@@ -411,9 +404,9 @@ def _describe_frame(frame: StackFrame) -> str:
 
 
 def _find_depths(start: Ints, end: Ints) -> Ints:
-    """Returns the first free row for each interval, below the intervals that contain it.
+    """Returns the index of the first free row for each interval, below the rows of the intervals that contain it.
 
-    The intervals must be sorted by start. Of two intervals with the same start, the longer interval comes first.
+    The intervals must be sorted by start. If two intervals have the same start, the longer interval comes first.
     """
     depths = np.zeros(len(start), np.int64)
     if (start[1:] >= end[:-1]).all():  # no intervals overlap, as on most streams
@@ -430,8 +423,8 @@ def _find_depths(start: Ints, end: Ints) -> Ints:
 def measure_memory_levels(uses: MemoryUses, process: int) -> tuple[MemoryUses, Ints]:
     """Returns the memory events of a process, sorted by time, and the bytes in use before and after each event.
 
-    The bytes have the shape (events + 1,). If the allocator reports the bytes in use of its pool, these are taken.
-    Otherwise, the sizes of the events are added up.
+    The bytes have the shape (events + 1,). They are the bytes that the allocator reports as in use, if it reports them.
+    Otherwise, they are the sums of the sizes of the events.
     """
     events = uses.select(uses.process == process)
     events = events.select(np.argsort(events.start, kind="stable"))

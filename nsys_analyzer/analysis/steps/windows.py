@@ -1,4 +1,4 @@
-"""Windows: when each step begins and ends. Also the operations of a process, from which windows are found."""
+"""Windows, which contain the start and end of each step, and the launched work from which windows are found."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _NEAR_MEDIAN = 0.01
 
 @dataclass(frozen=True)
 class Windows:
-    """The start and end of each step. The steps are in order and do not overlap.
+    """The start and end of each of several steps, which are in order and do not overlap.
 
     Every array has the shape (steps,) and contains times on the capture's clock, ns.
 
     Attributes:
         source: what shows where the steps begin and end.
         unit: a clause that says what counts as a step.
-        start, end: the start of each step, and the start of the next step. These are times of the program or of the
-            GPU's work, whichever is later. The last step ends where its own range or work ends.
-        cpu_start: when the program begins each step.
-        cpu_end: the end of each step for the program, which is the start of the work that follows the step.
+        start, end: the start and end of each step. A step ends when the next step starts. These are times of the
+            program, or of the GPU's work if ``on_gpu`` is True. The last step ends with its own range or work.
+        cpu_start: the time at which the program begins each step.
+        cpu_end: the time at which the program begins what follows each step.
         body_end: the end of the step's own code. The time from ``body_end`` to ``cpu_end`` lies between two steps.
         on_gpu: whether steps begin and end with the GPU's work, because the GPU works far behind the program.
     """
@@ -111,10 +111,7 @@ class LaunchedWork:
 
     def is_instance_of(self, *phases: str) -> Bools:
         """Returns True for each instance of the given phases in this process; shape (instances,)."""
-        instances = self.attributed.instances
-        is_phase = np.isin(instances.phase, [instances.phases.index(name) for name in phases])
-        mask: Bools = is_phase & (instances.process == self.process)
-        return mask
+        return mask_instances(self.attributed, self.process, *phases)
 
     @property
     def warmups(self) -> Ranges:
@@ -129,10 +126,7 @@ class LaunchedWork:
 
     @property
     def as_one_pass(self) -> Windows:
-        """Returns windows with a single step, which spans the whole recording of the process.
-
-        Warm-up ranges before the work of the process do not count.
-        """
+        """Returns windows with a single step: the whole recording of the process, without warm-up before its work."""
         trace = self.attributed.trace
         recording = trace.profiler_events.select(
             mask_by_name(trace.profiler_events, lambda name: name.startswith(RECORDING_RANGE))
@@ -148,7 +142,7 @@ class LaunchedWork:
         return Windows.of_program("pass", "the whole capture", np.array([start]), np.array([end]))
 
     def end_with_work(self, windows: Windows) -> Windows:
-        """Returns the windows with a later ``body_end``: a step ends no earlier than the work that it launched."""
+        """Returns windows in which the body of each step ends no earlier than the work that the step launched."""
         body_end = np.maximum(windows.body_end, find_work_ends(windows, self.time, self.end))
         return replace(windows, body_end=np.minimum(body_end, windows.cpu_end))
 
@@ -160,9 +154,9 @@ class LaunchedWork:
 
 
 def find_work_ends(windows: Windows, time: Ints, end: Ints) -> Ints:
-    """Returns the latest end of the work that each step launched; shape (steps,), ns.
+    """Returns the latest end of the work that each step launched, ns; shape (steps,).
 
-    For a step that launched nothing, it is the start of the first step.
+    A step that launched nothing has the start of the first step instead.
 
     Args:
         windows: the steps.
@@ -175,8 +169,14 @@ def find_work_ends(windows: Windows, time: Ints, end: Ints) -> Ints:
     return latest
 
 
+def mask_instances(attributed: AttributedTrace, process: int, *phases: str) -> Bools:
+    """Returns True for each instance of the given phases in a process; shape (instances,)."""
+    instances = attributed.instances
+    is_phase = np.isin(instances.phase, [instances.phases.index(name) for name in phases])
+    mask: Bools = is_phase & (instances.process == process)
+    return mask
+
+
 def runs_training(attributed: AttributedTrace, process: int) -> bool:
     """Checks whether a process runs backward passes or an optimizer."""
-    instances = attributed.instances
-    phases = [instances.phases.index(name) for name in ("backward", "optimizer")]
-    return bool(np.isin(instances.phase[instances.process == process], phases).any())
+    return bool(mask_instances(attributed, process, "backward", "optimizer").any())
