@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nsys_analyzer import Trace
-from nsys_analyzer.capture.recorder import BEGIN, NOTHING_RECORDED, Annotation, Ranges, Recorder, main
+from nsys_analyzer.capture.recorder import BEGIN_FILE, NOTHING_RECORDED, Annotation, Ranges, Recorder, main
 from tests.support.annotated import ProgramCase, read_programs
 from tests.support.kineto import tables_of
 from tests.support.prepared import run_prepared
@@ -53,7 +53,7 @@ def test_a_recorded_program(case: ProgramCase, tmp_path: Path) -> None:
         pytest.skip("this PyTorch records the first thread and autograd's alone")
     folder, script = tmp_path / "recorded", tmp_path / "program.py"
     folder.mkdir()
-    script.write_text(case.text.replace("{folder}", str(folder)).replace("{begin}", BEGIN))
+    script.write_text(case.text.replace("{folder}", str(folder)).replace("{begin}", BEGIN_FILE))
     case.write_files(tmp_path)
     words = [*case.options.get("recorder", "").split(), "--"]
     words += ["-m", "program"] if case.options.get("module") else [str(script)]

@@ -1,7 +1,8 @@
 """Checks the software and hardware that ``run`` needs on this machine, and names the command that fixes each fault.
 
-Sampling the CPU would need ``perf_event_paranoid`` and, in containers, more capabilities. GPU counters would need the
-driver's permission. A trace of ``cuda,nvtx`` with ``--sample=none`` needs neither, so neither is checked.
+``run`` records a trace of ``cuda,nvtx`` with ``--sample=none``. So it needs neither the rights for CPU sampling
+(``perf_event_paranoid``, and capabilities in containers) nor the driver's permission for GPU counters, and neither is
+checked.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ from nsys_analyzer.system.machine import (
 )
 from nsys_analyzer.text import format_bytes
 
-_TORCH_TIMEOUT_S = 120  # a first import from a cold network disk takes a minute
-_NEEDED_BYTES = 1 << 30  # a capture takes megabytes, and a sweep with memory events takes hundreds of megabytes
+#: The first import of PyTorch from a network disk may take a minute.
+_TORCH_TIMEOUT_S = 120
+#: A capture takes megabytes, and a sweep with memory events takes hundreds of megabytes.
+_NEEDED_BYTES = 1 << 30
 #: The checks that must pass for every run, and those that must also pass for a run with nsys.
 _REQUIRED_CHECKS = ("torch", "output folder", "temporary files")
 _REQUIRED_FOR_NSYS = ("nsys", "importer")
-_ASK_TORCH = """
+_TORCH_QUERY = """
 import json, torch
 gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
 print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "gpus": gpus}))
@@ -42,17 +45,17 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "gpu
 
 def check_machine(output: Path) -> Iterator[Check]:
     """Yields the result of each check. ``output`` is the folder for captures, which need not exist."""
-    yield from _nsys()
+    yield from _check_nsys()
     gpus = count_gpus()
-    yield _gpu(gpus)
-    yield _torch(gpus)
-    yield _folder("output folder", output, "--output-dir")
-    yield _folder("temporary files", Path(tempfile.gettempdir()), "TMPDIR")  # where nsys records
+    yield _check_gpu(gpus)
+    yield _check_torch(gpus)
+    yield _check_folder("output folder", output, "--output-dir")
+    yield _check_folder("temporary files", Path(tempfile.gettempdir()), "TMPDIR")  # nsys records there
 
 
-def _nsys() -> Iterator[Check]:
+def _check_nsys() -> Iterator[Check]:
     try:
-        path = find_nsys()  # raises an error if NSYS is set to something that is no command
+        path = find_nsys()  # raises an error if the environment variable NSYS names no command
         if path is None:
             yield Check("nsys", "missing", "not on the PATH, and not where installers put it", INSTALL_NSYS)
             return
@@ -63,7 +66,7 @@ def _nsys() -> Iterator[Check]:
         yield Check("nsys", "broken", error.message, error.hint)
 
 
-def _gpu(count: int) -> Check:
+def _check_gpu(count: int) -> Check:
     driver = driver_version() or driver_module_version()
     if count:
         return Check("GPU", "ok", f"CUDA sees {count}, driver {driver or 'unknown'}")
@@ -74,9 +77,9 @@ def _gpu(count: int) -> Check:
     return Check("GPU", "missing", "CUDA sees none, so targets run on the CPU", remedy)
 
 
-def _torch(gpus: int) -> Check:
-    """Checks in a separate process, which may crash, whether torch can be imported and sees the GPUs."""
-    command = [sys.executable, "-c", _ASK_TORCH]
+def _check_torch(gpus: int) -> Check:
+    """Checks whether torch can be imported and sees the GPUs, in a separate process, because an import may crash."""
+    command = [sys.executable, "-c", _TORCH_QUERY]
     try:
         process = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_TORCH_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -97,8 +100,8 @@ def _torch(gpus: int) -> Check:
     return Check("torch", "ok", f"{description}, so its targets run on the CPU", remedy)
 
 
-def _folder(name: str, folder: Path, setting: str) -> Check:
-    """Checks whether files can be made in a folder or its nearest existing parent, and how much space is free."""
+def _check_folder(name: str, folder: Path, setting: str) -> Check:
+    """Checks whether a folder, or its nearest existing parent, can be written, and how much space is free there."""
     place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     try:
         with tempfile.TemporaryFile(dir=place):
@@ -115,7 +118,7 @@ def _folder(name: str, folder: Path, setting: str) -> Check:
 
 
 def check_run_command(checks: Collection[Check]) -> Check:
-    """Returns how ``nsys-analyze run`` records on this machine, or which failed checks keep it from running."""
+    """Returns how ``nsys-analyze run`` records on this machine, or which failed checks prevent it."""
     try:
         plan = make_plan()
     except NsysAnalyzerError as error:
@@ -125,5 +128,7 @@ def check_run_command(checks: Collection[Check]) -> Check:
     faults = [check.name for check in checks if check.name in required and check.status in ("missing", "broken")]
     if faults:
         return Check("run", "broken", f"would fail because of: {', '.join(faults)}", "Fix the faults above")
-    with_nsys = f"profiles with nsys {profiler.nsys.version}" if isinstance(profiler, NsysProfiler) else ""
-    return Check("run", "ok", " ".join([f"{with_nsys or 'records with torch.profiler'}.", *plan.notices]))
+    recording = "records with torch.profiler."
+    if isinstance(profiler, NsysProfiler):
+        recording = f"profiles with nsys {profiler.nsys.version}."
+    return Check("run", "ok", " ".join([recording, *plan.notices]))

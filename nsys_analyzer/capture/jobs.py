@@ -1,9 +1,10 @@
 """Runs jobs into a folder: the targets of a sweep, a program of the user, and the cases of an experiment.
 
-All jobs share these rules. The folder is locked, and its log gets the output of every program. A result is stored as
-soon as it is complete, and incomplete results are not stored. A resume runs the jobs without a final result. A target
-of a sweep needs two processes, one timed and one profiled, and its results are collected in a hidden folder before they
-get their final place. A process of an experiment measures many cases and adds a row for each.
+All jobs share these rules. The output folder is locked while a job runs, and its log file gets the output of every
+program. A result is stored as soon as it is complete, and an incomplete result is not stored. With ``--resume``, only
+the jobs without a final result run. Each target of a sweep runs in two processes, one timed and one profiled. Its
+results are collected in a hidden folder, which is renamed when the results are complete. A process of an experiment
+measures many cases and adds a row for each case.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from nsys_analyzer.capture.launcher import rank_log, take_process_ids
-from nsys_analyzer.capture.nsys import PROCESS_ID
+from nsys_analyzer.capture.nsys import PROCESS_ID_VARIABLE
 from nsys_analyzer.capture.profilers import Profiler, make_hook_variables, make_import_variables, make_timed_command
 from nsys_analyzer.capture.targets import RANK_SUFFIX, Ranks, Target, capture_stems
 from nsys_analyzer.configuration import Run, manifest_values, update_run
@@ -39,21 +40,20 @@ from nsys_analyzer.system.machine import read_provenance
 from nsys_analyzer.system.process import Job, JobResult, Progress, read_last_lines, run_job
 from nsys_analyzer.system.strict_json import decode_json
 from nsys_analyzer.trace.operator_calls import OPERATORS_SUFFIX
-from nsys_analyzer.trace.stacks import STACKS_SUFFIX as STACKS
-from nsys_analyzer.trace.stacks import find_stack_files
+from nsys_analyzer.trace.stacks import STACKS_SUFFIX, find_stack_files
 
-#: The file with the output of the programs.
+#: The name of the file with the output of the programs.
 LOG = "target.log"
-#: Environment variables that keep PyTorch from reusing code that an earlier case compiled.
-_NO_CACHE = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
-#: Statuses after which a job is not repeated. A job that ran out of memory would run out of memory again.
+#: Environment variables that keep torch.compile from reusing code that an earlier case compiled.
+_WITHOUT_COMPILE_CACHE = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+#: Statuses after which a resumed run does not repeat a job. A job that ran out of memory would do so again.
 _FINAL_STATUSES = ("ok", "oom")
-#: Statuses after which a target ends its process. A new process measures the remaining cases.
+#: Statuses of a case after which the target's process ends. A new process measures the remaining cases.
 _STOPPING_STATUSES = ("oom", "failed")
 _MOVE_AWAY_HINT = "Move it away, or choose another --output-dir"
 _LOCK = ".lock"
-#: The hidden files with the cases for a process and with the rows that the process writes.
-_HIDDEN = re.compile(r"\.[0-9a-f]{32}\.(cases\.json|rows\.jsonl)")
+#: Matches the hidden files of a process of an experiment: the cases that it reads, and the rows that it writes.
+_CASE_FILE_NAME = re.compile(r"\.[0-9a-f]{32}\.(cases\.json|rows\.jsonl)")
 #: The message for a program in which the hooks saw no PyTorch model.
 _NO_MODEL_SEEN = "no call of a PyTorch model was seen, so no step and no phase is known"
 
@@ -62,14 +62,14 @@ _NO_MODEL_SEEN = "no call of a PyTorch model was seen, so no step and no phase i
 
 
 def existing_results_error(path: Path) -> ConfigurationError:
-    """Returns the error for results that exist already if no option says whether to keep or to replace the results."""
+    """Returns the error for existing results if no option says whether to keep or to replace the results."""
     hint = "--resume keeps finished results, --rerun replaces them, --output-dir names another folder"
     return ConfigurationError(f"{path} already exists", hint)
 
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Makes the folder, and locks it against other runs.
+    """Makes an output folder, and locks it against other runs until the block ends.
 
     Raises:
         ConfigurationError: another run uses the folder, or the lock is a file of another program.
@@ -101,10 +101,9 @@ def lock_folder(folder: Path) -> Iterator[None]:
 def select_remaining_targets(
     targets: Sequence[Target], folder: Path, profiler: Profiler | None, resume: bool | None
 ) -> list[Target]:
-    """Returns the targets that have no result yet, or a result that a second run may improve.
+    """Returns the targets that have no result yet, or whose result a second run may improve.
 
-    If an earlier sweep was killed, its incomplete results are removed, and a result that the earlier sweep was
-    replacing is restored.
+    If an earlier sweep was killed, its incomplete results are removed. The result that it was replacing is restored.
 
     Args:
         targets: all targets of the sweep.
@@ -121,11 +120,20 @@ def select_remaining_targets(
         raise ConfigurationError(f"{timings} was not written by a sweep, and would be replaced", _MOVE_AWAY_HINT)
     runs = {}
     for target in targets:
-        place = folder / target.name
-        shutil.rmtree(_hidden(place, "part"), ignore_errors=True)
-        _restore(place)
-        if place.exists():
-            runs[target.name] = _finished_run(place)
+        result_folder = folder / target.name
+        shutil.rmtree(_name_hidden_folder(result_folder, "part"), ignore_errors=True)
+        _restore_replaced_folder(result_folder)
+        if result_folder.exists():
+            of_first_rank = result_folder / manifest_file_name(capture_stems(Ranks(1))[0])
+            try:
+                run = read_manifest(of_first_rank if of_first_rank.is_file() else result_folder / MANIFEST)
+            except ManifestError as error:
+                problem = f"{result_folder} exists, and has no {MANIFEST} of a sweep"
+                raise ConfigurationError(problem, _MOVE_AWAY_HINT) from error
+            if run.profiler is None:
+                problem = f"{result_folder} exists, and a sweep did not write its {MANIFEST}"
+                raise ConfigurationError(problem, _MOVE_AWAY_HINT)
+            runs[target.name] = run
     if resume is False:
         return list(targets)
     if runs and resume is None:
@@ -137,38 +145,22 @@ def select_remaining_targets(
     ]
 
 
-def _finished_run(place: Path) -> Run:
-    """Returns the run whose results a folder holds.
-
-    Raises:
-        ConfigurationError: a sweep did not write the folder.
-    """
-    of_first_rank = place / manifest_file_name(capture_stems(Ranks(1))[0])
-    try:
-        run = read_manifest(of_first_rank if of_first_rank.is_file() else place / MANIFEST)
-    except ManifestError as error:
-        raise ConfigurationError(f"{place} exists, and has no {MANIFEST} of a sweep", _MOVE_AWAY_HINT) from error
-    if run.profiler is None:
-        raise ConfigurationError(f"{place} exists, and a sweep did not write its {MANIFEST}", _MOVE_AWAY_HINT)
-    return run
-
-
-def _is_done(target: Target, place: Path, earlier: Run, profiler: Profiler | None) -> bool:
-    """Returns whether a target needs no further run. A recorded target was always timed as well.
+def _is_done(target: Target, result_folder: Path, earlier: Run, profiler: Profiler | None) -> bool:
+    """Returns whether the earlier run of a target suffices. A target that was recorded was always timed as well.
 
     Raises:
         ConfigurationError: the earlier run used other options or another profiler.
     """
-    planned = replace(target.run, **_commands(target, profiler))
+    planned = replace(target.run, **_make_command_entries(target, profiler))
     if earlier.profiler != planned.profiler and "none" not in (earlier.profiler, planned.profiler):
         raise ConfigurationError(
-            f"{place} was recorded by {earlier.profiler}, and {planned.profiler} would replace it",
+            f"{result_folder} was recorded by {earlier.profiler}, and {planned.profiler} would replace it",
             f"Give --profiler {earlier.profiler}, or another --output-dir, or --rerun",
         )
     same = earlier.command == planned.command
     if not same or (earlier.profiler == planned.profiler and earlier.profile_command != planned.profile_command):
         raise ConfigurationError(
-            f"{place} was made with other options: {earlier.profile_command if same else earlier.command}",
+            f"{result_folder} was made with other options: {earlier.profile_command if same else earlier.command}",
             "Give those options, or another --output-dir, or --rerun",
         )
     return planned.profiler in ("none", earlier.profiler) and earlier.status in _FINAL_STATUSES
@@ -185,14 +177,15 @@ def run_sweep(
         folder: the output folder, which must exist and be :func:`lock_folder`.
         profiler: records the targets. With None, they are only timed.
         timeout_s: the time limit of each process in seconds.
-        progress: is called for each step.
+        progress: is told when a process starts and when a target ends.
         command: the command line of the sweep, which the manifests record.
 
     Returns:
-        The result of each target. Running out of memory, a crash and a timeout also count as results.
+        The result of each target, also of a target that runs out of memory, crashes or exceeds its time limit.
 
     Raises:
-        KeyboardInterrupt: the user stopped the sweep. Finished results are kept, and the running one is removed.
+        KeyboardInterrupt: the user stopped the sweep. The results of finished targets are kept, and the files of the
+            running target are removed.
         NoSpaceError: the disk is full.
         OSError: the folder cannot be written.
     """
@@ -201,19 +194,19 @@ def run_sweep(
     results = []
     for target in targets:
         before = time.monotonic()
-        place = folder / target.name
-        part = _hidden(place, "part")
-        shutil.rmtree(part, ignore_errors=True)  # an earlier sweep may have been killed during this target
-        part.mkdir()
+        result_folder = folder / target.name
+        work_folder = _name_hidden_folder(result_folder, "part")
+        shutil.rmtree(work_folder, ignore_errors=True)  # an earlier sweep may have been killed during this target
+        work_folder.mkdir()
         try:
-            result = _run_target(target, place, part, profiler, timeout_s, progress, run)
-            _restore(place)
-            if place.exists():  # the old result is removed only after the new one is in place
-                place.rename(_hidden(place, "old"))
-            part.rename(place)
+            result = _run_target(target, result_folder, work_folder, profiler, timeout_s, progress, run)
+            _restore_replaced_folder(result_folder)
+            if result_folder.exists():  # the old result is removed only after the new one is in place
+                result_folder.rename(_name_hidden_folder(result_folder, "old"))
+            work_folder.rename(result_folder)
         finally:
-            _restore(place)
-            shutil.rmtree(part, ignore_errors=True)
+            _restore_replaced_folder(result_folder)
+            shutil.rmtree(work_folder, ignore_errors=True)
         write_timings(folder)
         progress.ended(target.name, result, time.monotonic() - before)
         results.append(result)
@@ -221,29 +214,29 @@ def run_sweep(
 
 
 def _run_target(
-    target: Target, place: Path, part: Path, profiler: Profiler | None, timeout_s: float | None, progress: Progress,
-    run: Run,
+    target: Target, result_folder: Path, work_folder: Path, profiler: Profiler | None, timeout_s: float | None,
+    progress: Progress, run: Run,
 ) -> JobResult:  # fmt: skip
     """Runs a target with and without the profiler, and writes the manifest of each capture.
 
     Args:
         place: the final folder of the target.
-        part: the folder that collects the results, and that is renamed to ``place`` later.
+        work_folder: the folder that collects the results. The caller renames it to ``result_folder``.
     """
-    run = replace(run, **{**manifest_values(target.run), **_commands(target, profiler)})
+    run = replace(run, **{**manifest_values(target.run), **_make_command_entries(target, profiler)})
     result, processes = JobResult("ok"), [(Run(), None)] * (target.ranks.count if target.ranks else 1)
     if target.is_timed:
         progress.started(target.name, "timing")
-        result, processes = _time(target, part, timeout_s)
+        result, processes = _time_target(target, work_folder, timeout_s)
     # A program of the user that fails is still recorded up to its failure.
     if profiler and (result.status == "ok" or not target.timed):
         progress.started(target.name, f"profiling with {profiler.name}")
-        result = _record(target, part, profiler, timeout_s)
-        if result.message:  # the files that the message names will be moved
-            result = replace(result, message=result.message.replace(str(part), str(place)))
-    pids, ranks, group = take_process_ids(part), target.ranks, uuid.uuid4().hex
-    remove_unfinished(part)  # a recorder may have been killed while it wrote its trace
-    # A capture of all ranks gets the description of the first rank and the times of all ranks.
+        result = _record_target(target, work_folder, profiler, timeout_s)
+        if result.message:  # the message may name files in the folder that the caller renames
+            result = replace(result, message=result.message.replace(str(work_folder), str(result_folder)))
+    pids, ranks, group = take_process_ids(work_folder), target.ranks, uuid.uuid4().hex
+    remove_unfinished(work_folder)  # a recorder may have been killed while it wrote its trace
+    # A single capture of all ranks gets the description of the first rank and the times of all ranks.
     for number, (stem, (description, timings)) in enumerate(zip(capture_stems(ranks), processes, strict=False)):
         described = update_run(run, description)
         if target.annotation:  # the user's description of a program replaces what the hooks observed
@@ -251,7 +244,7 @@ def _run_target(
         described = replace(described, status=result.status, message=result.message)
         if profiler:
             capture = f"{stem}{profiler.suffix}"
-            stacks = tuple(path.name for path in find_stack_files(part / capture))
+            stacks = tuple(path.name for path in find_stack_files(work_folder / capture))
             described = replace(described, capture=capture, stacks=stacks or None)
         extra: dict[str, Any] = {"timings": timings}
         if ranks:
@@ -261,16 +254,16 @@ def _run_target(
                 described = replace(described, rank_pids=pids or None) if profiler else described
                 extra["rank_timings"] = [times for _, times in processes]
         manifest = {**manifest_values(described), **extra}
-        write_text(part / manifest_file_name(stem), json.dumps(manifest, indent=1) + "\n")
+        write_text(work_folder / manifest_file_name(stem), json.dumps(manifest, indent=1) + "\n")
     return result
 
 
-def _time(target: Target, part: Path, timeout_s: float | None) -> tuple[JobResult, list[tuple[Run, Any]]]:
-    """Runs a target without a profiler, and returns the description and the times of each process."""
-    folder = part.absolute()  # a relative path could look like an option
+def _time_target(target: Target, work_folder: Path, timeout_s: float | None) -> tuple[JobResult, list[tuple[Run, Any]]]:
+    """Runs a target without a profiler, and returns its result, and the description and times of each process."""
+    folder = work_folder.absolute()  # a relative path could look like an option
     path = folder / f"results{RANK_SUFFIX if target.ranks else ''}.json"
     command = [*make_timed_command(target, folder), *(["--results", str(path)] if target.timed else [])]
-    result = run_job(Job(command, make_hook_variables(target.annotation, path), timeout_s), part / LOG)
+    result = run_job(Job(command, make_hook_variables(target.annotation, path), timeout_s), work_folder / LOG)
     names = [f"results_rank{rank}.json" for rank in range(target.ranks.count)] if target.ranks else [path.name]
     values: list[dict[str, Any]] = []
     for file in (folder / name for name in names):
@@ -278,11 +271,13 @@ def _time(target: Target, part: Path, timeout_s: float | None) -> tuple[JobResul
         file.unlink(missing_ok=True)
     runs = [make_run(results, path) for results in values]
     if target.annotation and result.status == "ok":
-        silent = Run(not_annotated=_NO_MODEL_SEEN)
-        runs = [run if results else silent for run, results in zip(runs, values, strict=True)]
+        run_without_model = Run(not_annotated=_NO_MODEL_SEEN)
+        runs = [run if results else run_without_model for run, results in zip(runs, values, strict=True)]
     times = [results.get("times_ms") or {} for results in values]
     if result.status == "ok" and target.timed and not all(times):
-        result = JobResult("failed", f"it ended without an error, but wrote no times: {read_last_lines(part / LOG)}")
+        result = JobResult(
+            "failed", f"it ended without an error, but wrote no times: {read_last_lines(work_folder / LOG)}"
+        )
     elif out_of_memory := next((run for run in runs if run.status == "oom"), None):
         result = JobResult("oom", out_of_memory.message)
     # A program of the user may have no steps.
@@ -293,35 +288,35 @@ def _time(target: Target, part: Path, timeout_s: float | None) -> tuple[JobResul
     return result, list(zip(runs, timings, strict=True))
 
 
-def _record(target: Target, part: Path, profiler: Profiler, timeout_s: float | None) -> JobResult:
-    """Runs a target under a profiler, which writes one capture, or one for each rank.
+def _record_target(target: Target, work_folder: Path, profiler: Profiler, timeout_s: float | None) -> JobResult:
+    """Runs a target under a profiler, which writes one capture or a capture for each rank.
 
-    The capture of a program that crashes ends at the crash.
+    If the program crashes, its capture ends at the crash.
     """
-    command = profiler.record_command(target.program, part.absolute(), target.ranks)
-    stacks = part / f"capture{RANK_SUFFIX if target.ranks else ''}{STACKS}"
-    operators = part / f"capture{RANK_SUFFIX if target.ranks else ''}{OPERATORS_SUFFIX}"
+    command = profiler.record_command(target.program, work_folder.absolute(), target.ranks)
+    stacks = work_folder / f"capture{RANK_SUFFIX if target.ranks else ''}{STACKS_SUFFIX}"
+    operators = work_folder / f"capture{RANK_SUFFIX if target.ranks else ''}{OPERATORS_SUFFIX}"
     environment = make_hook_variables(target.annotation, stacks=stacks, operators=operators)
-    if profiler.name == "torch" and not target.timed:  # only the recorder imports this package in the program's Python
+    if profiler.name == "torch" and not target.timed:  # the program's Python may lack this package
         environment |= make_import_variables()
     if profiler.is_server:
-        environment[PROCESS_ID] = str(os.getpid())
-        signal.signal(signal.SIGUSR1, lambda *_: profiler.begin_recording(part))
-    result = run_job(Job(command, environment, timeout_s, profiler.is_server), part / LOG)
+        environment[PROCESS_ID_VARIABLE] = str(os.getpid())
+        signal.signal(signal.SIGUSR1, lambda *_: profiler.begin_recording(work_folder))
+    result = run_job(Job(command, environment, timeout_s, profiler.is_server), work_folder / LOG)
     if result.status == "timeout":
         return result
     stems = capture_stems(target.ranks)
     for number, stem in enumerate(stems):
-        log = part / LOG if stems == capture_stems(None) else rank_log(part, number)
+        log = work_folder / LOG if stems == capture_stems(None) else rank_log(work_folder, number)
         try:
-            profiler.export_capture(part, stem, log, timeout_s)
+            profiler.export_capture(work_folder, stem, log, timeout_s)
         except NsysAnalyzerError as error:
             result = JobResult("failed", str(error)) if result.status == "ok" else result
     return result
 
 
-def _commands(target: Target, profiler: Profiler | None) -> dict[str, Any]:
-    """Returns the manifest's entries on the profiler and the command lines, relative to the capture's folder."""
+def _make_command_entries(target: Target, profiler: Profiler | None) -> dict[str, Any]:
+    """Returns the manifest's entries for the profiler and for the command lines, with paths relative to its folder."""
     entries = {
         "command": _format_command(make_timed_command(target, Path())),
         "profiler": profiler.name if profiler else "none",
@@ -337,33 +332,38 @@ def _format_command(command: Sequence[str]) -> str:
     return shlex.join(without_secrets(["python" if word == sys.executable else word for word in command]))
 
 
-def _restore(place: Path) -> None:
-    """Removes the folder that a new result replaced, or restores it if there is no new result."""
-    old = _hidden(place, "old")
-    if old.exists() and not place.exists():
-        old.rename(place)
+def _restore_replaced_folder(result_folder: Path) -> None:
+    """Removes the old result of a target if there is a new one. Otherwise moves the old result back to its folder."""
+    old = _name_hidden_folder(result_folder, "old")
+    if old.exists() and not result_folder.exists():
+        old.rename(result_folder)
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _hidden(place: Path, kind: str) -> Path:
-    return place.with_name(f".{place.name}.{kind}")
+def _name_hidden_folder(result_folder: Path, kind: str) -> Path:
+    return result_folder.with_name(f".{result_folder.name}.{kind}")
 
 
 # --- the cases of an experiment ---
 
 
 def select_remaining_cases(cases: Sequence[Task[Any]], rows: Sequence[Row[Any, Any]]) -> list[Task[Any]]:
-    """Returns the cases without a row, or with a row that a second run may improve."""
+    """Returns the cases that have no row yet, or whose row a second run may improve."""
     final = {row.key for row in rows if row.status in _FINAL_STATUSES}
     return [case for case in cases if case.key not in final]
 
 
 def run_cases(cases: Sequence[Task[Any]], folder: Path, timeout_s: float | None, progress: Progress) -> None:
-    """Measures the cases in order, and adds their rows to ``bench.jsonl`` of the folder, which must be locked.
+    """Measures the cases in order, and adds their rows to ``bench.jsonl`` in the folder.
 
-    The cases share a process until one of them runs out of memory, fails or exceeds its time limit. A new process
-    measures the remaining cases. A row is written as soon as its case has ended. ``timeout_s`` is the time limit of
-    each case in seconds, including the start of its process.
+    The cases share a process until one of them runs out of memory, fails or exceeds its time limit. Then a new process
+    measures the remaining cases. A row is written as soon as its case has ended.
+
+    Args:
+        cases: the cases to measure.
+        folder: the output folder, which must be locked.
+        timeout_s: the time limit of each case in seconds. The start of a process counts as part of its first case.
+        progress: is told when a case starts and when it ends.
 
     Raises:
         KeyboardInterrupt: the user stopped the experiment. Finished rows are kept.
@@ -371,7 +371,7 @@ def run_cases(cases: Sequence[Task[Any]], folder: Path, timeout_s: float | None,
         OSError: the folder cannot be written.
     """
     for path in folder.iterdir():  # an earlier run may have been killed
-        if _HIDDEN.fullmatch(path.name):
+        if _CASE_FILE_NAME.fullmatch(path.name):
             path.unlink()
     unmeasured = list(cases)
     while unmeasured:
@@ -379,14 +379,14 @@ def run_cases(cases: Sequence[Task[Any]], folder: Path, timeout_s: float | None,
 
 
 class _CaseProcess:
-    """One process of a target, which measures cases and writes their rows."""
+    """A process of a target that measures the cases of an experiment and writes a row for each case."""
 
     def __init__(self, cases: Sequence[Task[Any]], folder: Path, progress: Progress) -> None:
         self._unmeasured = list(cases)
         self._folder, self._progress = folder, progress
         name = uuid.uuid4().hex  # a process of an earlier run may still write to its files
         self._cases, self._rows = (folder.resolve() / f".{name}.{kind}" for kind in ("cases.json", "rows.jsonl"))
-        self._characters_read, self._status = 0, ""
+        self._read_characters, self._status = 0, ""
 
     def run(self, timeout_s: float | None) -> list[Task[Any]]:
         """Runs the process to its end, and returns the cases that it did not measure."""
@@ -394,31 +394,31 @@ class _CaseProcess:
         self._rows.write_text("", encoding="utf-8")
         first = self._unmeasured[0]
         command = [sys.executable, "-m", first.target.module, "--cases", str(self._cases), "--rows", str(self._rows)]
-        # On a CPU the cache is used, because the C++ compiler needs seconds for each kernel.
-        environment = _NO_CACHE if to_json_values(first.case).get("device") == "cuda" else {}
+        # On a CPU, the cache of torch.compile is used, because the C++ compiler needs seconds for each kernel.
+        environment = _WITHOUT_COMPILE_CACHE if to_json_values(first.case).get("device") == "cuda" else {}
         self._start_next()
         try:
-            result = run_job(Job(command, environment, timeout_s), self._folder / LOG, self._take_rows)
+            result = run_job(Job(command, environment, timeout_s), self._folder / LOG, self._append_new_rows)
         finally:
-            self._take_rows()
+            self._append_new_rows()
             self._cases.unlink()
             self._rows.unlink()
         if self._unmeasured and self._status not in _STOPPING_STATUSES:  # the process ended during this case
             status = result.status if result.status != "ok" else "failed"
-            self._keep({"status": status, "message": result.message or "the process ended before its cases"})
+            self._append_row({"status": status, "message": result.message or "the process ended before its cases"})
         return self._unmeasured
 
-    def _take_rows(self) -> bool:
-        """Adds the new rows of the process to the folder, and returns whether there are any."""
+    def _append_new_rows(self) -> bool:
+        """Appends the new rows of the process to the folder's file of rows, and returns whether there were any."""
         text = self._rows.read_text(encoding="utf-8")
-        new = text[self._characters_read : text.rfind("\n") + 1]
-        self._characters_read += len(new)
+        new = text[self._read_characters : text.rfind("\n") + 1]
+        self._read_characters += len(new)
         for line in new.splitlines():
-            self._keep(json.loads(line))
+            self._append_row(json.loads(line))
         return bool(new)
 
-    def _keep(self, values: Mapping[str, Any]) -> None:
-        """Writes the row of the current case, and continues with the next case."""
+    def _append_row(self, values: Mapping[str, Any]) -> None:
+        """Appends the row of the current case to the folder's file of rows, and continues with the next case."""
         task = self._unmeasured.pop(0)
         row = Row(
             task.target.module, to_json_values(task.case), values["status"], values.get("message") or "",

@@ -1,4 +1,4 @@
-"""Records a program with ``nsys profile``: builds its arguments, finds its report, and checks its installation."""
+"""Builds the command line of ``nsys profile``, finds the report that nsys wrote, and checks the installation."""
 
 from __future__ import annotations
 
@@ -20,12 +20,19 @@ from nsys_analyzer.system.process import read_last_lines, run_captured
 from nsys_analyzer.trace.nsys_report import last_output_lines
 
 INSTALL_NSYS = "apt-get install nsight-systems (Debian non-free), or https://developer.nvidia.com/nsight-systems"
-#: The environment variable with the process ID of this command, which names the nsys session of a server's recording.
-PROCESS_ID = "NSYS_ANALYZE_PID"
-_SESSION = "nsys-analyze-"
-_LINKS_FOLLOWED = 16
-_LONG_NAMES = {"-c": "--capture-range", "-f": "--force-overwrite", "-o": "--output", "-s": "--sample", "-t": "--trace"}
-#: Messages on the importer that a run without a recording prints, although it needs no importer.
+#: The environment variable with the process ID of ``nsys-analyze``. The nsys session that records a server has this ID
+#: in its name.
+PROCESS_ID_VARIABLE = "NSYS_ANALYZE_PID"
+_SESSION_PREFIX = "nsys-analyze-"
+_MOST_LINKS = 16
+_LONG_OPTION_NAMES = {
+    "-c": "--capture-range",
+    "-f": "--force-overwrite",
+    "-o": "--output",
+    "-s": "--sample",
+    "-t": "--trace",
+}
+#: Matches nsys's messages about its importer. They do not matter if nsys recorded nothing that it could import.
 _IMPORTER_MESSAGE = re.compile(r"(Importer error status|Unable to retrieve the importer)[^|]*\| ")
 
 
@@ -38,7 +45,7 @@ class ProfileOptions:
         memory: whether to record the use of GPU memory.
         delay: the seconds after which the recording of a server begins.
         duration: the seconds that the recording of a server takes. The server is ended afterwards.
-        extra: further options, which replace the options of the same name.
+        extra: further options. Each replaces the option of the same name.
     """
 
     capture_range: bool = True
@@ -58,15 +65,17 @@ def make_profile_command(
 ) -> list[str]:
     """Returns the command line that records ``program`` into ``report``, and overwrites an existing report.
 
-    With ``by_rank``, nsys appends the rank of its process to the report's name.
+    With ``by_rank``, nsys runs once for each rank, and appends the rank to the name of the report.
 
     Raises:
         CaptureError: an extra option names another report.
     """
-    extra = {_LONG_NAMES.get(name, name) for name in (word.partition("=")[0] for word in options.extra)}
-    if "--output" in extra:
+    replaced = {_LONG_OPTION_NAMES.get(name, name) for name in (word.partition("=")[0] for word in options.extra)}
+    if "--output" in replaced:
         raise CaptureError("nsys profile --output is set already", f"Leave it out: the report is {report}")
-    arguments = [argument for argument in _arguments(options, by_rank) if argument.partition("=")[0] not in extra]
+    arguments = [
+        argument for argument in _make_arguments(options, by_rank) if argument.partition("=")[0] not in replaced
+    ]
     output = str(report.with_suffix("")).replace("%", "%%")  # nsys replaces %h, %p and %q{...}
     output += RANK_SUFFIX if by_rank else ""
     return [str(nsys.path), "profile", *arguments, f"--output={output}", *options.extra, *program]
@@ -76,29 +85,29 @@ def find_or_import_report(nsys: Nsys, report: Path, log: Path, timeout_s: float 
     """Returns the report of a finished ``nsys profile``, and imports the recording if nsys did not.
 
     Args:
-        nsys: the nsys that recorded.
-        report: the expected ``X.nsys-rep``.
-        log: the output of the run.
+        nsys: the nsys that recorded the program.
+        report: the expected file, ``X.nsys-rep``.
+        log: the file with the output of the run.
         timeout_s: the time limit of the import in seconds.
 
     Raises:
-        CaptureError: nothing was recorded, or the recording (``X.qdstrm``, which is kept) cannot be imported.
+        CaptureError: nothing was recorded, or the recording cannot be imported. The recording (``X.qdstrm``) is kept.
     """
     stream = report.with_suffix(".qdstrm")
-    if stream.is_file():  # nsys removes it after the import, so a report beside it is incomplete
-        _import(nsys, stream, report, timeout_s)
+    if stream.is_file():  # nsys removes the recording after the import, so a report beside it is incomplete
+        _import_recording(nsys, stream, report, timeout_s)
         return report
     if report.is_file() and report.stat().st_size:
         return report
-    raise _no_report(report, log)
+    raise _make_missing_report_error(report, log)
 
 
 def start_recording(nsys: Nsys) -> None:
     """Begins the recording of a server before its delay is over. nsys prints an error if that fails."""
-    subprocess.run([nsys.path, "start", f"--session={_SESSION}{os.getpid()}"], check=False)
+    subprocess.run([nsys.path, "start", f"--session={_SESSION_PREFIX}{os.getpid()}"], check=False)
 
 
-def _arguments(options: ProfileOptions, by_rank: bool) -> Iterator[str]:
+def _make_arguments(options: ProfileOptions, by_rank: bool) -> Iterator[str]:
     yield "--trace=cuda,nvtx"
     yield "--sample=none"  # sampling the CPU is slow, and needs rights that containers do not have
     yield "--cpuctxsw=none"
@@ -111,14 +120,14 @@ def _arguments(options: ProfileOptions, by_rank: bool) -> Iterator[str]:
     if options.is_server:
         yield f"--delay={options.delay or 0:g}"
         if not by_rank:
-            yield f"--session-new={_SESSION}%q{{{PROCESS_ID}}}"
+            yield f"--session-new={_SESSION_PREFIX}%q{{{PROCESS_ID_VARIABLE}}}"
         yield "--wait=primary"  # the workers of a server may outlive its first process
     if options.duration is not None:
         yield f"--duration={options.duration:g}"
     yield "--force-overwrite=true"
 
 
-def _import(nsys: Nsys, stream: Path, report: Path, timeout_s: float | None) -> None:
+def _import_recording(nsys: Nsys, stream: Path, report: Path, timeout_s: float | None) -> None:
     importer = find_importer(nsys.path)
     if importer is None:
         raise CaptureError(
@@ -126,20 +135,21 @@ def _import(nsys: Nsys, stream: Path, report: Path, timeout_s: float | None) -> 
             f"Install Nsight Systems {nsys.version} completely, or import the file on a machine that has it: "
             f"QdstrmImporter -i {stream.name}",
         )
-    again = f"run {shlex.quote(str(importer))} -i {shlex.quote(str(stream))}"
+    retry = f"run {shlex.quote(str(importer))} -i {shlex.quote(str(stream))}"
     with atomic_write(report) as unfinished:
         try:  # an absolute path cannot be mistaken for an option
             process = run_captured([importer, "-i", stream.absolute(), "-o", unfinished.absolute()], timeout_s)
         except subprocess.TimeoutExpired as error:
             problem = f"The import of {stream} was stopped after {timeout_s:g} s"
-            raise CaptureError(problem, f"To give it more time, {again}") from error
+            raise CaptureError(problem, f"To give the import more time, {retry}") from error
         if process.returncode != 0 or not unfinished.is_file():
-            message = _message_of(process)
-            raise CaptureError(f"{stream} cannot be imported: {message}", f"To try it by hand, {again}")
+            raise CaptureError(
+                f"{stream} cannot be imported: {_last_message(process)}", f"To try the import by hand, {retry}"
+            )
     stream.unlink()
 
 
-def _no_report(report: Path, log: Path) -> CaptureError:
+def _make_missing_report_error(report: Path, log: Path) -> CaptureError:
     for folder in (report.parent, Path(tempfile.gettempdir())):
         if is_disk_full(folder):  # nsys then ends with an unrelated message or none
             problem = f"The disk of {folder} is full"
@@ -159,7 +169,7 @@ def _no_report(report: Path, log: Path) -> CaptureError:
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check: its status, a description, and the command that fixes a fault, if there is one."""
+    """The result of a check: its status, a description, and how the user fixes a fault, or an empty text."""
 
     name: str
     status: Literal["ok", "missing", "broken", "unknown"]
@@ -170,23 +180,23 @@ class Check:
 def find_importer(nsys: Path) -> Path | None:
     """Returns the ``QdstrmImporter`` of an ``nsys``, which turns a recording (``.qdstrm``) into a report, or None.
 
-    NVIDIA's packages have it in ``host-linux-*`` beside the folder of ``nsys``, and Nsight Compute has it in
-    ``host/linux-desktop-*``. Debian's package has it beside the folder of a *link* to ``nsys``, where ``nsys`` does not
-    look, because it resolves its own path first.
+    NVIDIA's packages contain the importer in ``host-linux-*`` beside the folder of ``nsys``, and Nsight Compute
+    contains it in ``host/linux-desktop-*``. Debian's package contains it beside the folder of a *link* to ``nsys``.
+    ``nsys`` does not search there, because it resolves its own path first.
     """
-    names = [nsys.absolute()]  # the command and all links up to the file
-    while names[-1].is_symlink() and len(names) < _LINKS_FOLLOWED:
+    names = [nsys.absolute()]  # the command, and each path to which its chain of links leads
+    while names[-1].is_symlink() and len(names) < _MOST_LINKS:
         names.append(names[-1].parent / names[-1].readlink())
     folders = [name.parent.parent for name in (*names, nsys.resolve())]
     real = nsys.resolve()
     if len(real.parents) > 3:  # lib/x86_64-linux-gnu/nsight-systems/target-linux-x64/nsys: lib/nsight-systems
         folders.append(real.parents[3] / real.parents[1].name)
-    beside = (importer for folder in folders for importer in sorted(folder.resolve().glob("*/QdstrmImporter")))
-    return next(beside, None)
+    importers = (importer for folder in folders for importer in sorted(folder.resolve().glob("*/QdstrmImporter")))
+    return next(importers, None)
 
 
 def check_importer(nsys: Nsys) -> Check:
-    """Checks whether the recordings of an nsys can be imported here."""
+    """Checks whether the importer of an nsys is installed and starts."""
     importer = find_importer(nsys.path)
     if importer is None:
         with nsys.path.open("rb") as file:
@@ -200,14 +210,14 @@ def check_importer(nsys: Nsys) -> Check:
     return Check("importer", "ok", f"starts: {importer}")
 
 
-def find_start_fault(binary: Path) -> str | None:
-    """Starts a binary with ``--version``. Returns None if the binary starts, else the last lines of its message."""
+def find_start_fault(program: Path) -> str | None:
+    """Starts a program with ``--version``. Returns None if the program starts, else the last lines of its message."""
     try:
-        process = run_query(binary, "--version")
+        process = run_query(program, "--version")
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    return None if process.returncode == 0 else _message_of(process)
+    return None if process.returncode == 0 else _last_message(process)
 
 
-def _message_of(process: subprocess.CompletedProcess[str]) -> str:
+def _last_message(process: subprocess.CompletedProcess[str]) -> str:
     return last_output_lines(process.stderr) or last_output_lines(process.stdout) or f"exit status {process.returncode}"

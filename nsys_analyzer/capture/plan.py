@@ -17,28 +17,29 @@ from nsys_analyzer.configuration import OPTIONS, Run, Value
 from nsys_analyzer.errors import CaptureError, ConfigurationError, ExportError
 from nsys_analyzer.system.machine import Nsys, count_gpus, find_nsys, nsys_version, torch_version
 
-#: The options that can describe a program of the user. All other options apply only to the package's transformer.
+#: Options that may describe a program of the user. Every other option applies only to the package's transformer.
 _PROGRAM_OPTIONS = (
     "context_length", "mode", "precision", "batch_size", "attention", "device", "steps", "warmup_steps",
 )  # fmt: skip
-#: The defaults on a CPU, if they differ: a step that takes 0.04 s on a GPU takes 8 s on a CPU.
+#: The defaults of options on a CPU if they differ from those on a GPU, because a CPU is about 200 times as slow: a step
+#: that takes 0.04 s on a GPU takes 8 s on a CPU.
 _CPU_DEFAULTS = {name: [entry.default_on_cpu] for name, entry in OPTIONS.items() if entry.default_on_cpu is not None}
-#: Options that only apply to an annotated program.
+#: Options that apply only to a program of the user that the hooks annotate.
 _ANNOTATION_OPTIONS = ("run_to_end", "modules", "no_stacks")
 #: Options that apply only to a program that does not end by itself, such as a server.
 _SERVER_OPTIONS = ("delay", "duration")
-#: Options on the number of processes, and the hint for a user who gives them without a program.
+#: Options for a program that runs in several processes, and the hint for a user who gives one without a program.
 _RANK_OPTIONS = ("nproc", "one_report")
 _NPROC_HINT = "Give one: nsys-analyze run --nproc 2 -- python -m profiling_targets.distributed --strategy ddp"
-#: Programs that start the ranks themselves.
+#: Programs that start the ranks themselves, so ``--nproc`` cannot start them.
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "srun")
-#: Matches a flag with which Python does not load the hooks.
+#: Matches the command line of a Python that does not load the hooks because of a flag, which is the group.
 _ISOLATING_FLAG = re.compile(r"(?:\S*/)?python\S*(?: -[WX] \S+| -(?![cm] )\S+)*? (-[^-WXcm ]*[IES]\S*)")
 
 
 @dataclass(frozen=True)
 class Recording:
-    """The options of ``nsys-analyze run`` on recording. An option that was not given is None, False or empty."""
+    """The options of ``nsys-analyze run`` for the recording. An option that was not given is None, False or empty."""
 
     profiler: str | None = None
     memory: bool = False
@@ -69,7 +70,7 @@ NO_RECORDING = Recording()
 
 @dataclass(frozen=True)
 class Plan:
-    """The targets, the profiler (None to only time the targets), and notices for the user."""
+    """The targets, the profiler (None if the targets are only timed), and notices for the user."""
 
     targets: tuple[Target, ...]
     profiler: Profiler | None
@@ -78,27 +79,27 @@ class Plan:
     def command_lines(self, folder: Path) -> Iterator[str]:
         """Yields each command that will be run, as a user would type it."""
         for target in self.targets:
-            place = folder / target.name
+            result_folder = folder / target.name
             yield f"# {target.name}"
             if target.is_timed:
-                yield shlex.join(make_timed_command(target, place))
+                yield shlex.join(make_timed_command(target, result_folder))
             if self.profiler:
-                yield shlex.join(self.profiler.record_command(target.program, place, target.ranks))
+                yield shlex.join(self.profiler.record_command(target.program, result_folder, target.ranks))
 
 
 def make_plan(
     models: Sequence[str] = (), options: Choices | None = None, recording: Recording = NO_RECORDING,
     target_option: Sequence[str] = (), program: Sequence[str] = (), *, dry_run: bool = False,
 ) -> Plan:  # fmt: skip
-    """Chooses the device, the profiler and the steps if no option sets them, and lists the targets.
+    """Plans a run: chooses the device, the profiler and the steps if no option sets them, and lists the targets.
 
     Args:
         models: the names of models.
         options: the values of the options that were given, by name.
-        recording: how to record.
-        target_option: further arguments of the transformer, each of which is split as a shell does.
-        program: the user's program, or empty to run the transformer.
-        elsewhere: whether the plan is only printed, because the program will run on another machine.
+        recording: the options for the recording.
+        target_option: further arguments of the transformer. Each is split into words as a shell does.
+        program: the command line of the user's program, or an empty one to run the transformer.
+        dry_run: whether the plan is only printed. This machine then needs neither a GPU nor PyTorch.
 
     Raises:
         ConfigurationError: the options cannot be combined, or the model is unknown.
@@ -107,36 +108,40 @@ def make_plan(
     options = options or {}
     requested = options.get("device", [None])[0]
     device = choose_device(None if requested is None else str(requested), with_torch=not program, dry_run=dry_run)
-    lack = "" if dry_run or torch_version() is not None else find_torch_hint(program)
-    profiler, notices = choose_profiler(recording, device, lack)
+    torch_hint = "" if dry_run or torch_version() is not None else find_torch_hint(program)
+    profiler, notices = choose_profiler(recording, device, torch_hint)
     if program:
-        foreign = [OPTIONS[name].flag for name in options if name not in _PROGRAM_OPTIONS]
-        foreign += ["--target-option"] if target_option else []
-        _refuse(foreign, "for our transformer", "Give the program its own option")
-        return Plan((_program(program, models, options, recording, profiler),), profiler, notices)
+        transformer_flags = [OPTIONS[name].flag for name in options if name not in _PROGRAM_OPTIONS]
+        transformer_flags += ["--target-option"] if target_option else []
+        _refuse_flags(transformer_flags, "for our transformer", "Give the program its own option")
+        return Plan((_make_program_target(program, models, options, recording, profiler),), profiler, notices)
+    _refuse_flags(_list_given_flags(recording, _RANK_OPTIONS), "for a program", _NPROC_HINT)
     program_flags = [] if recording.annotate else ["--no-annotate"]
-    _refuse(_flags_set(recording, _RANK_OPTIONS), "for a program", _NPROC_HINT)
-    _refuse(
-        [*program_flags, *_flags_set(recording, (*_ANNOTATION_OPTIONS, *_SERVER_OPTIONS))], "for a program of yours"
-    )
-    if lack:
-        raise CaptureError("The targets need PyTorch, which is not installed", lack)
+    program_flags += _list_given_flags(recording, (*_ANNOTATION_OPTIONS, *_SERVER_OPTIONS))
+    _refuse_flags(program_flags, "for a program of yours")
+    if torch_hint:
+        raise CaptureError("The targets need PyTorch, which is not installed", torch_hint)
     choices: dict[str, Sequence[Value]] = {"device": [device], **options}
     if device == "cpu":
         choices = {**_CPU_DEFAULTS, **choices}
         if not _CPU_DEFAULTS.keys() <= options.keys():
-            defaults = f"context {', '.join(map(str, choices['context_length']))}"
-            defaults += f", {choices['warmup_steps'][0]} + {choices['steps'][0]} steps"
+            lengths, warmup_steps = ", ".join(map(str, choices["context_length"])), choices["warmup_steps"][0]
+            defaults = f"context {lengths}, {warmup_steps} + {choices['steps'][0]} steps"
             notices = (*notices, f"On the CPU: {defaults}; --context-length, --warmup and --steps change it.")
-    words = _words("--target-option", target_option)
-    return Plan(transformer_targets(models or ("small",), choices, words), profiler, notices)
+    arguments = _split_arguments("--target-option", target_option)
+    return Plan(transformer_targets(models or ("small",), choices, arguments), profiler, notices)
 
 
 def choose_device(requested: str | None, *, with_torch: bool = True, dry_run: bool = False) -> str:
     """Returns the requested device. Without a request, it returns ``cuda`` if PyTorch can use a GPU here, else ``cpu``.
 
+    Args:
+        requested: the device that the user requested, or None.
+        with_torch: whether this Python runs the program. If its PyTorch is a CPU build, the program uses no GPU.
+        dry_run: whether the program does not run on this machine.
+
     Raises:
-        ConfigurationError: a GPU was requested, there is none here, and the program will not run ``dry_run``.
+        ConfigurationError: a GPU was requested, this machine has none, and this is no dry run.
     """
     gpus, is_cpu_build = count_gpus(), "+cpu" in (torch_version() or "")
     device = requested or ("cuda" if gpus and not (with_torch and is_cpu_build) else "cpu")
@@ -145,43 +150,44 @@ def choose_device(requested: str | None, *, with_torch: bool = True, dry_run: bo
     return device
 
 
-def _words(option: str, texts: Sequence[str]) -> tuple[str, ...]:
-    """Returns the arguments in the values of an option, split as a shell does."""
+def _split_arguments(option: str, texts: Sequence[str]) -> tuple[str, ...]:
+    """Splits the values of an option into arguments, as a shell does."""
     try:
         return tuple(word for text in texts for word in shlex.split(text))
     except ValueError as error:
         raise ConfigurationError(f"{option}: {error}", "Close the quotation mark") from error
 
 
-def _program(
+def _make_program_target(
     program: Sequence[str], models: Sequence[str], options: Choices, recording: Recording, profiler: Profiler | None
 ) -> Target:
-    """Returns the user's program, described by the options on the command line."""
+    """Returns the target for the user's program, with the configuration that the command line gives."""
     if recording.one_report:
-        _refuse([] if recording.nproc else ["--one-report"], "for several processes", "Give their number: --nproc 2")
+        _refuse_flags(
+            [] if recording.nproc else ["--one-report"], "for several processes", "Give their number: --nproc 2"
+        )
     if recording.nproc and (name := Path(program[0]).name) in _LAUNCHERS:
         raise ConfigurationError(f"--nproc starts the ranks, and so does {name}", f"Leave out --nproc or {name}")
     if profiler:
-        profiler.record_command(
-            program, Path(), recording.ranks
-        )  # this raises an error if the program cannot be recorded
+        profiler.record_command(program, Path(), recording.ranks)  # raises an error if the program cannot be recorded
     elif not recording.annotate:
         raise ConfigurationError("--profiler none with --no-annotate would neither record nor time the program")
     if recording.annotate and (isolating := _ISOLATING_FLAG.match(" ".join(program))):
         problem = f"python {isolating[1]} ignores PYTHONPATH or sitecustomize, which the annotation needs"
         raise ConfigurationError(problem, "Leave the flag out, or give --no-annotate to record without annotation")
     if not recording.annotate:
-        of_steps = [OPTIONS[name].flag for name in ("steps", "warmup_steps") if name in options]
-        flags = [*of_steps, *_flags_set(recording, _ANNOTATION_OPTIONS)]
-        _refuse(flags, "for annotated programs, and --no-annotate turns the annotation off")
+        step_flags = [OPTIONS[name].flag for name in ("steps", "warmup_steps") if name in options]
+        flags = [*step_flags, *_list_given_flags(recording, _ANNOTATION_OPTIONS)]
+        _refuse_flags(flags, "for annotated programs, and --no-annotate turns the annotation off")
     choices: Choices = {"model": [find_model(name).name for name in models], **options}
     for name, values in choices.items():
         if len(values) > 1:
             raise ConfigurationError(f"{_flag(name)} has several values for one program", "Give one")
     described: dict[str, Any] = {name: values[0] for name, values in choices.items() if values and name != "device"}
-    counts: dict[str, Any] = {name: OPTIONS[name].default for name in ("warmup_steps", "steps")} | described
+    step_counts: dict[str, Any] = {name: OPTIONS[name].default for name in ("warmup_steps", "steps")} | described
     annotation = Annotation(
-        counts["warmup_steps"], counts["steps"], opens_window=not (recording.whole_program or recording.is_server),
+        step_counts["warmup_steps"], step_counts["steps"],
+        opens_window=not (recording.whole_program or recording.is_server),
         run_to_end=recording.run_to_end,
         # Ranks that end at different steps would wait for each other forever.
         waits_for_steady_steps="warmup_steps" not in described and not recording.ranks, modules=recording.modules,
@@ -191,10 +197,10 @@ def _program(
 
 
 def choose_profiler(options: Recording, device: str, torch_hint: str = "") -> tuple[Profiler | None, tuple[str, ...]]:
-    """Returns the requested profiler, or the best one that works here, and notices on the choice.
+    """Returns the requested profiler, or the best profiler that works here, and notices that explain the choice.
 
     Args:
-        options: the options on recording.
+        options: the options for the recording.
         device: the device of the program.
         torch_hint: how to install PyTorch if it is missing, else empty.
 
@@ -204,46 +210,45 @@ def choose_profiler(options: Recording, device: str, torch_hint: str = "") -> tu
     if options.profiler == "none":
         general = ("profiler", "annotate", "run_to_end", "nproc")
         names = [option.name for option in fields(Recording) if option.name not in general]
-        _refuse(_flags_set(options, names), "for a profiler, and --profiler none uses none")
+        _refuse_flags(_list_given_flags(options, names), "for a profiler, and --profiler none uses none")
         return None, ()
     on_gpu = device == "cuda"
-    nsys, lack = _usable_nsys() if options.profiler != "torch" else (None, "")
-    if options.profiler == "nsys" and lack:
-        raise CaptureError(lack, "nsys-analyze doctor shows how to fix it; or use --profiler torch")
-    if nsys and not lack and (options.profiler == "nsys" or on_gpu):
+    nsys, nsys_fault = _find_nsys_and_fault() if options.profiler != "torch" else (None, "")
+    if options.profiler == "nsys" and nsys_fault:
+        raise CaptureError(nsys_fault, "nsys-analyze doctor shows how to fix it; or use --profiler torch")
+    if nsys and not nsys_fault and (options.profiler == "nsys" or on_gpu):
         profile = ProfileOptions(
             # Without a GPU, no program calls cudaProfilerStart.
             capture_range=on_gpu and not (options.whole_program or options.is_server),
             memory=options.memory,
             delay=options.delay,
             duration=options.duration,
-            extra=_words("--nsys-option", options.nsys_option),
+            extra=_split_arguments("--nsys-option", options.nsys_option),
         )
-        notice = (
-            ()
-            if on_gpu
-            else ("No GPU: nsys only records NVTX ranges. Without --profiler nsys, operators are recorded.",)
-        )
-        return NsysProfiler(nsys, profile), notice
+        limit = "No GPU: nsys only records NVTX ranges. Without --profiler nsys, operators are recorded."
+        return NsysProfiler(nsys, profile), () if on_gpu else (limit,)
     if torch_hint:
         raise CaptureError("Recording needs PyTorch, or nsys with a GPU, and neither is here", torch_hint)
-    _refuse(_flags_set(options, ["nsys_option"]), "for nsys, and torch.profiler records here")
-    records_all, is_server = options.whole_program or options.is_server, options.is_server
+    _refuse_flags(_list_given_flags(options, ["nsys_option"]), "for nsys, and torch.profiler records here")
     recorder = TorchProfiler(
-        options.memory, records_all, options.delay or 0, options.duration or 0, is_server=is_server
+        memory=options.memory,
+        whole_program=options.whole_program or options.is_server,
+        delay_s=options.delay or 0,
+        duration_s=options.duration or 0,
+        is_server=options.is_server,
     )
     if options.profiler == "torch":
         return recorder, ()
     if on_gpu:
-        return recorder, (f"{lack} (nsys-analyze doctor shows how to fix it). torch.profiler records instead.",)
+        return recorder, (f"{nsys_fault} (nsys-analyze doctor shows how to fix it). torch.profiler records instead.",)
     limits = " nsys would only see NVTX ranges;" if nsys else ""
     lead = "On the CPU:" if count_gpus() else "No GPU:"
     return recorder, (f"{lead}{limits} torch.profiler records, and PyTorch's operators on the CPU are the kernels.",)
 
 
-def _usable_nsys() -> tuple[Nsys | None, str]:
-    """Returns the nsys of this machine, and the reason why it cannot be used, which is empty if it can."""
-    path = find_nsys()  # this raises an error if NSYS names no command, since the user wants no other nsys
+def _find_nsys_and_fault() -> tuple[Nsys | None, str]:
+    """Returns the nsys of this machine, or None, and why nsys cannot be used, or an empty text if it can."""
+    path = find_nsys()  # raises an error if the environment variable NSYS names no command
     if path is None:
         return None, "nsys is not installed here"
     try:
@@ -254,8 +259,8 @@ def _usable_nsys() -> tuple[Nsys | None, str]:
     return nsys, importer.description if importer.status in ("missing", "broken") else ""
 
 
-def _flags_set(recording: Recording, names: Sequence[str]) -> Iterator[str]:
-    """Yields the flags of the options that the user gave."""
+def _list_given_flags(recording: Recording, names: Sequence[str]) -> Iterator[str]:
+    """Yields the flags of those options among ``names`` that the user gave."""
     return (_flag(name) for name in names if getattr(recording, name) not in (None, False, ()))
 
 
@@ -263,7 +268,7 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _refuse(flags: Iterable[str], why: str, hint: str = "") -> None:
-    """Raises an error for the first of the given flags, because the flag would have no effect."""
+def _refuse_flags(flags: Iterable[str], purpose: str, hint: str = "") -> None:
+    """Raises an error for the first of the flags, which would have no effect: it is meant for another purpose."""
     for flag in flags:
-        raise ConfigurationError(f"{flag} is {why}", hint)
+        raise ConfigurationError(f"{flag} is {purpose}", hint)

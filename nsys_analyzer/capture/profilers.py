@@ -1,8 +1,8 @@
 """Builds the command lines that run a target without a profiler, under Nsight Systems, or under torch.profiler.
 
-The hooks give an unannotated PyTorch program ranges around its steps and phases, their times, and the capture range.
-Python loads the hooks through a folder in ``PYTHONPATH``. The Python of the program may lack this package, because the
-hooks only need PyTorch.
+The hooks put ranges around the steps and phases of an unannotated PyTorch program, measure the times of its steps and
+phases, and open the capture range. Python loads the hooks through a folder in ``PYTHONPATH``. The Python of the program
+may lack this package, because the hooks only need PyTorch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TypeAlias
 from nsys_analyzer.capture import hooks
 from nsys_analyzer.capture.launcher import make_launch_command
 from nsys_analyzer.capture.nsys import ProfileOptions, find_or_import_report, make_profile_command, start_recording
-from nsys_analyzer.capture.recorder import BEGIN
+from nsys_analyzer.capture.recorder import BEGIN_FILE
 from nsys_analyzer.capture.targets import RANK_SUFFIX, Annotation, Ranks, Target, is_python
 from nsys_analyzer.errors import CaptureError, ConfigurationError
 from nsys_analyzer.system.machine import Nsys, run_for_lines
@@ -29,7 +29,7 @@ from nsys_analyzer.trace.sources import open_capture
 INSTALL_TORCH = "Install it: pip install 'nsys-analyze[run]'"
 #: Flags of the Python interpreter that take a value.
 _FLAGS_WITH_A_VALUE = ("-X", "-W", "--check-hash-based-pycs")
-#: Programs, and modules for ``python -m``, that run a Python script.
+#: Programs and modules (``python -m``) that run a Python script, which is one of their arguments.
 _PYTHON_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "torch")
 _FIND_MODULE_CODE = "from importlib.util import find_spec; print(find_spec({!r}))"
 _PHASES = ("step", "forward", "loss", "backward", "optimizer")
@@ -37,7 +37,7 @@ _PHASES = ("step", "forward", "loss", "backward", "optimizer")
 
 @dataclass(frozen=True)
 class NsysProfiler:
-    """The profiler Nsight Systems: ``nsys profile``, then ``nsys export``."""
+    """Nsight Systems as the profiler of a program: ``nsys profile``, then ``nsys export``."""
 
     nsys: Nsys
     options: ProfileOptions
@@ -46,11 +46,11 @@ class NsysProfiler:
 
     @property
     def is_server(self) -> bool:
-        """Whether the program is a server, which a signal ends."""
+        """Whether the program is a server, which does not end by itself."""
         return self.options.is_server
 
     def manifest_entries(self) -> dict[str, str]:
-        """Returns the profiler's entries in a manifest: the version of nsys."""
+        """Returns the entries of a manifest that describe the profiler: the version of nsys."""
         return {"nsys": self.nsys.version}
 
     def begin_recording(self, folder: Path) -> None:
@@ -64,24 +64,20 @@ class NsysProfiler:
         Raises:
             CaptureError: an extra option names another report.
         """
-        report = folder / "capture.nsys-rep"
-        if ranks is None:
-            return make_profile_command(self.nsys, report, program, self.options)
-        if ranks.in_one_capture:
-            return make_profile_command(
-                self.nsys, report, make_launch_command(program, ranks.count, folder), self.options
-            )
-        return make_launch_command(
-            make_profile_command(self.nsys, report, program, self.options, by_rank=True), ranks.count, folder
-        )
+        report, launched = folder / "capture.nsys-rep", program
+        if ranks and ranks.in_one_capture:
+            launched = make_launch_command(program, ranks.count, folder)
+        by_rank = ranks is not None and not ranks.in_one_capture
+        command = make_profile_command(self.nsys, report, launched, self.options, by_rank=by_rank)
+        return make_launch_command(command, ranks.count, folder) if ranks and by_rank else command
 
     def export_capture(self, folder: Path, stem: str, log: Path, timeout_s: float | None) -> None:
-        """Exports the recording of a program that has ended, even by a crash, to ``STEM.sqlite``.
+        """Exports the recording of a program that has ended to ``STEM.sqlite``. The program may have crashed.
 
         Args:
             folder: the folder of the recording.
             stem: the name of the capture without a suffix.
-            log: the output of the program.
+            log: the file with the output of the program.
             timeout_s: the time limit in seconds.
 
         Raises:
@@ -103,19 +99,19 @@ class TorchProfiler:
     is_server: bool = False
 
     def manifest_entries(self) -> dict[str, str]:
-        """Returns the profiler's entries in a manifest: none, because the target records PyTorch's version."""
+        """Returns no entries of a manifest, because the target itself records the version of PyTorch."""
         return {}
 
     def begin_recording(self, folder: Path) -> None:
         """Begins the recording of a server into a folder, before its delay is over."""
-        (folder / BEGIN).touch()
+        (folder / BEGIN_FILE).touch()
 
     def record_command(self, program: Sequence[str], folder: Path, ranks: Ranks | None = None) -> list[str]:
         """Returns the command line that records into ``capture.json.gz`` of the folder, or into a trace of each rank.
 
         Raises:
-            ConfigurationError: the program is not a Python program, its code is not in a file, or one trace of several
-                ranks was requested.
+            ConfigurationError: the program is not a Python program, its code is not in a file, or a single trace of
+                several ranks was requested.
         """
         if ranks and ranks.in_one_capture:
             raise ConfigurationError("--one-report needs nsys, because torch.profiler writes a trace for each rank")
@@ -126,20 +122,20 @@ class TorchProfiler:
             )
         # Flags of the interpreter, such as ``-u`` and ``-X dev``, stand before the script or ``-m``.
         python_arguments = program[1:]
-        end = _end_of_flags(python_arguments)
+        end = _count_flag_words(python_arguments)
         if end >= len(python_arguments) or python_arguments[end] in ("-", "-c"):
             raise ConfigurationError(
                 "torch.profiler records scripts and modules: python SCRIPT, or python -m MODULE",
                 "Put the code into a file",
             )
-        before = list(python_arguments[:end])
         output = str(folder / f"capture{RANK_SUFFIX if ranks else ''}.json.gz")
         flags = ["--memory"] * self.memory + ["--whole-program"] * self.whole_program
         flags += [f"--delay={self.delay_s:g}"] * bool(self.delay_s)
         flags += [f"--duration={self.duration_s:g}"] * bool(self.duration_s)
-        recorder = [program[0], *before, "-m", "nsys_analyzer.capture.recorder", "--output", output, *flags]
-        record_command = [*recorder, "--", *program[1 + len(before) :]]
-        return make_launch_command(record_command, ranks.count, folder) if ranks else record_command
+        python = [program[0], *python_arguments[:end]]
+        recorder = [*python, "-m", "nsys_analyzer.capture.recorder", "--output", output, *flags]
+        command = [*recorder, "--", *python_arguments[end:]]
+        return make_launch_command(command, ranks.count, folder) if ranks else command
 
     def export_capture(self, folder: Path, stem: str, log: Path, timeout_s: float | None) -> None:
         """Checks the trace ``STEM.json.gz`` of a program that has ended.
@@ -148,7 +144,7 @@ class TorchProfiler:
             NsysAnalyzerError: the trace is missing or cannot be read.
         """
         del log, timeout_s
-        (folder / BEGIN).unlink(missing_ok=True)
+        (folder / BEGIN_FILE).unlink(missing_ok=True)
         trace = folder / f"{stem}.json.gz"
         if not trace.is_file():
             causes = "it may have ended by os._exit(), or before its recording began"
@@ -160,7 +156,7 @@ Profiler: TypeAlias = NsysProfiler | TorchProfiler
 
 
 def make_timed_command(target: Target, logs: Path) -> list[str]:
-    """Returns the command line that runs a target without a profiler. Ranks write their logs into ``logs``."""
+    """Returns the command line that runs a target without a profiler. Ranks write logs into the folder ``logs``."""
     return make_launch_command(target.program, target.ranks.count, logs) if target.ranks else list(target.program)
 
 
@@ -173,7 +169,7 @@ def make_hook_variables(
     """Returns the environment variables that make a program and its child processes load the hooks.
 
     Args:
-        annotation: the settings of the annotation. With None, there are no variables.
+        annotation: the settings of the annotation. With None, the result is empty.
         results: the file for the times of steps and phases in a run without a profiler.
         stacks: the file for the sampled stacks of a recorded program.
         operators: the file for the operators of a recorded program.
@@ -191,23 +187,23 @@ def make_hook_variables(
 
 
 def make_import_variables() -> dict[str, str]:
-    """Returns the environment variable with which a Python loads the hooks and can import this package."""
-    folder, before = str(Path(hooks.__file__).with_name("injected")), os.environ.get("PYTHONPATH")
-    return {"PYTHONPATH": f"{folder}{os.pathsep}{before}" if before else folder}
+    """Returns the ``PYTHONPATH`` with which a Python loads the hooks and can import this package."""
+    folder, inherited = str(Path(hooks.__file__).with_name("injected")), os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": f"{folder}{os.pathsep}{inherited}" if inherited else folder}
 
 
 def find_torch_hint(program: Sequence[str]) -> str:
     """Returns a hint on how to get PyTorch if the Python of a program lacks it, else an empty string."""
     if not program or not is_python(program[0]):
         return INSTALL_TORCH
-    has_torch = (
-        run_for_lines(program[0], "-c", "import importlib.metadata; importlib.metadata.version('torch')") is not None
-    )
-    return "" if has_torch else f"Use a Python that has it instead of {shutil.which(program[0]) or program[0]}"
+    query = "import importlib.metadata; importlib.metadata.version('torch')"
+    if run_for_lines(program[0], "-c", query) is not None:
+        return ""
+    return f"Use a Python with PyTorch instead of {shutil.which(program[0]) or program[0]}"
 
 
 def check_script_exists(program: Sequence[str]) -> None:
-    """Checks that the script or module of a Python program exists, because a recording takes half a minute to start.
+    """Checks that the script or module of a Python program exists, before a recording, which needs long to start.
 
     Raises:
         ConfigurationError: the script or module does not exist.
@@ -215,7 +211,7 @@ def check_script_exists(program: Sequence[str]) -> None:
     python, *words = program
     launcher, script = Path(python).name, ""
     if is_python(python):
-        script, launcher, *_ = [*words[_end_of_flags(words) :], "", ""]
+        script, launcher, *_ = [*words[_count_flag_words(words) :], "", ""]
         launcher = launcher.partition(".")[0] if script == "-m" else ""
         if launcher and run_for_lines(python, "-c", _FIND_MODULE_CODE.format(launcher)) == ["None"]:
             raise ConfigurationError(
@@ -227,7 +223,8 @@ def check_script_exists(program: Sequence[str]) -> None:
         raise ConfigurationError(f"There is no file {script} in {Path.cwd()}", "Name the program by its path")
 
 
-def _end_of_flags(words: Sequence[str]) -> int:
+def _count_flag_words(words: Sequence[str]) -> int:
+    """Returns the number of leading words that are flags of the Python interpreter or values of these flags."""
     end = 0
     while end < len(words) and words[end].startswith("-") and words[end] not in ("-", "-c", "-m"):
         end += 2 if words[end] in _FLAGS_WITH_A_VALUE else 1

@@ -2,9 +2,10 @@
 
     python -m nsys_analyzer.capture.recorder --output trace.json.gz -- train.py --steps 3
 
-The program runs in this process. The recording covers the time between its ``torch.cuda.profiler.start()`` and
-``stop()``, with the NVTX ranges. The recorder replaces these functions and those of the ``nvtx`` package. PyTorch is
-imported before the program starts, so it reads its environment variables at that time.
+The program runs in this process. The recording starts when the program calls ``torch.cuda.profiler.start()``, ends when
+it calls ``torch.cuda.profiler.stop()``, and includes the NVTX ranges of the program. For this, the recorder replaces
+these functions, the functions for ranges in PyTorch, and those of the ``nvtx`` package. PyTorch is imported before the
+program starts, so PyTorch does not see environment variables that the program sets.
 """
 
 from __future__ import annotations
@@ -39,22 +40,25 @@ from nsys_analyzer.system.machine import cpu_model, driver_module_version
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+#: The exit code if the program succeeded but no trace was written. The package's targets end with 3 if they run out of
+#: memory.
 NOTHING_RECORDED = 4
-"""The exit code if the program succeeded but no trace was written. Our targets use 3 for running out of memory."""
-
-_TERMINATED = 128 + signal.SIGTERM
-#: The name of a file beside the trace. If the file appears, the recording of a server begins before its delay is over.
-BEGIN = "record-now"
-_VARIABLE = re.compile(r"%q\{(\w+)\}")
-_POLL_S = 0.05
-_COMPRESSION = 4  # the file is a few per cent larger than with gzip's default, in a third of the time
+_TERMINATED_EXIT_CODE = 128 + signal.SIGTERM
+#: The name of a file beside the trace. If another process makes this file, the recording of a server begins at once,
+#: before its delay is over.
+BEGIN_FILE = "record-now"
+_RANK_VARIABLE = re.compile(r"%q\{(\w+)\}")
+_POLL_INTERVAL_S = 0.05
+#: The level of gzip's compression. It takes a third of the time of gzip's default level, and the file is a few per cent
+#: larger.
+_COMPRESSION_LEVEL = 4
 
 
 class Recorder:
-    """Records a program from the first ``start()`` to the next ``stop()`` into ``output``, a ``.json.gz``.
+    """Records a program from the first ``start()`` to the next ``stop()`` into ``output``, a ``.json.gz`` file.
 
-    With ``memory``, the allocator is recorded too, and ranges and operators are recorded only on the starting thread
-    and on the threads of autograd.
+    With ``memory``, allocations and releases are recorded, too. Ranges and operators are then recorded only on the
+    thread that calls ``start()`` and on the threads of autograd.
     """
 
     def __init__(self, output: Path, *, memory: bool = False) -> None:
@@ -67,8 +71,8 @@ class Recorder:
         self.is_recording = False
         self.has_recorded = False
         self.is_forked = False
-        self._functions = {name: getattr(profiler, name) for name in _PROFILER_FUNCTIONS}
-        os.register_at_fork(after_in_child=self._fork)
+        self._profiler_functions = {name: getattr(profiler, name) for name in _PROFILER_FUNCTIONS}
+        os.register_at_fork(after_in_child=self._stop_in_forked_child)
         self.failure: NsysAnalyzerError | None = None
         self.ranges = Ranges(self)
         threads = None
@@ -77,16 +81,16 @@ class Recorder:
                 threads = _ExperimentalConfig(profile_all_threads=True)
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
         self._profile = profile(activities=activities, profile_memory=memory, experimental_config=threads)
-        with warnings.catch_warnings(), self._own_profiler():  # the program's log should not show our warnings
+        with warnings.catch_warnings(), self._restored_profiler_functions():
             warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
             self._profile.prepare_trace()  # CUPTI takes a second to start, which must not count as the program's time
 
     def start(self) -> None:
-        """Starts the recording. A second recording is refused with a message."""
+        """Starts the recording. If there was a recording before, it prints a message instead."""
         if self.has_recorded:
             _print_message("only the first range between cudaProfilerStart and cudaProfilerStop is recorded")
         elif not self.is_recording:
-            with self._own_profiler():
+            with self._restored_profiler_functions():
                 self._profile.start_trace()
             self.is_recording = True
 
@@ -100,66 +104,62 @@ class Recorder:
         driver = next(
             (word for word in (driver_module_version() or "").split() if word[0].isdigit() and "." in word), None
         )
-        conditions = {  # which Kineto's trace lacks
+        metadata = {  # Kineto does not write these values into its trace
             "torch_version": torch.__version__,
             "python_version": platform.python_version(),
             "cuda_version": torch.version.cuda,
             "driver_version": driver,
             "cpu": cpu_model(),
         }
-        for key, value in conditions.items():
+        for key, value in metadata.items():
             if value:
                 self._profile.add_metadata_json(key, json.dumps(str(value)))
-        self._end()
+        self._stop_profiler()
         self.has_recorded = True
         try:
-            self._write()
+            self._write_trace()
         except NoSpaceError as error:
             self.failure = error
-        except (
-            OSError,
-            RuntimeError,
-            NsysAnalyzerError,
-        ) as error:  # the program continues, because it did not cause the error
+        except (OSError, RuntimeError, NsysAnalyzerError) as error:  # the program did not cause it, so it continues
             problem = f"{self.output} cannot be written: {error}"
             self.failure = ExportError(problem, "Free some space, or choose another --output")
 
     def discard(self) -> None:
-        """Stops the recording and writes nothing. PyTorch crashes if a process ends while its profiler runs."""
+        """Stops the recording and writes no trace. PyTorch crashes if a process ends while its profiler runs."""
         if self.is_recording:
             try:
-                self._end()
+                self._stop_profiler()
             except RuntimeError as error:  # after an error of the GPU, stopping fails as well
                 _print_message(f"the profiler did not stop: {error}")
 
-    def _end(self) -> None:
+    def _stop_profiler(self) -> None:
         self.ranges.close_all()
         self.is_recording = False
-        with self._own_profiler():
+        with self._restored_profiler_functions():
             self._profile.stop_trace()
 
-    def _fork(self) -> None:
-        """Stops recording in a child of ``os.fork()``, because the recording belongs to its parent."""
+    def _stop_in_forked_child(self) -> None:
+        """Notes in a child of ``os.fork()`` that nothing is recorded there, because the parent has the recording."""
         self.has_recorded |= self.is_recording
         self.is_recording, self.is_forked = False, True
 
     @contextmanager
-    def _own_profiler(self) -> Iterator[None]:
-        """Restores the functions of PyTorch's profiler inside the block. The program sees replacements."""
+    def _restored_profiler_functions(self) -> Iterator[None]:
+        """Restores PyTorch's own profiler functions inside the block. Elsewhere the program sees the replacements."""
         from torch.autograd import profiler
 
-        replaced = {name: getattr(profiler, name) for name in self._functions}
-        _replace(profiler, **self._functions)
+        replaced = {name: getattr(profiler, name) for name in self._profiler_functions}
+        _set_functions(profiler, **self._profiler_functions)
         try:
             yield
         finally:
-            _replace(profiler, **replaced)
+            _set_functions(profiler, **replaced)
 
-    def _write(self) -> None:
+    def _write_trace(self) -> None:
         with atomic_write(self.output) as unfinished:
             plain = unfinished.with_name("plain.json")
             self._profile.export_chrome_trace(str(plain))
-            with plain.open("ab+") as trace, gzip.open(unfinished, "wb", _COMPRESSION) as packed:
+            with plain.open("ab+") as trace, gzip.open(unfinished, "wb", _COMPRESSION_LEVEL) as packed:
                 trace.seek(max(0, trace.tell() - 16))
                 if not trace.read().rstrip().endswith(b"}"):  # Kineto does not report a full disk
                     raise ExportError("torch.profiler wrote no trace, or only a part of one")
@@ -171,8 +171,8 @@ class Recorder:
 # --- the program's own profiler ---
 
 
-class _NoResult:
-    """The empty result that the program's own ``torch.profiler`` gets."""
+class _EmptyResult:
+    """The result without events that the program's own ``torch.profiler`` gets, because it is disabled."""
 
     def events(self) -> list[Any]:
         """Returns no events."""
@@ -189,14 +189,14 @@ class _NoResult:
         Path(path).write_text('{"traceEvents": []}')
 
 
-#: The functions that PyTorch's profiler calls.
+#: The functions of ``torch.autograd.profiler`` that ``torch.profiler`` calls.
 _PROFILER_FUNCTIONS = (
     "_prepare_profiler", "_enable_profiler", "_disable_profiler", "_run_on_profiler_start", "_run_on_profiler_stop",
 )  # fmt: skip
 
 
 @functools.cache
-def _report_disabled_profiler() -> None:
+def _warn_of_disabled_profiler() -> None:
     _print_message("the program's own torch.profiler is disabled while this recorder runs, and its result is empty")
 
 
@@ -206,9 +206,9 @@ def _report_disabled_profiler() -> None:
 class Ranges:
     """Records NVTX ranges as ``record_function`` ranges while the recorder records.
 
-    As under nsys, a range that is open when the recording starts is not recorded, and a range that is open when the
-    recording ends is closed at that time. The argument with a range's name is ``msg`` in PyTorch and ``message`` in the
-    ``nvtx`` package.
+    A range that is open when the recording starts is not recorded, and a range that is open when the recording ends is
+    closed at that time. nsys does the same. The argument with the name of a range is ``msg`` in PyTorch and ``message``
+    in the ``nvtx`` package.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -229,15 +229,15 @@ class Ranges:
         return stack
 
     def push(self, message: object = "", *_: object, msg: object = None, **__: object) -> int:
-        """Opens a range on this thread, and returns its depth from 0, as NVTX does."""
+        """Opens a range on this thread. Returns its depth as NVTX does: 0 for an outermost range."""
         if self._is_compiling():
             return 0
         stack = self._stack
-        stack.append(self._opened(msg or message) if self._recorder.is_recording else None)
+        stack.append(self._open(msg or message) if self._recorder.is_recording else None)
         return len(stack) - 1
 
     def pop(self, *_: object, **__: object) -> int:
-        """Closes the innermost range of this thread, and returns its depth, or -1 if no range is open."""
+        """Closes the innermost range of this thread. Returns the depth of the range, or -1 if no range was open."""
         stack = self._stack if not self._is_compiling() else []
         if not stack:
             return -1
@@ -247,7 +247,7 @@ class Ranges:
     def start(self, message: object = "", *_: object, msg: object = None, **__: object) -> int:
         """Opens a range that may overlap others, and returns the handle that closes it."""
         handle = next(self._handles)
-        self._started[handle] = self._opened(msg or message) if self._recorder.is_recording else None
+        self._started[handle] = self._open(msg or message) if self._recorder.is_recording else None
         return handle
 
     def end(self, range_id: int) -> None:
@@ -255,12 +255,12 @@ class Ranges:
         _close(self._started.pop(range_id, None))
 
     def mark(self, message: object = "", *_: object, msg: object = None, **__: object) -> None:
-        """Records a moment as an empty range."""
+        """Records the current time as an empty range."""
         if self._recorder.is_recording:
-            _close(self._opened(msg or message))
+            _close(self._open(msg or message))
 
     def close_all(self) -> None:
-        """Closes the open ranges at the end of the recording, and keeps the stack, so that a later ``pop`` works."""
+        """Closes the open ranges at the end of the recording, and keeps the depth of the stack for later pops."""
         stack = self._stack
         for opened in reversed(stack):
             _close(opened)
@@ -269,7 +269,7 @@ class Ranges:
             _close(opened)
             self._started[handle] = None
 
-    def _opened(self, message: object) -> AbstractContextManager[Any]:
+    def _open(self, message: object) -> AbstractContextManager[Any]:
         opened = self._record_function(str(message))
         opened.__enter__()
         return opened
@@ -280,33 +280,37 @@ def _close(opened: AbstractContextManager[Any] | None) -> None:
         opened.__exit__(None, None, None)
 
 
-def install(ranges: Ranges, start: Callable[[], None], stop: Callable[[], None]) -> None:
-    """Replaces the start and stop of the CUDA profiler, and the functions of NVTX.
+def replace_functions(ranges: Ranges, start: Callable[[], None], stop: Callable[[], None]) -> None:
+    """Replaces the functions that start and stop the CUDA profiler, and the functions for NVTX ranges.
 
-    A process can have only one profiler of PyTorch, so the program's own profiler is disabled.
+    Only one ``torch.profiler`` can run in a process, so the program's own ``torch.profiler`` is disabled.
     """
     import torch
     from torch.autograd import profiler
 
-    _replace(profiler, **dict.fromkeys(_PROFILER_FUNCTIONS, lambda *_, **__: None))
-    _replace(profiler, _enable_profiler=lambda *_, **__: _report_disabled_profiler(), _disable_profiler=_NoResult)
-    _replace(torch.cuda.profiler, start=start, stop=stop)
-    _replace(torch.cuda, cudart=functools.partial(_Cudart, start, stop, torch.cuda.cudart))
-    _replace(torch.cuda.nvtx, range_push=ranges.push, range_pop=ranges.pop, mark=ranges.mark)
-    _replace(torch.cuda.nvtx, range_start=ranges.start, range_end=ranges.end)
+    _set_functions(profiler, **dict.fromkeys(_PROFILER_FUNCTIONS, lambda *_, **__: None))
+    _set_functions(
+        profiler, _enable_profiler=lambda *_, **__: _warn_of_disabled_profiler(), _disable_profiler=_EmptyResult
+    )
+    _set_functions(torch.cuda.profiler, start=start, stop=stop)
+    _set_functions(torch.cuda, cudart=functools.partial(_Cudart, start, stop, torch.cuda.cudart))
+    _set_functions(torch.cuda.nvtx, range_push=ranges.push, range_pop=ranges.pop, mark=ranges.mark)
+    _set_functions(torch.cuda.nvtx, range_start=ranges.start, range_end=ranges.end)
     if find_spec("nvtx") is not None:
         nvtx = import_module("nvtx")
-        _replace(nvtx, push_range=ranges.push, pop_range=ranges.pop, mark=ranges.mark)
-        _replace(nvtx, start_range=ranges.start, end_range=ranges.end, annotate=functools.partial(Annotation, ranges))
+        _set_functions(nvtx, push_range=ranges.push, pop_range=ranges.pop, mark=ranges.mark)
+        _set_functions(
+            nvtx, start_range=ranges.start, end_range=ranges.end, annotate=functools.partial(Annotation, ranges)
+        )
 
 
-def _replace(module: Any, **functions: Callable[..., Any]) -> None:
+def _set_functions(module: Any, **functions: Callable[..., Any]) -> None:
     for name, function in functions.items():
         setattr(module, name, function)
 
 
 class Annotation(ContextDecorator):
-    """Replaces ``nvtx.annotate``: a context manager, and a decorator that names the range after the function."""
+    """The replacement of ``nvtx.annotate``: a context manager, and a decorator that names the range by its function."""
 
     def __init__(self, ranges: Ranges, message: object = None, *_: object, **__: object) -> None:
         self._ranges, self._message = ranges, message
@@ -319,13 +323,13 @@ class Annotation(ContextDecorator):
         self._ranges.pop()
 
     def __call__(self, function: Function) -> Function:
-        """Returns the function within a range, which has the function's name if no message was given."""
+        """Wraps a function in a range. Without a message, the range has the name of the function."""
         message = function.__name__ if self._message is None else self._message
         return ContextDecorator.__call__(Annotation(self._ranges, message), function)
 
 
 class _Cudart:
-    """The functions of the CUDA runtime, with replacements for those that start and stop a profiler."""
+    """The module that ``torch.cuda.cudart()`` returns, with other functions to start and stop the profiler."""
 
     def __init__(self, start: Callable[[], None], stop: Callable[[], None], cudart: Callable[[], Any]) -> None:
         self._start, self._stop, self._cudart = start, stop, cudart
@@ -357,21 +361,21 @@ def record(
 ) -> int:
     """Runs a program, ``-m MODULE ARGS…`` or ``SCRIPT ARGS…``, and returns its exit code.
 
-    A recording that is open at the end is written if the program succeeded, and discarded if it failed.
+    A recording that still runs when the program ends is written if the program succeeded, and discarded if it failed.
     """
-    if whole_program:  # the program's own starts and stops are ignored
-        install(recorder.ranges, lambda: None, lambda: None)
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))  # so that the recording is written
+    if whole_program:  # the program's own calls that start and stop a recording are ignored
+        replace_functions(recorder.ranges, lambda: None, lambda: None)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED_EXIT_CODE))  # so that the recording is written
         if delay_s or duration_s:
             threading.Thread(target=_record_by_time, args=(recorder, delay_s, duration_s), daemon=True).start()
         else:
             recorder.start()
     else:
-        install(recorder.ranges, recorder.start, recorder.stop)
-    if make_hook_variables := sys.modules.get("_nsys_analyze_hooks"):
-        make_hook_variables.watch()
+        replace_functions(recorder.ranges, recorder.start, recorder.stop)
+    if hooks := sys.modules.get("_nsys_analyze_hooks"):
+        hooks.wrap_range_functions()
     try:
-        _run(program)
+        _run_as_main(program)
         code = 0
     except SystemExit as error:
         if isinstance(error.code, int) or error.code is None:
@@ -380,7 +384,7 @@ def record(
             print(error.code, file=sys.stderr)
             code = 1
     except Exception as error:  # noqa: BLE001 - the program may raise any error
-        # The traceback begins at the program's first line, without the lines of the recorder.
+        # The printed traceback begins at the first line of the program, without the lines of the recorder.
         recorder_files = (__file__, runpy.__file__, "<frozen runpy>")
         frame = error.__traceback__
         while frame and frame.tb_frame.f_code.co_filename in recorder_files:
@@ -393,8 +397,8 @@ def record(
         raise
     threading._shutdown()  # type: ignore[attr-defined]  # like Python at a program's end, this waits for threads
     if recorder.is_forked:
-        # At the end of a process, PyTorch's profiler waits for threads, which a forked child does not have.
-        _leave(code)
+        # At the end of a process, PyTorch's profiler waits for its threads, and a forked child does not have them.
+        _end_process(code)
     if code == 0 or whole_program:
         recorder.stop()
     recorder.discard()
@@ -402,13 +406,13 @@ def record(
         _print_message(str(recorder.failure))
     elif not recorder.has_recorded and code == 0:
         _print_message("the program never called cudaProfilerStart; nsys-analyze run --whole-program records it whole")
-    if code == _TERMINATED:  # PyTorch may crash while threads of a server still use it
-        _leave(code)
+    if code == _TERMINATED_EXIT_CODE:  # PyTorch may crash while threads of a server still use it
+        _end_process(code)
     return code or (0 if recorder.has_recorded and not recorder.failure else NOTHING_RECORDED)
 
 
-def _leave(code: int) -> NoReturn:
-    """Runs the functions of ``atexit``, and ends the process at once."""
+def _end_process(code: int) -> NoReturn:
+    """Runs the functions of ``atexit``, and ends the process without the other steps of Python's shutdown."""
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -416,18 +420,18 @@ def _leave(code: int) -> NoReturn:
 
 
 def _record_by_time(recorder: Recorder, delay_s: float, duration_s: float) -> None:
-    """Starts the recording after a delay, and ends the program after a duration, unless that is 0."""
-    until, begin = time.monotonic() + delay_s, recorder.output.with_name(BEGIN)
-    while (remaining_s := until - time.monotonic()) > 0 and not begin.exists():
-        time.sleep(min(remaining_s, _POLL_S))
+    """Starts the recording after a delay. If the duration is not 0, ends the program after that duration."""
+    start_time, begin_file = time.monotonic() + delay_s, recorder.output.with_name(BEGIN_FILE)
+    while (remaining_s := start_time - time.monotonic()) > 0 and not begin_file.exists():
+        time.sleep(min(remaining_s, _POLL_INTERVAL_S))
     recorder.start()
     if duration_s:
         time.sleep(duration_s)
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _run(program: list[str]) -> None:
-    """Runs the program as ``__main__``, with the arguments and the first import path that Python would give it."""
+def _run_as_main(program: list[str]) -> None:
+    """Runs the program as ``__main__``, with the ``sys.argv`` and the ``sys.path[0]`` that Python would give it."""
     path = Path(program[0])
     main = sys.modules["__main__"] = ModuleType("__main__")
     sys.argv = program
@@ -449,7 +453,7 @@ def main(arguments: list[str]) -> int:
     """Records the program after ``--``, and returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m nsys_analyzer.capture.recorder")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE.json.gz",
-                        help="the trace to write; its name may hold %%q{RANK}, as in nsys")  # fmt: skip
+                        help="the trace to write; %%q{RANK} in the name becomes the rank")  # fmt: skip
     parser.add_argument("--memory", action="store_true", help="record the allocations and releases of memory")
     parser.add_argument("--whole-program", action="store_true", help="record the whole program")
     parser.add_argument(
@@ -468,7 +472,9 @@ def main(arguments: list[str]) -> int:
         parser.error("-m needs the name of a module")
     if not options.output.parent.is_dir():
         parser.error(f"{options.output.parent} is not a folder")
-    output = options.output.with_name(_VARIABLE.sub(lambda match: os.environ.get(match[1], ""), options.output.name))
+    output = options.output.with_name(
+        _RANK_VARIABLE.sub(lambda match: os.environ.get(match[1], ""), options.output.name)
+    )
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # Kineto reads it once, when PyTorch is imported
     if options.memory:  # PyTorch would warn for each released block whose allocation it did not record
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

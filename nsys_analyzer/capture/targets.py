@@ -14,7 +14,7 @@ from nsys_analyzer.analysis.transformer.models import find_model
 from nsys_analyzer.configuration import OPTIONS, Run, Value
 from nsys_analyzer.errors import ConfigurationError
 
-#: The values that a sweep takes for each option, by the name of the option.
+#: For each option of a sweep, by its name: the values with which the targets run.
 Choices: TypeAlias = Mapping[str, Sequence[Value]]
 
 
@@ -26,18 +26,21 @@ _LAUNCHERS = (
 
 @dataclass(frozen=True)
 class Annotation:
-    """The way in which hooks annotate a program of the user.
+    """The settings with which hooks annotate a program of the user.
 
     Attributes:
         warmup_steps, steps: the numbers of steps before and inside the capture range.
-        window: whether the hooks open the capture range. A program may open its own instead.
+        opens_window: whether the hooks open the capture range. If a program opens a capture range itself, it replaces
+            the range of the hooks.
         run_to_end: whether the program continues after the capture range.
-        steady: whether the warm-up continues until steps take equally long, but for at most twice ``warmup_steps``.
+        waits_for_steady_steps: whether the warm-up continues until steps take equally long, but for at most
+            twice ``warmup_steps``.
         modules: whether each call of a module gets a range.
-        stacks: whether the program's stack is sampled during the recording.
+        stacks: whether the Python stack of the program is sampled during the recording.
         operators: whether one more step is recorded, in which each operator has a range.
-        block: the number of steps after which another program runs for as many steps; 0 if the program is measured
-            alone. If it is not 0, losses and batch sizes of the warm-up are recorded instead of FLOPs.
+        steps_per_turn: the number of steps that the program runs before the other program of a pair runs the same
+            number of steps, or 0 if the program is measured alone. In a pair, losses and batch sizes of the warm-up
+            are recorded instead of FLOPs.
     """
 
     warmup_steps: int
@@ -51,7 +54,7 @@ class Annotation:
     steps_per_turn: int = 0
 
 
-#: The suffix of the file name if each rank writes its own file, in the syntax of nsys.
+#: The suffix of a file name if each rank writes its own file. nsys and the hooks replace ``%q{RANK}`` by the rank.
 RANK_SUFFIX = "_rank%q{RANK}"
 
 
@@ -61,7 +64,7 @@ class Ranks:
 
     Attributes:
         count: the number of processes.
-        in_one_capture: whether one profiler records all of them into one capture. Otherwise each has its own capture.
+        in_one_capture: whether a single profiler records all ranks into one capture. Otherwise each rank has a capture.
     """
 
     count: int
@@ -77,7 +80,7 @@ class Target:
         program: its command line.
         run: its configuration.
         timed: whether it takes ``--results FILE`` and writes its times there, as the package's own targets do.
-        annotation: the hooks that annotate and time it, if the program does not do so itself.
+        annotation: the settings of the hooks that annotate and time it, or None if it does so itself.
         ranks: the processes of the program; None if the program is started once.
     """
 
@@ -90,9 +93,9 @@ class Target:
 
     @property
     def is_timed(self) -> bool:
-        """Returns whether the target also runs without a profiler, because it times itself or hooks time its steps.
+        """Whether the target also runs without a profiler, because the target itself or the hooks measure its steps.
 
-        Hooks find the steps of Python programs only. Other programs run once, under the profiler.
+        The hooks find the steps of Python programs only. Other programs run once, under the profiler.
         """
         executable = self.program[0]
         times_steps = self.annotation is not None and self.annotation.opens_window
@@ -100,22 +103,22 @@ class Target:
 
 
 def is_python(word: str) -> bool:
-    """Returns whether the first word of a command line is a Python interpreter."""
+    """Returns whether a program, such as ``/usr/bin/python3``, is a Python interpreter."""
     return Path(word).name.startswith("python")
 
 
 def transformer_targets(
     models: Sequence[str], choices: Choices, extra_arguments: Sequence[str] = ()
 ) -> tuple[Target, ...]:
-    """Returns the transformer in each combination of models and options, without duplicates.
+    """Returns a target of the transformer for each combination of models and values of options, without duplicates.
 
     Args:
         models: the names of the models.
-        choices: the values of options. Other options have their defaults.
+        choices: the values of options by name. Options that are not among them have their defaults.
         extra_arguments: further arguments of each command line.
 
     Raises:
-        ConfigurationError: an unknown model.
+        ConfigurationError: a model is unknown.
     """
     values_of_options = {
         name: choices.get(name) or (option.default,) for name, option in OPTIONS.items() if option.in_run
@@ -133,7 +136,7 @@ def transformer_targets(
 
 
 def capture_stems(ranks: Ranks | None) -> tuple[str, ...]:
-    """Returns the names, without suffix, of the captures that a profiler writes into a target's folder, by rank."""
+    """Returns the names, without suffix, of the captures in a target's folder: one name, or a name for each rank."""
     if ranks is None or ranks.in_one_capture:
         return ("capture",)
     return tuple(f"capture_rank{rank}" for rank in range(ranks.count))

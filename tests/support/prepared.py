@@ -41,7 +41,7 @@ if "NSYS_ANALYZE_ANNOTATION" in os.environ:
     spec = importlib.util.spec_from_file_location("sitecustomize", job["sitecustomize"])
     sitecustomize = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sitecustomize)
-    sitecustomize._hook("torch")
+    sitecustomize._hook_module("torch")
 main = sys.modules["__main__"] = types.ModuleType("__main__")
 main.__file__ = job["program"]
 exec(compile(open(main.__file__).read(), main.__file__, "exec"), main.__dict__)

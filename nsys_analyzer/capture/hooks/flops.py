@@ -1,7 +1,7 @@
 """Counts the FLOPs of one step with PyTorch's formulas while its operators run, and reads the model's dimensions.
 
-The counted step is a step of the warm-up without a profiler. Compiled functions run operator by operator during that
-step, so that their operators are counted.
+The counted step is a step of the warm-up in a run without a profiler. During this step, compiled functions run operator
+by operator, so that their operators are counted.
 """
 
 from __future__ import annotations
@@ -15,45 +15,47 @@ from typing import Any
 
 from .modules import Modules
 
-#: The phases by which operations are counted. Operations outside of these phases are counted as ``other``.
+#: The phases for which FLOPs are counted, besides backward. Operators outside of all phases count as ``other``.
 _PHASES = ("forward", "loss", "evaluation", "optimizer")
 #: FLOPs of a softmax for each attention score: maximum, difference, exponential, sum and quotient.
 _SOFTMAX_FLOPS_PER_SCORE = 5
-_SOFTMAX = ("aten._softmax", "aten._safe_softmax")
-_MAXIMUM = ("aten.max", "aten.amax")
-_FUSED = ("scaled_dot_product", "flash_attention", "efficient_attention", "flex_attention")
-#: Matmuls in the backward pass of a fused attention. PyTorch also counts the matmul that recomputes the scores.
-_MATMULS_OF_MODEL, _MATMULS_COUNTED = 4, 5
+_SOFTMAX_OPERATORS = ("aten._softmax", "aten._safe_softmax")
+_MAXIMUM_OPERATORS = ("aten.max", "aten.amax")
+_FUSED_ATTENTION_WORDS = ("scaled_dot_product", "flash_attention", "efficient_attention", "flex_attention")
+#: The matmuls in the backward pass of a fused attention: those of its gradients, and those that PyTorch counts, which
+#: include the matmul that recomputes the scores.
+_BACKWARD_MATMULS, _COUNTED_BACKWARD_MATMULS = 4, 5
 #: The namespaces of PyTorch's own operators.
 _TORCH_NAMESPACES = (
     "aten", "prims", "prim", "c10d", "c10d_functional", "_c10d_functional", "inductor", "profiler", "fsdp", "_dtensor",
 )  # fmt: skip
-#: The names of PyTorch's operators that compute matmuls.
+#: Matches the names of PyTorch's operators that compute matmuls.
 _MATMUL_NAME = re.compile(r"mm(?:_|$)|mkldnn_rnn|cudnn_rnn|miopen_rnn|trilinear|matmul|attention|conv")
-#: The attribute names of each dimension in a model's ``config``, by the keys of a manifest.
+#: For each dimension, by its key in a manifest: the attributes of a model's ``config`` that may contain it.
 _CONFIG_NAMES = {
     "num_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
     "num_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
     "d_model": ("hidden_size", "n_embd", "d_model", "dim"),
     "vocab_size": ("vocab_size",),
 }
-#: The attribute names of the number of experts in a mixture of experts.
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-#: The names of a batch's tokens among the arguments of a call.
-_TOKENS = ("input_ids", "decoder_input_ids", "inputs_embeds", "pixel_values")
+#: The attributes of a model's ``config`` that may contain the number of experts of a mixture of experts.
+_EXPERT_COUNT_NAMES = ("num_local_experts", "num_experts", "n_routed_experts")
+#: The arguments of a call of a model that may contain the batch.
+_BATCH_ARGUMENTS = ("input_ids", "decoder_input_ids", "inputs_embeds", "pixel_values")
+#: The fewest equal modules in a list that count as the layers of a model.
 _LEAST_LAYERS = 2
 
 
 class CountedStep:
-    """The FLOPs of one step, including those on autograd's threads, and the dimensions of its models.
+    """Counts the FLOPs of one step, including those on autograd's threads, and reads the dimensions of its models.
 
     Attributes:
         is_open: whether the step is running.
-        manifest: the entries of a manifest, which is empty before the step has ended.
+        manifest: the FLOPs and dimensions by the keys of a manifest. It is empty before the step has ended.
     """
 
     def __init__(self, torch: Any, modules: Modules, is_active: Callable[[str], bool]) -> None:
-        """Prepares the count. ``is_active`` returns whether a phase is active."""
+        """Prepares the count. The function ``is_active`` returns whether the phase of a name is active."""
         self.is_open = False
         self.manifest: dict[str, Any] = {}
         self._torch, self._modules, self._is_active = torch, modules, is_active
@@ -66,69 +68,72 @@ class CountedStep:
         Raises:
             ImportError: this PyTorch is too old to count FLOPs.
         """
-        self._formulas, self._mode = _formulas(self._torch), _mode(self, self._torch)
+        self._formulas, self._mode = _collect_formulas(self._torch), _make_dispatch_mode(self, self._torch)
         self._is_counting = False
         self._passes: Counter[str] = Counter()
-        self._by_class: dict[tuple[str, str], int] = defaultdict(int)
-        self._by_module: dict[tuple[str, str], int] = defaultdict(int)
-        self._batched: dict[str, int] = defaultdict(int)
-        self._softmax: dict[str, int] = defaultdict(int)
-        self._fused = self._fused_softmax = 0
-        self._with_maximum: set[str] = set()
-        self._unknown: set[str] = set()
-        self.is_open = self._modules.active = True
+        self._flops_by_class: dict[tuple[str, str], int] = defaultdict(int)
+        self._flops_by_module: dict[tuple[str, str], int] = defaultdict(int)
+        self._batched_matmul_flops: dict[str, int] = defaultdict(int)
+        self._softmax_flops: dict[str, int] = defaultdict(int)
+        self._fused_attention_flops = self._fused_softmax_flops = 0
+        self._modules_with_maximum: set[str] = set()
+        self._unknown_operators: set[str] = set()
+        self.is_open = self._modules.is_tracking = True
 
-    def close(self, *, well: bool = True) -> None:
+    def close(self, *, succeeded: bool = True) -> None:
         """Ends the counted step, and discards the count of a step that was interrupted."""
         if not self.is_open:
             return
-        self.is_open = self._modules.active = False
-        if well:
+        self.is_open = self._modules.is_tracking = False
+        if succeeded:
             batch = self._batch if self._passes["forward"] == 1 else {}
-            if "vocab_size" not in self.manifest:  # if no vocabulary is known, integers may be other things than tokens
+            if "vocab_size" not in self.manifest:  # without a vocabulary, the integers of a batch may not be tokens
                 batch.pop("context_length", None)
-            unfused = (
-                self._batched.keys() & self._softmax.keys()
-            )  # a module with a softmax and no batched matmul is no attention
+            # A module with a softmax and no batched matmul is no attention.
+            unfused = self._batched_matmul_flops.keys() & self._softmax_flops.keys()
             flops = {
                 "passes": dict(self._passes),
-                "classes": _nested(self._by_class),
-                "modules": _nested(self._by_module),
-                "softmax": self._fused_softmax + sum(self._softmax[module] for module in unfused),
-                "attention_matmul": self._fused + sum(self._batched[module] for module in unfused),
-                "unknown": sorted(self._unknown),
+                "classes": _nest_by_first_key(self._flops_by_class),
+                "modules": _nest_by_first_key(self._flops_by_module),
+                "softmax": self._fused_softmax_flops + sum(self._softmax_flops[module] for module in unfused),
+                "attention_matmul": self._fused_attention_flops
+                + sum(self._batched_matmul_flops[module] for module in unfused),
+                "unknown": sorted(self._unknown_operators),
             }
             self.manifest = {**self.manifest, **batch, "flops": flops}
 
     def counting(self) -> contextlib.AbstractContextManager[Any]:
-        """Returns a context manager that counts the operators in its block while the step runs.
+        """Returns a context manager that counts the operators in its block during the counted step.
 
-        A block inside another block is not counted twice.
+        The operators of a block inside another block are counted once.
 
         Raises:
-            RuntimeError: PyTorch does not allow this inside compiled code.
+            RuntimeError: PyTorch refuses to change the stance of torch.compile here.
         """
         if not self.is_open or self._is_counting:
             return contextlib.nullcontext()
         with contextlib.ExitStack() as stack:
-            if hasattr(self._torch.compiler, "set_stance"):  # a dispatch mode does not see compiled code
+            if hasattr(self._torch.compiler, "set_stance"):  # a dispatch mode sees no operators of compiled code
                 stack.enter_context(self._torch.compiler.set_stance("force_eager"))
             stack.enter_context(self._mode)
             stack.callback(setattr, self, "_is_counting", False)
             self._is_counting = True
             return stack.pop_all()
 
-    def begin_phase(self, name: str) -> None:
-        """Notes that an instance of a phase begins."""
+    def count_phase(self, name: str) -> None:
+        """Counts an instance of a phase that begins."""
         if self.is_open:
             self._passes[name] += 1
 
-    def begin_backward(self, change: int, *, creates_graph: bool) -> None:
-        """Notes the start (``change`` is 1) or the end (−1) of a backward pass, which may record gradients."""
+    def change_backward_depth(self, change: int, *, creates_graph: bool) -> None:
+        """Notes the start (``change`` is 1) or the end (−1) of a backward pass.
+
+        ``creates_graph`` is whether autograd records the pass itself, for gradients of gradients.
+        """
         self._backward_passes += change
         self._passes_with_graph += change if creates_graph else 0
 
-    def call_model(self, module: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+    def read_dimensions(self, module: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         """Reads the dimensions of a model that is called, and of its batch."""
         if not (self.is_open and self._is_active("forward")):
             return
@@ -145,47 +150,48 @@ class CountedStep:
 
     def count(self, function: Any, arguments: Any, keywords: Any, result: Any) -> None:
         """Counts an operator that has run."""
-        phase, module = self.find_phase(), self._modules.current() or ""
+        phase, module = self.find_phase(), self._modules.current_module() or ""
         packet = getattr(function, "_overloadpacket", function)
         formula, name = self._formulas.get(packet), str(packet)
         if formula is not None:
             flops = int(formula(*arguments, **keywords, out_val=result))
-            kind = "convolution" if "conv" in name else "matmul"  # the class of its kernels
-            if any(word in name for word in _FUSED):
-                kind = "fused attention"
-            if kind == "fused attention":
+            kernel_class = "convolution" if "conv" in name else "matmul"
+            if any(word in name for word in _FUSED_ATTENTION_WORDS):
+                kernel_class = "fused attention"
                 if "backward" in name:
-                    flops = flops * _MATMULS_OF_MODEL // _MATMULS_COUNTED
+                    flops = flops * _BACKWARD_MATMULS // _COUNTED_BACKWARD_MATMULS
                 elif phase == "forward":
-                    self._fused += flops
-                    query, key = arguments[:2]  # there is a score for each combination of batch, head, query and key
+                    self._fused_attention_flops += flops
+                    query, key = arguments[:2]  # (batch, head, query, feature) and (batch, head, key, feature)
                     scores = query.shape[0] * query.shape[1] * query.shape[-2] * key.shape[-2]
-                    self._fused_softmax += _SOFTMAX_FLOPS_PER_SCORE * int(scores)
+                    self._fused_softmax_flops += _SOFTMAX_FLOPS_PER_SCORE * int(scores)
             elif name in ("aten.bmm", "aten.baddbmm") and phase == "forward":
-                self._batched[module] += flops
-            self._by_class[phase, kind] += flops
-            self._by_module[module, phase] += flops
-        elif phase == "forward" and (name in _SOFTMAX or (name == "aten.exp" and module in self._with_maximum)):
-            self._softmax[module] += _SOFTMAX_FLOPS_PER_SCORE * int(result.numel())
-        elif name in _MAXIMUM:  # an unfused softmax starts with its maximum
-            self._with_maximum.add(module)
+                self._batched_matmul_flops[module] += flops
+            self._flops_by_class[phase, kernel_class] += flops
+            self._flops_by_module[module, phase] += flops
+        elif phase == "forward" and (
+            name in _SOFTMAX_OPERATORS or (name == "aten.exp" and module in self._modules_with_maximum)
+        ):
+            self._softmax_flops[module] += _SOFTMAX_FLOPS_PER_SCORE * int(result.numel())
+        elif name in _MAXIMUM_OPERATORS:  # an unfused softmax starts with its maximum
+            self._modules_with_maximum.add(module)
         elif getattr(function, "namespace", None) not in _TORCH_NAMESPACES or _MATMUL_NAME.search(name):
-            self._unknown.add(name)
+            self._unknown_operators.add(name)
 
-    def failed(self, function: Any, error: Exception) -> None:
+    def note_failure(self, function: Any, error: Exception) -> None:
         """Notes an operator that could not be counted."""
-        self._unknown.add(f"{getattr(function, '_overloadpacket', function)} ({type(error).__name__})")
+        self._unknown_operators.add(f"{getattr(function, '_overloadpacket', function)} ({type(error).__name__})")
 
 
-def _nested(flat: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
+def _nest_by_first_key(flat: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
     nested: dict[str, dict[str, int]] = {}
     for (outer, inner), value in flat.items():
         nested.setdefault(outer, {})[inner] = value
     return nested
 
 
-def _formulas(torch: Any) -> dict[Any, Any]:
-    """Returns PyTorch's formulas by operator, with additions for attention on a CPU and for products with a vector."""
+def _collect_formulas(torch: Any) -> dict[Any, Any]:
+    """Returns PyTorch's formulas by operator, and formulas for attention on a CPU and for matrix-vector products."""
     from torch.utils.flop_counter import flop_registry
 
     formulas, aten = dict(flop_registry), torch.ops.aten
@@ -200,7 +206,7 @@ def _formulas(torch: Any) -> dict[Any, Any]:
     return formulas
 
 
-def _mode(step: CountedStep, torch: Any) -> Any:
+def _make_dispatch_mode(step: CountedStep, torch: Any) -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -220,7 +226,7 @@ def _mode(step: CountedStep, torch: Any) -> Any:
             try:
                 step.count(func, args, kwargs or {}, result)
             except Exception as error:  # noqa: BLE001 - the formula may not fit the operator's arguments
-                step.failed(func, error)
+                step.note_failure(func, error)
             return result
 
     return Counting()  # type: ignore[no-untyped-call]
@@ -230,25 +236,50 @@ def _mode(step: CountedStep, torch: Any) -> Any:
 
 
 def read_model_dimensions(module: Any) -> dict[str, int]:
-    """Returns the known dimensions of a model by the keys of a manifest."""
-    return {**_of_modules(module), **_of_config(module)}
+    """Returns the known dimensions of a model by the keys of a manifest.
 
-
-def count_bytes_read_by_decode(module: Any) -> dict[str, int]:
-    """Returns the bytes of weights that each pass reads, and the bytes of a position in the KV cache.
-
-    Embeddings count only if they are tied to the head, because a pass otherwise reads only some of their rows. For a
-    mixture of experts the bytes of weights are unknown, because a pass may leave out experts.
+    They are read from the model's modules, and from its ``config``, which models of transformers and many others have.
+    If both contain a dimension, the one of ``config`` counts.
     """
     import torch
 
-    config = _config_of(module)
+    dimensions: dict[str, int] = {}
+    # The layers are the longest list of modules of one class.
+    lists = [child for child in module.modules() if isinstance(child, (torch.nn.ModuleList, torch.nn.Sequential))]
+    layers = max((len(child) for child in lists if len({type(layer) for layer in child}) == 1), default=0)
+    if layers >= _LEAST_LAYERS:
+        dimensions["num_layers"] = layers
+    attention = next((child for child in module.modules() if isinstance(child, torch.nn.MultiheadAttention)), None)
+    if attention is not None:
+        dimensions |= {"num_heads": attention.num_heads, "d_model": attention.embed_dim}
+    embeddings = [child for child in module.modules() if isinstance(child, torch.nn.Embedding)]
+    if embeddings:
+        largest = max(embeddings, key=lambda child: child.num_embeddings)
+        dimensions |= {"vocab_size": largest.num_embeddings, "d_model": largest.embedding_dim}
+    config = _find_config(module)
+    for key, names in _CONFIG_NAMES.items():
+        values = (getattr(config, name, None) for name in names)
+        value = next((candidate for candidate in values if isinstance(candidate, int) and candidate > 0), None)
+        if value is not None:
+            dimensions[key] = value
+    return dimensions
+
+
+def count_bytes_read_by_decode(module: Any) -> dict[str, int]:
+    """Returns the bytes of weights that each forward pass reads, and the bytes of one position in the KV cache.
+
+    Embeddings count only if they are tied to the head, because a pass otherwise reads only some of their rows. For a
+    mixture of experts the bytes of weights are unknown, because a pass may use only some experts.
+    """
+    import torch
+
+    config = _find_config(module)
     parts = list(module.modules())
     uses = Counter(id(weight) for part in parts for weight in part.parameters(recurse=False))
     looked_up = {id(part.weight) for part in parts if isinstance(part, torch.nn.Embedding)}
     weights = [weight for weight in module.parameters() if id(weight) not in looked_up or uses[id(weight)] > 1]
     sizes = {"weights_bytes": sum(weight.numel() * weight.element_size() for weight in weights)}
-    if any(getattr(config, name, None) for name in _EXPERTS) or not sizes["weights_bytes"]:
+    if any(getattr(config, name, None) for name in _EXPERT_COUNT_NAMES) or not sizes["weights_bytes"]:
         sizes = {}
     dimensions = read_model_dimensions(module)
     if getattr(config, "is_encoder_decoder", True) or not {"num_layers", "num_heads", "d_model"} <= dimensions.keys():
@@ -261,7 +292,7 @@ def count_bytes_read_by_decode(module: Any) -> dict[str, int]:
 
 def read_batch_dimensions(arguments: Iterable[Any], keywords: Mapping[str, Any]) -> dict[str, int]:
     """Returns the batch size of a call's arguments, and the context length if the batch consists of tokens."""
-    values = [*(keywords[name] for name in _TOKENS if name in keywords), *arguments, *keywords.values()]
+    values = [*(keywords[name] for name in _BATCH_ARGUMENTS if name in keywords), *arguments, *keywords.values()]
     batch = next((value for value in values if hasattr(value, "shape") and hasattr(value, "is_floating_point")), None)
     if batch is None or not len(batch.shape) or not batch.shape[0]:
         return {}
@@ -271,39 +302,6 @@ def read_batch_dimensions(arguments: Iterable[Any], keywords: Mapping[str, Any])
     return dimensions
 
 
-def _config_of(module: Any) -> Any:
+def _find_config(module: Any) -> Any:
     configs = (getattr(candidate, "config", None) for candidate in module.modules())
     return next((candidate for candidate in configs if candidate is not None), None)
-
-
-def _of_config(module: Any) -> dict[str, int]:
-    """Returns the dimensions in a model's ``config``, which models of transformers and many others have."""
-    config, dimensions = _config_of(module), {}
-    for key, names in _CONFIG_NAMES.items():
-        values = (getattr(config, name, None) for name in names)
-        value = next((candidate for candidate in values if isinstance(candidate, int) and candidate > 0), None)
-        if value is not None:
-            dimensions[key] = value
-    return dimensions
-
-
-def _of_modules(module: Any) -> dict[str, int]:
-    """Returns the dimensions that a model's modules show.
-
-    The layers are the longest list of modules of one class. The largest embedding gives the vocabulary and the width.
-    """
-    import torch
-
-    dimensions: dict[str, int] = {}
-    lists = [child for child in module.modules() if isinstance(child, (torch.nn.ModuleList, torch.nn.Sequential))]
-    layers = max((len(child) for child in lists if len({type(layer) for layer in child}) == 1), default=0)
-    if layers >= _LEAST_LAYERS:
-        dimensions["num_layers"] = layers
-    attention = next((child for child in module.modules() if isinstance(child, torch.nn.MultiheadAttention)), None)
-    if attention is not None:
-        dimensions |= {"num_heads": attention.num_heads, "d_model": attention.embed_dim}
-    embeddings = [child for child in module.modules() if isinstance(child, torch.nn.Embedding)]
-    if embeddings:
-        largest = max(embeddings, key=lambda child: child.num_embeddings)
-        dimensions |= {"vocab_size": largest.num_embeddings, "d_model": largest.embedding_dim}
-    return dimensions

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from .modules import Modules
-from .ranges import RANK_SUFFIX, Ranges
+from .ranges import RANK_PLACEHOLDER, Ranges
 from .stacks import is_of_program, relative_path
 
 #: The name of the range around the step, and the beginning of the names of the ranges around the operators.
@@ -36,7 +36,7 @@ _COLUMNS = ("signature", "module", "line", "phase", "passes", "keeps_graph", "re
 _IGNORED_NAMESPACES = ("profiler::",)
 
 
-class _Texts(dict[Any, int]):
+class _ValueIndices(dict[Any, int]):
     """The indices of distinct values, in the order in which the values occur."""
 
     def __missing__(self, value: Any) -> int:
@@ -65,7 +65,7 @@ class OperatorStep:
             find_phase: returns the phase of the program, as ``CountedStep.find_phase`` does.
         """
         self._torch, self._modules, self._ranges, self._find_phase = torch, modules, ranges, find_phase
-        self._path = Path(path.replace(RANK_SUFFIX, os.environ.get("RANK", "0"))) if path else None
+        self._path = Path(path.replace(RANK_PLACEHOLDER, os.environ.get("RANK", "0"))) if path else None
         self.is_open, self.is_done = False, path is None
         self._lock = threading.RLock()
 
@@ -75,24 +75,24 @@ class OperatorStep:
         Raises:
             ImportError: this PyTorch is too old.
         """
-        self._tensors, self._signatures = _Texts(), _Texts()
-        self._module_names, self._lines, self._phases = _Texts(), _Texts(), _Texts()
+        self._tensors, self._signatures = _ValueIndices(), _ValueIndices()
+        self._module_names, self._lines, self._phases = _ValueIndices(), _ValueIndices(), _ValueIndices()
         self._columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
         self._passes: Counter[str] = Counter()
         #: The module and the line of each call.
-        self._places: list[tuple[str | None, str | None]] = []
+        self._callers: list[tuple[str | None, str | None]] = []
         self._values = _Values()
         #: For each call outside of backward passes: the sequence number of autograd's next node, and the call.
         self._next_nodes: list[int] = []
         self._calls_of_nodes: list[int] = []
-        self._mode = _make_mode(self, self._torch)
+        self._mode = _make_dispatch_mode(self, self._torch)
         self._compiled = _patch_compiled_kernels(self)
-        self._was_active, self._modules.active = self._modules.active, True
+        self._was_tracking, self._modules.is_tracking = self._modules.is_tracking, True
         self._range = self._ranges.start(_STEP_RANGE)
         self._mode.__enter__()
         self.is_open = True
 
-    def close(self, *, well: bool = True) -> None:
+    def close(self, *, succeeded: bool = True) -> None:
         """Ends the step, and writes the file unless the step was interrupted."""
         if not self.is_open:
             return
@@ -101,15 +101,15 @@ class OperatorStep:
         if modes._get_current_dispatch_mode() is self._mode:  # else the program is inside a mode that it has entered
             self._mode.__exit__(None, None, None)
         self._compiled.close()
-        self._modules.active = self._was_active
+        self._modules.is_tracking = self._was_tracking
         self._ranges.end(self._range)
-        if well and self._path:
+        if succeeded and self._path:
             unfinished = self._path.with_name(f"{self._path.name}.{os.getpid()}")
             with gzip.open(unfinished, "wt", encoding="utf-8", compresslevel=6) as file:
-                json.dump(self._contents(), file, separators=(",", ":"))
+                json.dump(self._make_contents(), file, separators=(",", ":"))
             unfinished.replace(self._path)
 
-    def _contents(self) -> dict[str, Any]:
+    def _make_contents(self) -> dict[str, Any]:
         return {
             "pid": os.getpid(),
             "tensors": list(self._tensors),
@@ -121,7 +121,7 @@ class OperatorStep:
             **self._columns,
         }
 
-    def begin_phase(self, name: str) -> None:
+    def count_phase(self, name: str) -> None:
         """Notes that an instance of a phase begins."""
         if self.is_open:
             self._passes[name] += 1
@@ -145,12 +145,12 @@ class OperatorStep:
         """
         with self._lock:  # autograd's threads call operators, too
             index = len(self._columns["signature"])
-            module, line = self._find_place(index)
-            self._places.append((module, line))
+            module, line = self._find_caller(index)
+            self._callers.append((module, line))
             phase = self._find_phase()
             if phase == "recomputed" and self._torch._C._current_autograd_node() is None:
                 phase = "backward"  # the gradient of the loss itself
-            described = [self._describe(argument) for argument in inputs]
+            described = [self._index_tensors(argument) for argument in inputs]
             reads = sorted({self._values.read(tensor) for argument in inputs for tensor in _tensors_of(argument)})
             columns = self._columns
             for column, value in (
@@ -176,7 +176,7 @@ class OperatorStep:
                 signature = (
                     name,
                     tuple(described),
-                    tuple(self._describe(tensor) for tensor in outputs),
+                    tuple(self._index_tensors(tensor) for tensor in outputs),
                     tuple(arguments),
                 )
                 columns["signature"][index] = self._signatures[signature]
@@ -191,17 +191,17 @@ class OperatorStep:
         """Returns whether no further call is described."""
         return not self.is_open or len(self._columns["signature"]) >= _MAX_CALLS
 
-    def _describe(self, argument: Any) -> Any:
+    def _index_tensors(self, argument: Any) -> Any:
         """Returns the index of a tensor's properties, the indices for a list of tensors, or -1 for another argument."""
         if isinstance(argument, (list, tuple)):
-            return tuple(self._describe(tensor) for tensor in argument)
+            return tuple(self._index_tensors(tensor) for tensor in argument)
         if argument is None:
             return _UNKNOWN
         strides = tuple(argument.stride()) if argument.layout is self._torch.strided else None
         dtype = str(argument.dtype).removeprefix("torch.")
         return self._tensors[tuple(argument.shape), dtype, strides, argument.device.type]
 
-    def _find_place(self, index: int) -> tuple[str | None, str | None]:
+    def _find_caller(self, index: int) -> tuple[str | None, str | None]:
         """Returns the module and the line of the program that call an operator.
 
         In a backward pass, they are those of the call that created autograd's node.
@@ -210,11 +210,11 @@ class OperatorStep:
         if node is None or self._find_phase() == "recomputed":
             self._next_nodes.append(self._modules.next_node())
             self._calls_of_nodes.append(index)
-            return self._modules.current(), line
+            return self._modules.current_module(), line
         position = bisect_right(self._next_nodes, node._sequence_nr())
         if position == len(self._next_nodes):  # no call of the step created the node
-            return self._modules.current(), line
-        return self._places[self._calls_of_nodes[position]]
+            return self._modules.current_module(), line
+        return self._callers[self._calls_of_nodes[position]]
 
 
 class _Values:
@@ -272,7 +272,7 @@ def _find_line() -> str | None:
     return f"{relative_path(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
-def _make_mode(step: OperatorStep, torch: Any) -> Any:
+def _make_dispatch_mode(step: OperatorStep, torch: Any) -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Describing(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -305,7 +305,7 @@ def _make_mode(step: OperatorStep, torch: Any) -> Any:
                 if entry.alias_info is not None and entry.alias_info.is_write
             ]
             inputs = [_as_tensors(value) for value in values]
-            texts = ["" if given is not None else _text(value) for given, value in zip(inputs, values)]  # noqa: B905
+            texts = ["" if given is not None else _format_argument(value) for given, value in zip(inputs, values)]  # noqa: B905
             with step.call(schema.name, inputs, texts, written) as take_result:
                 result = func(*args, **kwargs)
                 take_result(result)
@@ -334,7 +334,7 @@ def _as_tensors(value: Any) -> Any:
     return tensors or None
 
 
-def _text(value: Any) -> str:
+def _format_argument(value: Any) -> str:
     text = str(value)
     return text if len(text) <= _MAX_ARGUMENT_LENGTH else ""
 
@@ -363,7 +363,7 @@ def _patch_compiled_kernels(step: OperatorStep) -> contextlib.ExitStack:
             for position, given in enumerate(inputs)
             if given is not None and position < len(names) and "out" in names[position]
         ]
-        texts = ["" if given is not None else _text(value) for given, value in zip(inputs, arguments)]  # noqa: B905
+        texts = ["" if given is not None else _format_argument(value) for given, value in zip(inputs, arguments)]  # noqa: B905
         with step.call(f"triton::{self.fn.__name__}", inputs, texts, written) as take_result:
             result = original(self, *arguments, **keywords)
             take_result([inputs[position] for position in written])

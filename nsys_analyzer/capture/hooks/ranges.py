@@ -1,6 +1,6 @@
-"""Writes the results of the hooks: ranges through ``torch.cuda.nvtx`` or its replacement, and times.
+"""Writes the results of the hooks: ranges through ``torch.cuda.nvtx`` or its replacement, and a JSON file with times.
 
-The times of steps and phases are one JSON file for the report. Nothing here waits for the GPU inside a measured step.
+The file contains the times of the program's steps and phases. Nothing here waits for the GPU inside a measured step.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Function = Callable[..., Any]
 
 _TORCH_FUNCTIONS, _PACKAGE_FUNCTIONS = ("range_push", "range_start"), ("push_range", "start_range", "annotate")
 _WRAPPER_MARK = "_of_nsys_analyze"
-#: The text that stands for the rank of the process in the name of a file that each rank writes.
-RANK_SUFFIX = "%q{RANK}"
+#: In the name of a file that each rank writes, this text stands for the rank.
+RANK_PLACEHOLDER = "%q{RANK}"
 _COUNTER = re.compile(r"\d+(\s*(/|of)\s*\d+)?\W*$")
 _EPOCH = re.compile(r"^epoch (\d+ )((of )?\d+ )?")
 
@@ -30,32 +30,43 @@ class Ranges:
     """Writes the ranges of the hooks, except for phases for which the program has its own ranges.
 
     Attributes:
-        open_window, close_window: open and close the capture range without notifying the hooks.
+        open_window, close_window: the functions that open and close the capture range without a call of the hooks.
     """
 
     def __init__(
-        self, torch: Any, spellings: Mapping[str, Sequence[str]], opens: Callable[[], None], closes: Callable[[], None]
+        self,
+        torch: Any,
+        spellings: Mapping[str, Sequence[str]],
+        on_window_open: Callable[[], None],
+        on_window_close: Callable[[], None],
     ) -> None:
-        """Wraps the functions of the program. ``opens`` and ``closes`` are called with the program's capture range."""
-        self._torch, self._opens, self._closes = torch, opens, closes
-        self._phases = {spelling: phase for phase, names in spellings.items() for spelling in names}
+        """Wraps the functions for ranges and for the capture range.
+
+        Args:
+            torch: the module.
+            spellings: for each phase, the names that the program's own ranges of the phase may have.
+            on_window_open: is called when the program opens its own capture range.
+            on_window_close: is called when the program closes its own capture range.
+        """
+        self._torch, self._on_window_open, self._on_window_close = torch, on_window_open, on_window_close
+        self._phase_of_spelling = {spelling: phase for phase, names in spellings.items() for spelling in names}
         self._phase_of_name: dict[str, str | None] = {}
         self._phases_of_program: set[str] = set()
-        self.watch()
+        self.wrap_range_functions()
 
-    def watch(self) -> None:
-        """Wraps the functions for ranges and for the capture range. Call it again after a recorder replaced them."""
+    def wrap_range_functions(self) -> None:
+        """Wraps the functions for ranges and for the capture range. It is called again if a recorder replaced them."""
         cuda = self._torch.cuda
         if hasattr(cuda.profiler.start, _WRAPPER_MARK):
             return
-        self._push, self._pop, self._start, self._end = self._functions()
+        self._push, self._pop, self._start, self._end = self._find_range_functions()
         for module, names in ((cuda.nvtx, _TORCH_FUNCTIONS), (sys.modules.get("nvtx"), _PACKAGE_FUNCTIONS)):
             for name in names if module else ():
-                setattr(module, name, self._noting(getattr(module, name)))
+                setattr(module, name, self._wrap_range_function(getattr(module, name)))
         self.open_window, self.close_window = cuda.profiler.start, cuda.profiler.stop
-        cuda.profiler.start = _with_callbacks(cuda.profiler.start, after=self._opens)
-        cuda.profiler.stop = _with_callbacks(cuda.profiler.stop, before=self._closes)
-        cuda.cudart = functools.partial(_Cudart, cuda.cudart, self._opens, self._closes)
+        cuda.profiler.start = _with_callbacks(cuda.profiler.start, after=self._on_window_open)
+        cuda.profiler.stop = _with_callbacks(cuda.profiler.stop, before=self._on_window_close)
+        cuda.cudart = functools.partial(_Cudart, cuda.cudart, self._on_window_open, self._on_window_close)
 
     def push(self, name: str) -> bool:
         """Opens the range of a phase on this thread. Returns False if the program has its own range for the phase."""
@@ -76,7 +87,7 @@ class Ranges:
         """
         return None if name in self._phases_of_program else self._start(name)
 
-    def note(self, text: str) -> None:
+    def write_mark(self, text: str) -> None:
         """Writes a text into the capture as an empty range."""
         self._push(text)
         self._pop()
@@ -86,7 +97,7 @@ class Ranges:
         if handle is not None:
             self._end(handle)
 
-    def _functions(self) -> tuple[Function, Function, Function, Function]:
+    def _find_range_functions(self) -> tuple[Function, Function, Function, Function]:
         """Returns the functions push, pop, start and end of PyTorch, or of the package ``nvtx`` without CUDA."""
         nvtx = self._torch.cuda.nvtx
         try:
@@ -95,56 +106,58 @@ class Ranges:
             try:
                 import nvtx as package
             except ImportError:
-                return _nothing, _nothing, _nothing, _nothing
+                return _do_nothing, _do_nothing, _do_nothing, _do_nothing
             return package.push_range, package.pop_range, package.start_range, package.end_range
         return nvtx.range_push, nvtx.range_pop, nvtx.range_start, nvtx.range_end
 
-    def _noting(self, function: Function) -> Function:
-        """Wraps a function for ranges, to note the phases for which the program has its own ranges."""
+    def _wrap_range_function(self, function: Function) -> Function:
+        """Wraps a function that opens ranges, so that the phases for which the program has its own ranges are noted."""
 
         @functools.wraps(function)
         def noting(*arguments: Any, **keywords: Any) -> Any:
-            """Notes the phase of the range's name, and runs the function."""
+            """Notes the phase to which the range's name belongs, and runs the function."""
             if not self._torch.compiler.is_compiling():
                 name = arguments[0] if arguments else keywords.get("msg", keywords.get("message"))
-                self._note(name)
+                self._note_range_name(name)
             return function(*arguments, **keywords)
 
         return noting
 
-    def _note(self, name: object) -> None:
+    def _note_range_name(self, name: object) -> None:
         if not isinstance(name, str):
             return
         if name not in self._phase_of_name:
-            self._phase_of_name[name] = self._phases.get(_normalize(name))
+            self._phase_of_name[name] = self._phase_of_spelling.get(_normalize(name))
         if phase := self._phase_of_name[name]:
             self._phases_of_program.add(phase)
 
 
-def _nothing(*_: object) -> None:
-    """Does nothing. It replaces a function for ranges that is missing."""
+def _do_nothing(*_: object) -> None:
+    """Does nothing. It stands for a function for ranges if neither PyTorch nor the package ``nvtx`` has it."""
 
 
 class _Cudart:
-    """The functions of the CUDA runtime, with callbacks for those that open and close a capture range."""
+    """The module that ``torch.cuda.cudart()`` returns, with callbacks when a capture range is opened or closed."""
 
-    def __init__(self, cudart: Function, opens: Callable[[], None], closes: Callable[[], None]) -> None:
+    def __init__(
+        self, cudart: Function, on_window_open: Callable[[], None], on_window_close: Callable[[], None]
+    ) -> None:
         self._cudart = cudart()
-        self._opens, self._closes = opens, closes
+        self._on_window_open, self._on_window_close = on_window_open, on_window_close
 
     def __getattr__(self, name: str) -> Any:
         function = getattr(self._cudart, name)
         if name == "cudaProfilerStart":
-            return _with_callbacks(function, after=self._opens)
-        return _with_callbacks(function, before=self._closes) if name == "cudaProfilerStop" else function
+            return _with_callbacks(function, after=self._on_window_open)
+        return _with_callbacks(function, before=self._on_window_close) if name == "cudaProfilerStop" else function
 
 
 def _with_callbacks(
     function: Function, before: Callable[[], None] | None = None, after: Callable[[], None] | None = None
 ) -> Any:
-    """Wraps a function with callbacks. They also run if the function fails, as in a PyTorch without CUDA.
+    """Wraps a function that opens or closes a capture range with callbacks, which run inside the capture range.
 
-    Both callbacks run inside the capture range.
+    The callbacks also run if the function raises an error, as it does in a PyTorch without CUDA.
     """
 
     @functools.wraps(function)
@@ -163,7 +176,7 @@ def _with_callbacks(
 
 
 def _normalize(name: str) -> str:
-    """Returns a name without case, punctuation and counters, as the report reads it."""
+    """Returns the name of a range in lower case, without punctuation and counters. The report does the same."""
     text = re.sub(r"([a-z])([A-Z])", r"\1 \2", _COUNTER.sub("", name.split(",", 1)[0])).lower()
     return _EPOCH.sub("", re.sub(r"[\W_]+", " ", text)).strip()
 
@@ -172,35 +185,35 @@ def _normalize(name: str) -> str:
 
 
 class Results:
-    """The results of this process. Only the first rank writes them, unless each rank has its own file.
+    """The results of this process. Only rank 0 writes a file, unless each rank has its own file.
 
     Attributes:
-        is_measured: whether the time that the hooks take is measured.
+        is_measured: whether the time that the hooks need is measured.
     """
 
     def __init__(self, path: str | None) -> None:
         self.is_measured = self._is_written = False
         rank = os.environ.get("RANK", "0")
-        is_written = path is not None and (rank == "0" or RANK_SUFFIX in path)
-        self._path = Path(str(path).replace(RANK_SUFFIX, rank)) if is_written else None
+        is_written = path is not None and (rank == "0" or RANK_PLACEHOLDER in path)
+        self._path = Path(str(path).replace(RANK_PLACEHOLDER, rank)) if is_written else None
         self._notes: list[str] = []
-        self._cost_ns = 0
+        self._hook_time_ns = 0
 
-    def say(self, message: str) -> None:
+    def note_message(self, message: str) -> None:
         """Prints a message about a part that cannot be annotated, and keeps the message for the report."""
         print(f"nsys-analyze: {message}", file=sys.stderr)
         self._notes.append(message)
 
-    def cost_begins(self) -> int:
-        """Notes that the hooks start to work. Returns the time for ``cost_ends``, or 0 if it is not measured."""
-        begun = time.perf_counter_ns() if self.is_measured else 0
+    def begin_hook_time(self) -> int:
+        """Notes that the hooks start to work. Returns the time for ``end_hook_time``, or 0 if it is not measured."""
+        start_ns = time.perf_counter_ns() if self.is_measured else 0
         self.is_measured = False  # the time of a hook inside another hook must not count twice
-        return begun
+        return start_ns
 
-    def cost_ends(self, begun: int) -> None:
+    def end_hook_time(self, start_ns: int) -> None:
         """Notes that the hooks end and the program continues."""
-        if begun:
-            self._cost_ns += time.perf_counter_ns() - begun
+        if start_ns:
+            self._hook_time_ns += time.perf_counter_ns() - start_ns
             self.is_measured = True
 
     def write(self, steps: int, values: dict[str, Any]) -> None:
@@ -215,7 +228,7 @@ class Results:
             return
         notes: dict[str, Any] = {"not_annotated": "; ".join(self._notes)} if self._notes else {}
         if steps:
-            notes["hooks_ms"] = self._cost_ns / steps / 1e6
+            notes["hooks_ms"] = self._hook_time_ns / steps / 1e6
         unfinished = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         unfinished.write_text(json.dumps({"timed_by": "hooks", **values, **notes}), encoding="utf-8")
         unfinished.replace(self._path)
@@ -227,22 +240,22 @@ class Results:
 
 
 class Clock:
-    """Measures times in the capture range, on a GPU with CUDA events that are read at the end, else on the CPU's clock.
+    """Measures the times of steps and phases, on a GPU with CUDA events that are read at the end, else on the CPU.
 
-    The GPU time of a phase is from the moment when its work may begin to the end of its work. The GPU time of a step
-    starts at the end of the previous step's work, so a program that runs ahead of the GPU gets the GPU's times.
+    A CUDA event has the time at which the GPU has finished all earlier work of its stream. So the times of a program
+    whose CPU runs ahead of the GPU are those of the GPU's work.
     """
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
         self._spans: dict[str, list[tuple[Any, Any]]] = {}
-        self._step: Any = None
+        self._step_start: Any = None
         self._streams: dict[object, Any] = {}
-        self.begin()  # CUDA takes half a millisecond for its first event, which must not count as time of a step
+        self.mark_time()  # CUDA takes half a millisecond for its first event, which must not count as time of a step
 
-    def begin(self) -> Any:
-        """Returns the current moment, for ``end``."""
+    def mark_time(self) -> Any:
+        """Returns the current time: a CUDA event that was recorded now, or a time of the CPU's clock in ns."""
         if not self._on_gpu:
             return time.perf_counter_ns()
         event = self._torch.cuda.Event(enable_timing=True)
@@ -257,28 +270,28 @@ class Clock:
             stream = self._streams[current] = self._torch.cuda.current_stream()
         return stream
 
-    def end(self, name: str, begun: Any) -> None:
-        """Notes the end of a phase that began at the given moment."""
-        self._spans.setdefault(name, []).append((begun, self.begin()))
+    def add_span(self, name: str, start: Any) -> None:
+        """Notes that a phase or a step, which began at ``start``, ends now."""
+        self._spans.setdefault(name, []).append((start, self.mark_time()))
 
-    def step_begins(self) -> None:
+    def begin_step(self) -> None:
         """Notes the start of a step."""
-        self._step = self.begin()
+        self._step_start = self.mark_time()
 
-    def step_ends(self) -> None:
+    def end_step(self) -> None:
         """Notes the end of a step."""
-        if self._step is not None:
-            self.end("step", self._step)
+        if self._step_start is not None:
+            self.add_span("step", self._step_start)
 
     def times_ms(self) -> dict[str, list[float]]:
-        """Waits for the GPU, and returns the times in ms by phase, one for each instance."""
+        """Waits for the GPU, and returns the times in ms of all instances of each phase, and of all steps."""
         if self._on_gpu:
             self._torch.cuda.synchronize()
             return {name: [begin.elapsed_time(end) for begin, end in spans] for name, spans in self._spans.items()}
         return {name: [(end - begin) / 1e6 for begin, end in spans] for name, spans in self._spans.items()}
 
-    def machine(self) -> dict[str, Any]:
-        """Returns the device and the versions by the keys of a manifest. Unknown values are None."""
+    def read_machine(self) -> dict[str, Any]:
+        """Returns the device and the software versions by the keys of a manifest. An unknown value is None."""
         cuda, on_gpu = self._torch.cuda, self._on_gpu
         return {
             "device": "cuda" if on_gpu else "cpu",
@@ -290,36 +303,36 @@ class Clock:
         }
 
 
-class Work:
-    """The work of the warm-up steps, by which ``nsys-analyze verify`` checks whether two programs do the same work.
+class WarmupWork:
+    """The work of the warm-up steps, by which ``nsys-analyze verify`` checks whether two programs do equal work.
 
     Attributes:
         losses: the loss of each backward pass, in order.
-        rows: for each step, the rows of the largest batch of a model's call × the number of backward passes.
+        rows: for each step, the largest batch size of a call of a model × the number of backward passes.
     """
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self.losses: list[float] = []
         self.rows: list[int] = []
-        self._rows = self._passes = 0
+        self._batch_size = self._backward_passes = 0
 
-    def call_model(self, arguments: Any) -> None:
-        """Notes the arguments of a model's call."""
-        rows = [len(value) for value in arguments if getattr(value, "shape", None)]
-        self._rows = max([self._rows, *rows])
+    def note_model_call(self, arguments: Any) -> None:
+        """Notes the batch size of a call of a model with these arguments."""
+        batch_sizes = [len(value) for value in arguments if getattr(value, "shape", None)]
+        self._batch_size = max([self._batch_size, *batch_sizes])
 
-    def begin_backward(self, root: Any) -> None:
-        """Notes the loss from which a backward pass starts.
+    def note_loss(self, root: Any) -> None:
+        """Notes a backward pass and the loss from which it starts.
 
-        It does nothing while a CUDA graph is captured, because a wait for the GPU would break the capture.
+        The loss is not read while a CUDA graph is captured, because a wait for the GPU would break the capture.
         """
-        self._passes += 1
+        self._backward_passes += 1
         cuda = self._torch.cuda
         if getattr(root, "numel", int)() == 1 and not (cuda.is_initialized() and cuda.is_current_stream_capturing()):
             self.losses.append(float(root.detach()))
 
-    def end_step(self) -> None:
+    def finish_step(self) -> None:
         """Notes the end of a step."""
-        self.rows.append(self._rows * max(self._passes, 1))
-        self._rows = self._passes = 0
+        self.rows.append(self._batch_size * max(self._backward_passes, 1))
+        self._batch_size = self._backward_passes = 0

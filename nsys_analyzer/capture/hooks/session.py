@@ -1,7 +1,7 @@
-"""Tracks the steps of a program: decides which steps are warm-up, which are recorded, and how long each takes.
+"""Tracks the steps of a program: which steps are warm-up, which steps are recorded, and how long each step takes.
 
-A training step lies between the ends of two optimizer steps. If there are several optimizers, the one that steps least
-often ends the training step. Without an optimizer, a step is a call of a model or of ``generate``.
+A training step lies between the ends of two optimizer steps. If there are several optimizers, the optimizer that steps
+least often ends the training step. Without an optimizer, a step is a call of a model or of ``generate``.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from typing import Any, TypeVar, cast
 from .flops import CountedStep
 from .modules import Backward, Modules
 from .operators import OperatorStep
-from .ranges import Clock, Ranges, Results, Work
-from .stacks import Lines, Sampler, Waits
+from .ranges import Clock, Ranges, Results, WarmupWork
+from .stacks import Sampler, SourceLines, Waits
 
-#: The environment variable with the file descriptor through which two programs take turns (``verify.side_by_side``).
+#: The environment variable with the file descriptor of the socket through which ``verify.side_by_side`` lets two
+#: programs run in turns.
 _TURN_VARIABLE = "NSYS_ANALYZE_TURN"
-#: The source text of a program that opens the capture range by itself.
+#: Matches source text of a program that opens the capture range itself.
 _OWN_WINDOW = re.compile(r"cudaProfilerStart|cuda\.profiler|from torch\.cuda import .*\bprofiler\b")
-#: Steps to wait for an optimizer that has not stepped yet. That optimizer may be the one that ends a training step.
+#: Steps to wait for an optimizer that has not stepped yet, because it may be the optimizer that ends a training step.
 _STEPS_TO_WAIT_FOR_OPTIMIZER = 20
-#: The index of the step whose FLOPs are counted. The first step also does one-time work.
+#: The index of the step whose FLOPs are counted. Step 0 also does one-time work.
 _COUNTED_STEP = 1
 #: Steps are steady if the longest of the last three is at most 1.25 times as long as the shortest.
 _STEADY_STEPS, _STEADY_RATIO = 3, 1.25
-#: An ID that no thread has, which marks that the annotation has ended.
+#: A thread ID that no thread has. As the ID of the stepping thread, it marks that the annotation has ended.
 _NO_THREAD = -1
-#: Phases that contain the calls of modules. A call inside them is not a phase itself.
+#: Phases that contain calls of modules. A call of a module inside such a phase is not a phase itself.
 _CONTAINING_PHASES = ("forward", "loss", "evaluation", "data", "zero_grad")
 
 
@@ -48,20 +49,20 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def harmless(method: Method) -> Method:
-    """Returns a method that raises no error into the program. An error is printed, and ends the annotation."""
+    """Wraps a method so that its errors do not reach the program. An error is printed, and ends the annotation."""
 
     @functools.wraps(method)
     def guarded(session: Session, *arguments: Any, **keywords: Any) -> Any:
         """Runs the method, and ends the annotation after an error."""
-        begun = session.results.cost_begins()
+        start_ns = session.results.begin_hook_time()
         try:
             return method(session, *arguments, **keywords)
         except Exception as error:  # noqa: BLE001 - an error of the hooks must not reach the program
-            session.give_up()
-            session.results.say(f"the annotation ended: {type(error).__name__}: {error}")
+            session.stop_annotation()
+            session.results.note_message(f"the annotation ended: {type(error).__name__}: {error}")
             return None
         finally:
-            session.results.cost_ends(begun)
+            session.results.end_hook_time(start_ns)
 
     return cast(Method, guarded)
 
@@ -75,84 +76,84 @@ def has_compiled() -> bool:
 
 
 class Phase:
-    """A phase that is active: its name, whether it has a range, and its start if it is timed."""
+    """A phase that is active: its name, whether the hooks opened a range for it, and its start time if it is timed."""
 
-    __slots__ = ("begun", "name", "pushed")
+    __slots__ = ("has_range", "name", "start")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.pushed = False
-        self.begun: Any = None
+        self.has_range = False
+        self.start: Any = None
 
 
 class Session:
-    """The steps of this process on its stepping thread, which is the first thread that calls a model.
+    """Tracks the steps of this process on its stepping thread, which is the first thread that calls a model.
 
     Attributes:
         results: the results for the report.
         thread: the ID of the stepping thread, or None before the first call of a model.
         ranges: writes the NVTX ranges.
-        sampler: samples the stack of the stepping thread while it is recorded.
+        sampler: samples the stack of the stepping thread during the recording.
         steps: the number of steps that have ended.
-        training: whether there is an optimizer.
-        holds_calls: whether the program is inside a phase that contains the calls of modules.
+        training: whether the program has made an optimizer.
+        phase_contains_calls: whether the program is inside a phase that contains calls of modules.
         modules: tracks which module the program is in.
-        passes: the number of forward passes of the active ``generate``, or None if there is none.
+        generate_passes: the number of forward passes of the running ``generate``, or None outside of ``generate``.
         root_classes: the classes of the modules that the program calls directly.
-        on_settled: is called once, when no new root class appears before the capture range opens.
-        on_operator_step: is called when the step begins in which each operator has a range.
+        on_root_classes_settled: is called once, after a step of the warm-up in which no new root class appeared.
+        on_operator_step_begins: is called when the step begins in which each operator has a range.
     """
 
     def __init__(self, settings: Any, torch: Any) -> None:
         self.settings, self.torch = settings, torch
         self.results = Results(settings.results)
         self.thread: int | None = None
-        self.steps = self._backward = 0
-        self.holds_calls = False
+        self.steps = self._open_backward_passes = 0
+        self.phase_contains_calls = False
         self.training = False
-        self.ranges = Ranges(torch, settings.spellings, self.own_window_opens, self.own_window_closes)
+        self.ranges = Ranges(torch, settings.spellings, self.note_own_window_opened, self.note_own_window_closed)
         self.sampler, self._waits = Sampler(settings.samples, self.ranges), Waits(torch)
-        self._lines = Lines() if settings.stacks and settings.results else None
+        self._lines = SourceLines() if settings.stacks and settings.results else None
         self.modules = Modules(torch, self.ranges)
         self.root_classes: set[type] = set()
-        self.passes: int | None = None
-        self.on_settled: Callable[[], None] | None = None
-        self.on_operator_step: Callable[[], None] | None = None
+        self.generate_passes: int | None = None
+        self.on_root_classes_settled: Callable[[], None] | None = None
+        self.on_operator_step_begins: Callable[[], None] | None = None
         self._root_classes_before = 0
         self._counted_step = CountedStep(torch, self.modules, self.is_active)
         self._operator_step = OperatorStep(
             torch, self.modules, self.ranges, settings.operators, self._counted_step.find_phase
         )
-        self._work = Work(torch) if settings.steps_per_turn else None
-        self._ends: deque[float] = deque(maxlen=_STEADY_STEPS + 1)
-        self._active: dict[str, Phase] = {}
+        self._work = WarmupWork(torch) if settings.steps_per_turn else None
+        self._step_end_times_s: deque[float] = deque(maxlen=_STEADY_STEPS + 1)
+        self._active_phases: dict[str, Phase] = {}
         self._optimizers: dict[int, int] = {}
         self._clock: Clock | None = None
-        self._step: Any = None
-        self._inferring = self._open = self._closed = False
-        self._own_window = not settings.opens_window
-        self._recorded = 0
+        self._step_range: Any = None
+        self._in_inference_step = self._window_is_open = self._window_was_closed = False
+        self._program_opens_window = not settings.opens_window
+        self._recorded_steps = 0
 
-    def give_up(self) -> None:
-        """Ends the annotation. The program then runs as it would without it."""
+    def stop_annotation(self) -> None:
+        """Ends the annotation. The program then runs as without the hooks."""
         self.thread = _NO_THREAD
-        self._counted_step.close(well=False)
-        self._operator_step.close(well=False)
+        self._counted_step.close(succeeded=False)
+        self._operator_step.close(succeeded=False)
         self._waits.close()
-        self.modules.active = False
+        self.modules.is_tracking = False
 
     @harmless
-    def forked(self) -> None:
+    def stop_in_forked_child(self) -> None:
         """Ends the annotation in a child of ``os.fork()`` if the parent has made steps."""
         if self.thread is not None:
-            self.give_up()
-            self._open, self._closed = False, True
+            self.stop_annotation()
+            self._window_is_open, self._window_was_closed = False, True
             self.results = Results(None)
 
     # --- phases
 
     @harmless
-    def is_here(self) -> bool:
+    def is_on_stepping_thread(self) -> bool:
         """Returns whether this thread is the stepping thread."""
         if self.thread is None:
             self.thread = threading.get_ident()
@@ -160,133 +161,138 @@ class Session:
         return self.thread == threading.get_ident()
 
     @harmless
-    def enter(self, name: str, *, begins: bool = True) -> Phase | None:
-        """Enters a phase, and starts it unless ``begins`` is false; then ``resume`` starts it.
+    def enter_phase(self, name: str, *, starts_now: bool = True) -> Phase | None:
+        """Enters a phase. If ``starts_now`` is false, its range and its timing start when ``resume_phase`` is called.
 
         Returns:
             The phase, or None inside another phase of the same name and on other threads.
         """
-        loads_ahead = name == "data" and self.thread is None  # another thread may load the data
-        if loads_ahead or not self.is_here() or name in self._active:
+        # Data that is loaded before the first call of a model may be loaded by another thread than the stepping thread.
+        if (name == "data" and self.thread is None) or not self.is_on_stepping_thread() or name in self._active_phases:
             return None
-        phase = self._active[name] = Phase(name)
+        phase = self._active_phases[name] = Phase(name)
         if self._lines:
-            self._lines.add_call(name)
-        if begins:
-            self.resume(phase)
-        self._update_holds_calls()
-        self._counted_step.begin_phase(name)
-        self._operator_step.begin_phase(name)
+            self._lines.note_phase_call(name)
+        if starts_now:
+            self.resume_phase(phase)
+        self._update_phase_contains_calls()
+        self._counted_step.count_phase(name)
+        self._operator_step.count_phase(name)
         return phase
 
     @harmless
-    def leave(self, phase: Phase | None) -> None:
+    def leave_phase(self, phase: Phase | None) -> None:
         """Leaves a phase and ends its range."""
-        if phase is None or self._active.pop(phase.name, None) is None:
+        if phase is None or self._active_phases.pop(phase.name, None) is None:
             return
-        self.pause(phase)
-        self._update_holds_calls()
+        self.pause_phase(phase)
+        self._update_phase_contains_calls()
 
     @harmless
-    def resume(self, phase: Phase) -> None:
+    def resume_phase(self, phase: Phase) -> None:
         """Opens or continues the range of a phase, and starts or continues its timing."""
-        phase.begun = self._clock.begin() if self._clock and self._open else None
-        phase.pushed = self.ranges.push(phase.name)
+        phase.start = self._clock.mark_time() if self._clock and self._window_is_open else None
+        phase.has_range = self.ranges.push(phase.name)
 
     @harmless
-    def pause(self, phase: Phase) -> None:
-        """Interrupts the range and the timing of a phase until ``resume`` is called."""
-        if phase.begun is not None and self._clock:
-            self._clock.end(phase.name, phase.begun)
-        if phase.pushed:
+    def pause_phase(self, phase: Phase) -> None:
+        """Interrupts the range and the timing of a phase until ``resume_phase`` is called."""
+        if phase.start is not None and self._clock:
+            self._clock.add_span(phase.name, phase.start)
+        if phase.has_range:
             self.ranges.pop()
-        phase.begun, phase.pushed = None, False
+        phase.start, phase.has_range = None, False
 
     @harmless
-    def backward_begins(self, roots: list[Any], *, some: bool, creates_graph: bool) -> Callable[[], None] | None:
+    def begin_backward_pass(
+        self, roots: list[Any], *, runs_some_nodes: bool, creates_graph: bool
+    ) -> Callable[[], None] | None:
         """Notes the start of a backward pass, which may lie inside another one. Module calls in it are recomputations.
 
         Args:
             roots: the tensors from which the graph starts.
-            some: whether the pass runs only some nodes of the graph.
-            creates_graph: whether the pass records gradients.
+            runs_some_nodes: whether the pass runs only some nodes of the graph.
+            creates_graph: whether autograd records the pass itself, for gradients of gradients.
 
         Returns:
             The function to call at the end of the pass, or None if another thread of the program runs it.
         """
-        if not (self._backward or self.is_here()):
+        if not (self._open_backward_passes or self.is_on_stepping_thread()):
             return None
-        if self._work and not self._backward and self.steps < self.settings.warmup_steps:
-            self._work.begin_backward(roots[0])
-        hooks = self.modules.backward_begins(roots, some=some) if self.modules.active else None
-        self._backward_passes(+1, creates_graph=creates_graph)
-        return functools.partial(self._backward_ended, hooks, creates_graph=creates_graph)
+        if self._work and not self._open_backward_passes and self.steps < self.settings.warmup_steps:
+            self._work.note_loss(roots[0])
+        hooks = None
+        if self.modules.is_tracking:
+            hooks = self.modules.hook_backward_graph(roots, runs_some_nodes=runs_some_nodes)
+        self._count_backward_passes(+1, creates_graph=creates_graph)
+        return functools.partial(self._end_backward_pass, hooks, creates_graph=creates_graph)
 
     @harmless
-    def _backward_ended(self, hooks: Backward | None, *, creates_graph: bool) -> None:
-        self._backward_passes(-1, creates_graph=creates_graph)
+    def _end_backward_pass(self, hooks: Backward | None, *, creates_graph: bool) -> None:
+        self._count_backward_passes(-1, creates_graph=creates_graph)
         if hooks is not None:
-            self.modules.backward_ended(hooks, outermost=not self._backward)
+            self.modules.unhook_backward_graph(hooks, outermost=not self._open_backward_passes)
 
-    def _backward_passes(self, change: int, *, creates_graph: bool) -> None:
-        self._backward += change
-        self._counted_step.begin_backward(change, creates_graph=creates_graph)
-        self._update_holds_calls()
+    def _count_backward_passes(self, change: int, *, creates_graph: bool) -> None:
+        self._open_backward_passes += change
+        self._counted_step.change_backward_depth(change, creates_graph=creates_graph)
+        self._update_phase_contains_calls()
 
     def counting(self) -> contextlib.AbstractContextManager[Any]:
         """Returns a context manager that counts the FLOPs of its block during the counted step."""
         try:
             return self._counted_step.counting()
         except Exception as error:  # noqa: BLE001 - an error of PyTorch's counter must not reach the program
-            self._counted_step.close(well=False)
-            self.results.say(f"FLOPs are not counted: {type(error).__name__}: {error}")
+            self._counted_step.close(succeeded=False)
+            self.results.note_message(f"FLOPs are not counted: {type(error).__name__}: {error}")
             return contextlib.nullcontext()
 
     def is_active(self, name: str) -> bool:
         """Returns whether a phase is active."""
-        return name in self._active
+        return name in self._active_phases
 
-    def _update_holds_calls(self) -> None:
-        self.holds_calls = self._backward > 0 or not self._active.keys().isdisjoint(_CONTAINING_PHASES)
+    def _update_phase_contains_calls(self) -> None:
+        containing = self._active_phases.keys() & _CONTAINING_PHASES
+        self.phase_contains_calls = self._open_backward_passes > 0 or bool(containing)
 
     # --- modules
 
     @harmless
-    def root_called(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def note_root_call(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """Notes that the program calls a module directly."""
         if self._lines and type(module) not in self.root_classes:
-            self._lines.add_classes(module)
+            self._lines.note_classes(module)
         self.root_classes.add(type(module))
-        self._counted_step.call_model(module, arguments, keywords)
+        self._counted_step.read_dimensions(module, arguments, keywords)
         if self._work and self.steps < self.settings.warmup_steps:
-            self._work.call_model((*arguments, *keywords.values()))
+            self._work.note_model_call((*arguments, *keywords.values()))
 
     @harmless
-    def pass_begins(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+    def open_forward_pass_range(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
         """Opens the range of a forward pass of ``generate``. The first forward pass is prefill.
 
         Returns:
-            Whether a range was opened that has to be closed.
+            Whether a range was opened, which the caller has to close.
         """
         inputs = (keywords.get(name) for name in ("decoder_input_ids", "input_ids", "inputs_embeds"))
         shapes: list[Any] = [
             shape for tensor in (*inputs, *arguments[:1]) if len(shape := getattr(tensor, "shape", ())) > 1
         ]
-        if not shapes or self.passes is None:
+        if not shapes or self.generate_passes is None:
             return False
         batch, new = shapes[0][:2]
-        kind = "decode" if self.passes and new == 1 else "prefill"
-        self.passes += 1
-        # The mask contains all positions to which each sequence attends.
+        kind = "decode" if self.generate_passes and new == 1 else "prefill"
+        self.generate_passes += 1
+        # The second dimension of the mask is the number of positions to which each sequence attends.
         mask: Any = getattr(keywords.get("attention_mask"), "shape", ())
         positions = f" sk={batch * mask[1]}" if len(mask) == 2 else ""
         return self.ranges.push(f"{kind} (inferred) bs={batch} toks={batch * new}{positions}")
 
     @harmless
-    def batch_begins(self, processor: Any) -> bool:
-        """Opens the range of a step of continuous batching, and returns whether it has to be closed."""
+    def open_batch_range(self, processor: Any) -> bool:
+        """Opens the range of a step of continuous batching. Returns whether it did, and the caller has to close it."""
         inputs = getattr(processor, "inputs_and_outputs", None)
-        if inputs is None:  # older versions store their inputs elsewhere
+        if inputs is None:  # older versions of transformers have no such attribute
             return False
         if pairs := getattr(inputs, "io_pairs", ()):  # asynchronous batching has two pairs of inputs and outputs
             inputs = pairs[inputs.current_pair].host_io
@@ -297,81 +303,81 @@ class Session:
         return bool(kind) and self.ranges.push(f"{kind} bs={len(new)} toks={sum(new)} sk={positions}")
 
     @harmless
-    def module_called(self, module: Any) -> bool:
-        """Notes the call of a module, and returns True, so that ``module_returned`` is called at its end."""
+    def enter_module(self, module: Any) -> bool:
+        """Notes the call of a module, and returns True, so that ``leave_module`` is called at its end."""
         self.modules.enter(module)
         return True
 
     @harmless
-    def module_returned(self) -> None:
+    def leave_module(self) -> None:
         """Notes the end of the innermost call of a module."""
         self.modules.leave()
 
     # --- steps
 
     @harmless
-    def optimizer_made(self, optimizer: object) -> None:
-        """Notes a new optimizer. The program trains, so earlier calls of the model were not steps."""
+    def note_optimizer(self, optimizer: object) -> None:
+        """Notes a new optimizer. It shows that the program trains, so earlier calls of the model were not steps."""
         if not self.training:
             self.training, self.steps = True, 0
         self._optimizers[id(optimizer)] = 0
 
     @harmless
-    def optimizer_stepped(self, optimizer: object) -> None:
+    def note_optimizer_step(self, optimizer: object) -> None:
         """Notes the step of an optimizer, which may end a training step."""
         counts = self._optimizers
         counts[id(optimizer)] = own_steps = counts.get(id(optimizer), 0) + 1
         if 0 in counts.values() and max(counts.values()) <= _STEPS_TO_WAIT_FOR_OPTIMIZER:
             return
         if own_steps == min(count for count in counts.values() if count):
-            self._step_ended()
+            self._finish_step()
 
     @harmless
-    def call_begins(self) -> bool:
+    def begin_inference_step(self) -> bool:
         """Notes a call of a model or of ``generate``, and returns whether it is a step of inference."""
-        if self.training or self._inferring:
+        if self.training or self._in_inference_step:
             return False
-        self._inferring = True
-        self._between_steps()
-        self._begin_step()
+        self._in_inference_step = True
+        self._prepare_next_step()
+        self._open_step_range()
         return True
 
     @harmless
-    def call_ended(self, *, well: bool) -> None:
-        """Notes the end of a step of inference. A call that raised an error does not count as a step."""
-        self._inferring = False
-        if well:
-            self._step_ended()
+    def end_inference_step(self, *, succeeded: bool) -> None:
+        """Notes the end of a call of a model or of ``generate``, which counts as a step unless it raised an error."""
+        self._in_inference_step = False
+        if succeeded:
+            self._finish_step()
         else:
-            self._counted_step.close(well=False)
-            self._operator_step.close(well=False)
-            self._end_step()
+            self._counted_step.close(succeeded=False)
+            self._operator_step.close(succeeded=False)
+            self._close_step_range()
 
-    def _step_ended(self) -> None:
+    def _finish_step(self) -> None:
         if self._work and self.steps < self.settings.warmup_steps:
-            self._work.end_step()
+            self._work.finish_step()
         self.steps += 1
-        self._ends.append(time.perf_counter())
+        self._step_end_times_s.append(time.perf_counter())
         self._counted_step.close()
         self._waits.close()
         if self._operator_step.is_open:
             self._operator_step.close()
             self._finish_recording()
-        elif self._open:
-            self._end_step()
-            self._recorded += 1
-            if self.settings.steps_per_turn and not self._recorded % self.settings.steps_per_turn:
-                self._take_turns()
+        elif self._window_is_open:
+            self._close_step_range()
+            self._recorded_steps += 1
+            if self.settings.steps_per_turn and not self._recorded_steps % self.settings.steps_per_turn:
+                self._wait_for_turn()
             if self._has_recorded_all() and self._operator_step.is_done:
                 self._finish_recording()
         elif self.training:
-            self._between_steps()
+            self._prepare_next_step()
         if self.training:
-            self._begin_step()
+            self._open_step_range()
 
     def _has_recorded_all(self) -> bool:
         """Returns whether the capture range contains all steps that it should contain."""
-        return not self._own_window and self._recorded >= self.settings.steps
+        return not self._program_opens_window and self._recorded_steps >= self.settings.steps
 
     def _finish_recording(self) -> None:
         """Closes the capture range after its last step, and ends the program unless it should run to its end."""
@@ -379,113 +385,115 @@ class Session:
         stops = not self.settings.run_to_end and threading.current_thread() is threading.main_thread()
         self._close_window(stops=stops)
         if stops:
-            raise SystemExit(0)  # like sys.exit(0)
+            raise SystemExit(0)
 
-    def _between_steps(self) -> None:
-        """Prepares the next step: counts FLOPs, looks for waits, or opens the capture range after the warm-up."""
-        if self._open or self._closed:
+    def _prepare_next_step(self) -> None:
+        """Prepares the next step: counts its FLOPs, observes its waits, or opens the capture range before it."""
+        if self._window_is_open or self._window_was_closed:
             return
         warmup, roots, roots_before = self.settings.warmup_steps, len(self.root_classes), self._root_classes_before
         self._root_classes_before = roots
-        if self.on_settled and self.steps > _COUNTED_STEP and roots == roots_before and not self.settings.modules:
-            self.on_settled()
-            self.on_settled = None
-        counts_flops = self.settings.results is not None and not self._work
-        if counts_flops and self.steps == _COUNTED_STEP < warmup:
+        settled = self.steps > _COUNTED_STEP and roots == roots_before and not self.settings.modules
+        if settled and self.on_root_classes_settled:
+            self.on_root_classes_settled()
+            self.on_root_classes_settled = None
+        is_timed = self.settings.results is not None
+        if is_timed and not self._work and self.steps == _COUNTED_STEP < warmup:
             self._count_flops()
-        # Waits for the GPU are looked for in the step after the counted step, which is like the recorded steps. A
-        # program without a GPU has no such waits.
-        looks = self.settings.stacks and self.settings.results is not None and self.torch.cuda.is_initialized()
-        if looks and self.steps == _COUNTED_STEP + 1 < warmup:
+        # Waits for the GPU are observed in the step after the counted step, because that step is like the recorded
+        # steps. A program without a GPU has no such waits.
+        observes_waits = is_timed and self.settings.stacks and self.torch.cuda.is_initialized()
+        if observes_waits and self.steps == _COUNTED_STEP + 1 < warmup:
             self._waits.open()
-        if self._own_window or self.steps < warmup:
+        if self._program_opens_window or self.steps < warmup:
             return
-        durations_s = [end - before for before, end in pairwise(self._ends)]
+        durations_s = [end - before for before, end in pairwise(self._step_end_times_s)]
         is_steady = len(durations_s) == _STEADY_STEPS and max(durations_s) <= _STEADY_RATIO * min(durations_s)
         if is_steady or not self.settings.waits_for_steady_steps or self.steps >= 2 * warmup:
             self._switch_profiler(self.ranges.open_window)
             self._start_recording()
 
     def _count_flops(self) -> None:
-        """Starts to count the FLOPs of the next step, unless the step may not fit into memory without torch.compile."""
+        """Starts to count the FLOPs of the next step, unless it may not fit into memory without torch.compile."""
         cuda, is_full = self.torch.cuda, False
         if has_compiled() and cuda.is_available() and cuda.is_initialized():
             total_bytes = cuda.get_device_properties(cuda.current_device()).total_memory
             is_full = 2 * cuda.max_memory_reserved() > total_bytes
         if is_full:
-            self.results.say("FLOPs are not counted: without torch.compile a step may not fit into the GPU's memory")
+            reason = "without torch.compile a step may not fit into the GPU's memory"
+            self.results.note_message(f"FLOPs are not counted: {reason}")
             return
         try:
             self._counted_step.open()
         except ImportError as error:  # an old PyTorch has no counter of FLOPs
-            self.results.say(f"FLOPs are not counted: {error}")
+            self.results.note_message(f"FLOPs are not counted: {error}")
 
-    def _begin_step(self) -> None:
-        if self._open and self._has_recorded_all():
+    def _open_step_range(self) -> None:
+        if self._window_is_open and self._has_recorded_all():
             self._open_operator_step()
-        elif self._open:
-            self.sampler.mark()
-            self._step = self.ranges.start("step")
+        elif self._window_is_open:
+            self.sampler.mark_clock()
+            self._step_range = self.ranges.start("step")
             if self._clock:
-                self._clock.step_begins()
+                self._clock.begin_step()
 
     def _open_operator_step(self) -> None:
         """Opens the step in which each operator has a range, or closes the capture range if that is not possible."""
         self.sampler.close()
-        if self.on_operator_step:
-            self.on_operator_step()
+        if self.on_operator_step_begins:
+            self.on_operator_step_begins()
         try:
             self._operator_step.open()
         except Exception as error:  # noqa: BLE001 - the measured steps are complete without this step
-            self._operator_step.close(well=False)
-            self.results.say(f"operators are not recorded: {type(error).__name__}: {error}")
+            self._operator_step.close(succeeded=False)
+            self.results.note_message(f"operators are not recorded: {type(error).__name__}: {error}")
             self._finish_recording()
 
-    def _end_step(self) -> None:
-        self.ranges.end(self._step)
-        self._step = None
-        self.modules.forget()
+    def _close_step_range(self) -> None:
+        self.ranges.end(self._step_range)
+        self._step_range = None
+        self.modules.forget_sequence_numbers()
         if self._clock:
-            self._clock.step_ends()
+            self._clock.end_step()
 
     # --- the capture range
 
     @harmless
-    def own_window_opens(self) -> None:
-        """Notes that the program opens its own capture range. It replaces the hooks' unless a step was recorded."""
-        if self._closed or (self._recorded and not self._own_window):
+    def note_own_window_opened(self) -> None:
+        """Notes that the program opens its own capture range, which replaces the hooks' if no step was recorded yet."""
+        if self._window_was_closed or (self._recorded_steps and not self._program_opens_window):
             return
-        self._counted_step.close(well=False)
+        self._counted_step.close(succeeded=False)
         self._waits.close()
-        self._own_window = True
-        if self._open:
-            self._end_step()
+        self._program_opens_window = True
+        if self._window_is_open:
+            self._close_step_range()
         else:
             self._start_recording()
-        self.sampler.mark()
+        self.sampler.mark_clock()
         if self.training:
-            self._begin_step()
+            self._open_step_range()
 
     @harmless
-    def own_window_closes(self) -> None:
+    def note_own_window_closed(self) -> None:
         """Notes that the program closes its own capture range."""
-        if self._own_window and self._open:
+        if self._program_opens_window and self._window_is_open:
             self._end_recording()
 
     def _start_recording(self) -> None:
-        self._open = True
+        self._window_is_open = True
         self.sampler.open()
-        self.sampler.mark()
-        self.modules.active = self.modules.written = self.settings.modules and self.settings.results is None
+        self.sampler.mark_clock()
+        self.modules.is_tracking = self.modules.writes_ranges = self.settings.modules and self.settings.results is None
         if self.settings.results is not None:
-            self._take_turns()
+            self._wait_for_turn()
             self._clock = Clock(self.torch)
             self.results.is_measured = True
 
-    def _take_turns(self) -> None:
-        """Waits for the other program if two programs take turns. The data loader's processes pause as well."""
+    def _wait_for_turn(self) -> None:
+        """Waits until the other program has run its steps, if two programs run in turns. Data loaders pause as well."""
         turn = int(os.environ.get(_TURN_VARIABLE, "-1"))
-        if turn < 0 or not self.settings.steps_per_turn or self._recorded >= self.settings.steps:
+        if turn < 0 or not self.settings.steps_per_turn or self._recorded_steps >= self.settings.steps:
             return
         if self.torch.cuda.is_available() and self.torch.cuda.is_initialized():
             self.torch.cuda.synchronize()
@@ -502,20 +510,20 @@ class Session:
         self._end_recording(stops=stops)
 
     def _end_recording(self, *, stops: bool = False) -> None:
-        self._open, self._closed = False, True
-        self._operator_step.close(well=False)
+        self._window_is_open, self._window_was_closed = False, True
+        self._operator_step.close(succeeded=False)
         self.sampler.close()
         self.results.is_measured = False
-        self.modules.active = self.modules.written = False
+        self.modules.is_tracking = self.modules.writes_ranges = False
         if self._clock is None:
             return
-        steps = {"steps": self._recorded, "warmup_steps": self.steps - self._recorded}
+        steps = {"steps": self._recorded_steps, "warmup_steps": self.steps - self._recorded_steps}
         values = {
-            **self._clock.machine(),
+            **self._clock.read_machine(),
             **steps,
             **self._counted_step.manifest,
-            "waits": self._waits.counts or None,
-            "lines": {name: line for name, line in self._lines.places.items() if line} if self._lines else None,
+            "waits": self._waits.counts_by_line or None,
+            "lines": {name: line for name, line in self._lines.line_of_name.items() if line} if self._lines else None,
             "times_ms": self._clock.times_ms(),
         }
         if self._work:
@@ -526,12 +534,12 @@ class Session:
             values["stopped_after"] = self.steps
         if "flops" in values and has_compiled():
             values["peak_memory_bytes"] = None  # the peak belongs to the step that ran without torch.compile
-        self.results.write(self._recorded, values)
+        self.results.write(self._recorded_steps, values)
 
     def _switch_profiler(self, switch: Callable[[], object]) -> None:
-        """Opens or closes the capture range of a profiled run, after the GPU has finished earlier work.
+        """Opens or closes the capture range of a profiled run, after the GPU has finished its earlier work.
 
-        Without a GPU, the call only reaches a recorder that replaced the function.
+        Without a GPU, only a recorder that replaced the function is called, and PyTorch's own function raises an error.
         """
         on_gpu = self.torch.cuda.is_available()
         if on_gpu and self.torch.cuda.is_initialized():
@@ -546,20 +554,21 @@ class Session:
     @harmless
     def at_exit(self) -> None:
         """Closes an open capture range at the end of the program, or prints why no capture range was opened."""
-        if self._open and not self._own_window:
+        if self._window_is_open and not self._program_opens_window:
             self._close_window()
-        elif self.steps and not (self._closed or self._own_window):
+        elif self.steps and not (self._window_was_closed or self._program_opens_window):
             steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
             too_few = f"the program ended after {steps}, and the first {self.settings.warmup_steps} are not recorded"
-            self.results.say(f"{too_few}: give --warmup {min(1, self.steps - 1)}")
+            self.results.note_message(f"{too_few}: give --warmup {min(1, self.steps - 1)}")
         self.sampler.close()
         self.results.write_notes()
 
     def _find_own_window(self) -> None:
-        """Checks in the program's source whether it opens the capture range itself."""
+        """Finds out from the source text of the program whether the program opens the capture range itself."""
         main = getattr(sys.modules.get("__main__"), "__file__", None)
         if main and self.settings.opens_window:
-            with contextlib.suppress(OSError):  # a program in an archive has no such file
-                self._own_window = bool(_OWN_WINDOW.search(Path(main).read_text(encoding="utf-8", errors="replace")))
-        if self._own_window and self.settings.results is None:
-            self._start_recording()  # ranges are needed wherever the profiler records
+            with contextlib.suppress(OSError):  # the source of a program in an archive is no file
+                text = Path(main).read_text(encoding="utf-8", errors="replace")
+                self._program_opens_window = bool(_OWN_WINDOW.search(text))
+        if self._program_opens_window and self.settings.results is None:
+            self._start_recording()  # the hooks write ranges from now on, because the profiler may start at any time

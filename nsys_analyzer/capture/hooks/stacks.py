@@ -1,9 +1,9 @@
-"""Samples the program's stack about 200 times per second while it is recorded, for the lines that a report names.
+"""Samples the program's Python stack about 200 times per second during a recording, so that a report can name lines.
 
-A sample is taken when Python's global lock is free. If the program holds the lock for longer, for example during a
-garbage collection, the sample is late, but the stack has not changed since the sample was due. So each sample also
-records when it was due. All times are times of the monotonic clock. Ranges with such a time in their name relate the
-monotonic clock to the clock of the capture.
+A sample is taken when Python's global lock (GIL) is free. If the program holds the lock, for example during a garbage
+collection, the sample is late, but the stack has not changed since the sample was due. So each sample also records when
+it was due. All times are of the monotonic clock. Ranges whose names contain a time of the monotonic clock relate it to
+the clock of the capture.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from .ranges import RANK_SUFFIX, Ranges
+from .ranges import RANK_PLACEHOLDER, Ranges
 
 PERIOD_NS = 5_000_000
-#: The switch interval of Python's global lock while sampling, in seconds. With the default of 5 ms, a program would
-#: usually reach a line that releases the lock first, and that line would get the samples of all other lines.
+#: The switch interval of Python's global lock (GIL) during the sampling. With the default of 5 ms, a program would
+#: usually first reach a line that releases the lock, and this line would get the samples of all other lines.
 _SWITCH_INTERVAL_S = 0.0005
-#: The shortest time between two comparisons of the clocks. Each comparison writes three marks, because the thread may
-#: lose its core during one of them.
+#: The shortest time between two comparisons of the monotonic clock with the clock of the capture. A comparison writes
+#: several marks, because the thread may be descheduled during one of them.
 _CLOCK_MARK_PERIOD_NS, _MARKS_PER_COMPARISON = 20_000_000, 3
 _SUFFIX = ".stacks.gz"
-#: The text of PyTorch's warning on a call that waits for the GPU.
-_SYNCHRONIZING = "called a synchronizing CUDA operation"
+#: The text of PyTorch's warning about a call that waits for the GPU.
+_SYNC_WARNING_TEXT = "called a synchronizing CUDA operation"
 #: The number of source lines that are kept before and after each sampled line.
 _CONTEXT_LINES = 5
-#: The beginnings of paths that are not the program's own: Python's library, this package, PyTorch, and generated code.
+#: The prefixes of paths that do not belong to the program: Python's library, this package, PyTorch, and generated code.
 _FOREIGN_PATHS = (
     "<",
     sysconfig.get_path("stdlib"),
@@ -53,60 +53,62 @@ _INSTALLED_FOLDERS = ("site-packages", "dist-packages", "torchinductor_")
 
 
 class Sampler:
-    """Samples the stacks of one thread from ``open`` to ``close``, which writes them. Without a path it does nothing.
+    """Samples the stacks of one thread from ``open`` to ``close``, which writes the samples to a file.
 
-    ``loop`` is the code of a data loader's process for its sampler. The callers of ``loop`` are left out of the
-    samples.
+    Without a path, nothing is sampled. In a process of a data loader, ``loop`` is the code object of the loop of that
+    process, and the samples leave out the callers of ``loop``.
     """
 
     def __init__(self, path: str | None, ranges: Ranges, loop: Any = None) -> None:
-        self._path = Path(path.replace(RANK_SUFFIX, os.environ.get("RANK", "0"))) if path else None
+        self._path = Path(path.replace(RANK_PLACEHOLDER, os.environ.get("RANK", "0"))) if path else None
         self._ranges, self._loop = ranges, loop
         self._sampling: threading.Thread | None = None
-        self._goes_on = False
-        self._marked_ns = 0
-        self._codes: dict[int, Any] = {}
-        self._numbers: dict[tuple[int, ...], int] = {}
+        self._is_sampling = False
+        self._last_mark_ns = 0
+        self._code_of_id: dict[int, Any] = {}
+        self._stack_indices: dict[tuple[int, ...], int] = {}
         self._samples = array("q")  # for each sample: when it was due, when it was taken, and the index of its stack
 
     def open(self) -> None:
-        """Starts to sample this thread."""
+        """Starts to sample the calling thread."""
         if self._path and not self._sampling:
-            self._goes_on, self._pid, self._patience_s = True, os.getpid(), sys.getswitchinterval()
+            self._is_sampling, self._pid, self._original_switch_interval_s = True, os.getpid(), sys.getswitchinterval()
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
             self._sampling = threading.Thread(
                 target=self._sample, args=(threading.get_ident(),), name="nsys-analyze", daemon=True
             )
             self._sampling.start()
 
-    def mark(self) -> None:
-        """Writes the time of the monotonic clock into the capture, often enough to follow the drift of the clocks."""
-        if self._goes_on and (now := time.monotonic_ns()) - self._marked_ns >= _CLOCK_MARK_PERIOD_NS:
-            self._marked_ns = now
+    def mark_clock(self) -> None:
+        """Writes the monotonic clock's time into the capture if the last such mark is too old to follow the drift."""
+        if self._is_sampling and (now := time.monotonic_ns()) - self._last_mark_ns >= _CLOCK_MARK_PERIOD_NS:
+            self._last_mark_ns = now
             for _ in range(_MARKS_PER_COMPARISON):
-                self._ranges.note(f"nsys-analyze clock {os.getpid()} {time.monotonic_ns()}")
+                self._ranges.write_mark(f"nsys-analyze clock {os.getpid()} {time.monotonic_ns()}")
 
     def close(self) -> None:
-        """Writes the samples, once. The file is written completely or not at all."""
-        if not self._goes_on or not self._path or not self._sampling or self._pid != os.getpid():  # a copy of it
+        """Ends the sampling and writes the samples. The file is written completely or not at all."""
+        if not self._is_sampling or not self._path or not self._sampling:
             return
-        self._goes_on = False
+        if self._pid != os.getpid():  # a fork copied this sampler
+            return
+        self._is_sampling = False
         self._sampling.join()
-        sys.setswitchinterval(self._patience_s)
+        sys.setswitchinterval(self._original_switch_interval_s)
         unfinished = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         with gzip.open(unfinished, "wt", encoding="utf-8") as file:
-            json.dump(self._contents(), file, separators=(",", ":"))
+            json.dump(self._make_contents(), file, separators=(",", ":"))
         unfinished.replace(self._path)
 
-    def of_loader(self, loop: Any) -> Sampler:
-        """Returns a sampler for a process of a data loader, which may be forked or started anew."""
+    def make_loader_sampler(self, loop: Any) -> Sampler:
+        """Returns a sampler for this process of a data loader, whose code object is ``loop``."""
         suffix = f"_loader{os.getpid()}{_SUFFIX}"
         return Sampler(str(self._path).replace(_SUFFIX, suffix) if self._path else None, self._ranges, loop)
 
     def _sample(self, thread: int) -> None:
-        clock, codes, numbers = time.monotonic_ns, self._codes, self._numbers
+        clock, codes, numbers = time.monotonic_ns, self._code_of_id, self._stack_indices
         due_ns = clock()
-        while self._goes_on:
+        while self._is_sampling:
             due_ns += PERIOD_NS
             time.sleep(max(due_ns - clock(), 0) / 1e9)
             taken_ns = clock()
@@ -118,17 +120,17 @@ class Sampler:
             self._samples.extend((due_ns, taken_ns, numbers.setdefault(tuple(key), len(numbers))))
             due_ns = taken_ns
 
-    def _contents(self) -> dict[str, Any]:
-        """Returns the contents of the file: the samples, and the program's lines of each stack, innermost first."""
-        lines = {name: list(dis.findlinestarts(code)) for name, code in self._codes.items() if is_of_program(code)}
+    def _make_contents(self) -> dict[str, Any]:
+        """Returns the contents of the file: the samples, and for each stack the program's lines, innermost first."""
+        lines = {name: list(dis.findlinestarts(code)) for name, code in self._code_of_id.items() if is_of_program(code)}
         frames: dict[tuple[str, int, str], int] = {}
         stacks, source = list[list[int]](), dict[str, dict[int, str]]()
-        for key in self._numbers:
+        for key in self._stack_indices:
             stack: list[int] = []
             for name, offset in itertools.zip_longest(*[iter(key)] * 2):
                 if name not in lines:
                     continue
-                code = self._codes[name]
+                code = self._code_of_id[name]
                 at = bisect_right([start for start, _ in lines[name]], offset) - 1
                 line = lines[name][at][1] or code.co_firstlineno
                 # Before Python 3.11, code has no qualified name.
@@ -153,81 +155,82 @@ class Sampler:
         }
 
 
-class Lines:
-    """The source lines of each module class's ``forward``, and of the first call of each phase.
+class SourceLines:
+    """The source lines of the ``forward`` of each module class, and of the first call of each phase.
 
     Attributes:
-        places: file and line by the name of the class or phase, or None if several classes have the name.
+        line_of_name: file and line by the name of a class or a phase, or None if several classes share the name.
     """
 
     def __init__(self) -> None:
-        self.places: dict[str, str | None] = {}
+        self.line_of_name: dict[str, str | None] = {}
 
-    def add_call(self, phase: str) -> None:
+    def note_phase_call(self, phase: str) -> None:
         """Notes the line at which the program starts a phase for the first time."""
-        frame = sys._getframe() if phase not in self.places else None
+        frame = sys._getframe() if phase not in self.line_of_name else None
         while frame is not None and not is_of_program(frame.f_code):
             frame = frame.f_back
         if frame is not None:
-            self.places[phase] = f"{relative_path(frame.f_code.co_filename)}:{frame.f_lineno}"
+            self.line_of_name[phase] = f"{relative_path(frame.f_code.co_filename)}:{frame.f_lineno}"
 
-    def add_classes(self, model: Any) -> None:
-        """Notes the lines of the classes of a model's modules, for classes that belong to the program."""
+    def note_classes(self, model: Any) -> None:
+        """Notes the line of each class of the model's modules that belongs to the program."""
         for kind in {type(module) for module in model.modules()}:
             forward: Any = getattr(kind, "forward", None)
             code = getattr(inspect.unwrap(forward), "__code__", None)
             if code is not None and is_of_program(code):
-                place = f"{relative_path(code.co_filename)}:{code.co_firstlineno}"
-                same = self.places.setdefault(kind.__name__, place) == place
-                self.places[kind.__name__] = place if same else None
+                line = f"{relative_path(code.co_filename)}:{code.co_firstlineno}"
+                is_same_line = self.line_of_name.setdefault(kind.__name__, line) == line
+                self.line_of_name[kind.__name__] = line if is_same_line else None
 
 
 class Waits:
-    """The lines at which the program waits for the GPU. PyTorch warns of each wait between ``open`` and ``close``.
+    """Counts the program's waits for the GPU by line. PyTorch warns of each wait between ``open`` and ``close``.
 
     Attributes:
-        counts: how often the program waits at each line.
+        counts_by_line: the number of waits at each line.
     """
 
     def __init__(self, torch: Any) -> None:
-        self.counts: Counter[str] = Counter()
+        self.counts_by_line: Counter[str] = Counter()
         self._cuda = torch.cuda
-        self._open = contextlib.ExitStack()
+        self._exit_stack = contextlib.ExitStack()
 
     def open(self) -> None:
-        """Turns PyTorch's warnings on. All other warnings are shown as before."""
-        self._open.enter_context(warnings.catch_warnings())
+        """Turns on PyTorch's warnings about waits for the GPU. All other warnings are shown as before."""
+        self._exit_stack.enter_context(warnings.catch_warnings())
         show = warnings.showwarning
-        warnings.filterwarnings("always", message=f".*{_SYNCHRONIZING}")
+        warnings.filterwarnings("always", message=f".*{_SYNC_WARNING_TEXT}")
 
-        def note(message: Any, *arguments: Any, **keywords: Any) -> None:
-            """Counts a warning on a wait, and shows every other warning."""
-            if _SYNCHRONIZING in str(message):
-                self._note(sys._getframe())
+        def show_unless_wait(message: Any, *arguments: Any, **keywords: Any) -> None:
+            """Counts a warning about a wait, and shows every other warning."""
+            if _SYNC_WARNING_TEXT in str(message):
+                self._count_wait(sys._getframe())
             else:
                 show(message, *arguments, **keywords)
 
-        warnings.showwarning = note
-        self._open.callback(self._cuda.set_sync_debug_mode, self._cuda.get_sync_debug_mode())
+        warnings.showwarning = show_unless_wait
+        self._exit_stack.callback(self._cuda.set_sync_debug_mode, self._cuda.get_sync_debug_mode())
         self._cuda.set_sync_debug_mode("warn")
 
     def close(self) -> None:
-        """Turns PyTorch's warnings off again."""
-        self._open.close()
+        """Turns off PyTorch's warnings about waits for the GPU."""
+        self._exit_stack.close()
 
-    def _note(self, frame: Any) -> None:
-        places = []
+    def _count_wait(self, frame: Any) -> None:
+        lines = []
         while frame is not None:
-            if is_of_program(frame.f_code):
-                places.append((f"{relative_path(frame.f_code.co_filename)}:{frame.f_lineno}", frame.f_code.co_name))
+            code = frame.f_code
+            if is_of_program(code):
+                lines.append((f"{relative_path(code.co_filename)}:{frame.f_lineno}", code.co_name))
             frame = frame.f_back
-        if places:
-            called = next((f", called from {place}" for place, name in places[1:] if name != places[0][1]), "")
-            self.counts[f"{' in '.join(places[0])}{called}"] += 1
+        if lines:
+            called = next((f", called from {line}" for line, name in lines[1:] if name != lines[0][1]), "")
+            self.counts_by_line[f"{' in '.join(lines[0])}{called}"] += 1
 
 
 def is_of_program(code: Any) -> bool:
-    """Returns whether code belongs to the program, and not to Python, this package or an installed package."""
+    """Returns whether a code object belongs to the program, and not to Python, this package or an installed package."""
     file = code.co_filename
     return not (file.startswith(_FOREIGN_PATHS) or any(part in file for part in _INSTALLED_FOLDERS))
 
