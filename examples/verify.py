@@ -63,7 +63,7 @@ def repeat(planted: float) -> Repeat:
     with tempfile.TemporaryDirectory() as folder:
         for pair in islice(take_turns(programs, Path(folder), 600), PAIRS):
             pairs.append(pair)
-            if ProcessPairs(tuple(pairs)).is_enough:
+            if ProcessPairs(tuple(pairs)).is_certain_enough:
                 break
     blocks = [([*map(rounded, one.blocks_ms)], [*map(rounded, other.blocks_ms)]) for one, other in pairs]
     return Repeat(planted, os.getloadavg()[0], blocks)

@@ -47,7 +47,7 @@ def series(change: float, seed: int, spread: float = 0.02) -> ProcessPairs:
     while len(pairs) < MOST:
         ms = 10 * np.exp(random.normal(0, 0.05) + random.normal(0, spread / 2**0.5, 2))
         pairs.append((TimedProcess((ms[0],) * 6), TimedProcess((ms[1] * (1 + change),) * 6)))
-        if (turns := ProcessPairs(tuple(pairs))).is_enough:
+        if (turns := ProcessPairs(tuple(pairs))).is_certain_enough:
             break
     return turns
 
@@ -69,7 +69,7 @@ def test_planted_changes_are_found_and_their_interval_holds_them(change: float, 
 
 def test_one_pair_tells_nothing_and_more_pairs_are_asked_for() -> None:
     one = ProcessPairs(((TimedProcess((10.0,) * 6), TimedProcess((9.0,) * 6)),))
-    assert (one.change.low_ms, one.change.is_change, one.is_enough, one.more_pairs) == (None, False, False, 3)
+    assert (one.change.low_ms, one.change.is_change, one.is_certain_enough, one.more_pairs) == (None, False, False, 3)
     assert not one.has_losses  # no losses
     # Four pairs are the fewest that may tell: with 16 = 1 + 3 · 5, t of three has no end, as (√16 ÷ 0.04)^(2/3) = 21.5.
     unclear = series(0.0, 1, spread=0.05)
@@ -99,7 +99,7 @@ def test_where_pairs_or_blocks_differ_by_more_than_any_should_one_pair_tells_not
     # Blocks of −60, −86 and +11 %: a deviation of the logarithm of 0.85, of which three tell a pair to 0.49.
     after = TimedProcess((4.0, 4.0, 1.4, 1.4, 11.1, 11.1), block=2)
     turns = ProcessPairs(((TimedProcess((10.0,) * 6, block=2), after),))
-    assert not turns.is_enough
+    assert not turns.is_certain_enough
     assert not turns.change.is_change
     # Pairs of −80 % and −20 %: a deviation of 0.98.
     two = [(TimedProcess((10.0,) * 6), TimedProcess((ms,) * 6)) for ms in (2.0, 8.0)]
@@ -121,11 +121,11 @@ def test_a_program_without_a_seed_is_compared_with_itself() -> None:
         first = ProcessPairs((pairs[0],))  # type: ignore[arg-type]
         assert not first.work_differences
         assert first.unclear_loss_difference.kind == "loss"
-        assert not first.is_enough
+        assert not first.is_certain_enough
         assert not first.change.is_change
         every = [ProcessPairs((*pairs[:n],)) for n in (2, 3, 4, 5, 6)]  # type: ignore[arg-type]
         decided += [said for turns in every for said in map(describe_work_difference, turns.work_differences)]
-        assert every[1].is_enough
+        assert every[1].is_certain_enough
     assert len(decided) <= 5  # of 100 programs, looked at again and again
 
 

@@ -380,7 +380,7 @@ def _put_on_time(study: Study, late_ranks: frozenset[int]) -> _ChangePair:
     is_late = np.isin(rank, list(late_ranks))
 
     def mean_ns(kernels: Bools, code: Ints) -> Floats:
-        """Returns the mean duration of the kernels that have the code of each operation, ns, shape (operations,)."""
+        """Returns, for each operation, the mean duration of the kernels with its code, ns, shape (operations,)."""
         count = np.bincount(code[kernels], None, code.max() + 1)
         total_ns = np.bincount(code[kernels], study.replay.work_ns[kernels], code.max() + 1)
         means: Floats = (total_ns / np.maximum(count, 1))[code]
@@ -438,7 +438,7 @@ def _path_parts_ms(study: Study, replay: Replay, labels: Sequence[str]) -> dict[
         parts_ns[LOADING, label] = loading_ns
         parts_ns[PAUSES, label] = float(pause_ns[calls].sum()) - loading_ns
         parts_ns[LAUNCHING, label] = float((call_shares * replay.cpu_ns)[calls].sum() - pause_ns[calls].sum())
-    # The critical path of several steps leads back to the start of the second step only.
+    # The critical path of several steps begins at the start of the second step.
     steps = replay.steps - 1 if replay.steps > 2 else replay.steps
     parts_ns[LATENCY, ""] = max(replay.step_ns * steps - sum(parts_ns.values()), 0.0)
     return {key: ns / steps / NS_PER_MS for key, ns in parts_ns.items()}

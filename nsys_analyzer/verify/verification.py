@@ -105,7 +105,11 @@ def verify(request: Request, tell: Callable[[str], None]) -> Verification:
             turns, elapsed_s = ProcessPairs(tuple(pairs)), time.monotonic() - start
             old_ms, new_ms = (process.step_ms for process in pair)
             tell(f"pair {len(pairs)}: {old_ms:.4g} → {new_ms:.4g} ms per step, {elapsed_s:.0f} s")
-            if turns.is_enough or turns.work_differences or elapsed_s * (1 + 1 / len(pairs)) > request.time_limit_s:
+            if (
+                turns.is_certain_enough
+                or turns.work_differences
+                or elapsed_s * (1 + 1 / len(pairs)) > request.time_limit_s
+            ):
                 break
         reasons = tuple(map(describe_work_difference, turns.work_differences))
         after = _record(request, tell) if request.is_recorded and not reasons else None

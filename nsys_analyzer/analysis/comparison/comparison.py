@@ -179,14 +179,14 @@ class FindingChange:
 
     @property
     def finding(self) -> Finding:
-        """Returns the finding of the side after, or of the side before if it is gone."""
+        """Returns the finding of the side ``after``, or of the side ``before`` if ``after`` does not have it."""
         finding = self.after or self.before
         assert finding
         return finding
 
     @property
     def status(self) -> Literal["gone", "new", "changed", "stays"]:
-        """Returns "changed" if both sides have the finding and the intervals of its savings do not overlap."""
+        """Returns how the finding changed; "changed" means that the intervals of its two savings do not overlap."""
         if self.before is None or self.after is None:
             return "new" if self.after else "gone"
         are_disjoint = (
@@ -232,7 +232,7 @@ class Comparison:
     budgets: tuple[Budget, ...] = ()
 
     def __repr__(self) -> str:
-        """Returns one line for an interactive session or a notebook."""
+        """Returns one line of text, which an interactive session or a notebook displays."""
         change = self.headline
         step = f", step {change.before_ms:.2f} → {change.after_ms:.2f} ms" if change else ""
         return f"<Comparison {self.before.title} → {self.after.title}: {self.verdict()}{step}>"

@@ -107,7 +107,8 @@ def estimate_unprofiled(run: Summary, name: str, spread: RunSpread) -> Estimate 
     if name == STEP and run.step:
         return estimate.with_run_error(spread.of_step(run.step, estimate.ms))
     busy_ms = Estimate.of_values(phase.busy_values_ms).ms if phase else 0.0
-    return estimate.with_run_error(spread.of(busy_ms, estimate.ms - busy_ms))  # programs synchronize to time a phase
+    # The time of a phase includes its GPU work, because programs synchronize before they read the clock.
+    return estimate.with_run_error(spread.of(busy_ms, estimate.ms - busy_ms))
 
 
 # --- budgets

@@ -51,7 +51,7 @@ class Comparisons:
     unmatched: tuple[UnmatchedRun, ...]
 
     def __repr__(self) -> str:
-        """Returns one line for an interactive session or a notebook."""
+        """Returns one line of text, which an interactive session or a notebook displays."""
         refused, unmatched = len(self.refused), len(self.unmatched)
         return f"<Comparisons {[*self.compared]}, {refused} refused, {unmatched} unmatched>"
 
@@ -85,7 +85,7 @@ def compare_runs(
         for side_name, side in zip(_SIDES, pair, strict=True):
             usable, unusable = [], []
             for run in side.runs:
-                # If the user insists, a run with an obstacle is compared if it has a step.
+                # With ``force``, a run with an obstacle is compared if it has a step.
                 if (obstacles := tuple(find_run_obstacles(run))) and not (force and run.step):
                     unusable.append(UnmatchedRun(side_name, run, obstacles))
                 else:

@@ -129,7 +129,7 @@ class ProcessPairs:
         return Change(before_ms, before_ms * math.exp(middle), low, high, n, n)
 
     @property
-    def is_enough(self) -> bool:
+    def is_certain_enough(self) -> bool:
         """Returns whether the change is known precisely, is certainly large, or is too small to matter."""
         middle, half = abs(float(self._logarithms.mean())), self._half_width(len(self.pairs))
         return half <= max(NARROW_SHARE, PRECISE_SHARE * middle if middle > half else 0, middle - LARGE_SHARE)
@@ -192,7 +192,7 @@ class ProcessPairs:
         middle = [side.mean(axis=0).filled(math.nan) for side in sides]
         never_finite = [np.isnan(losses) for losses in middle]
         all_finite = [np.isfinite(table).all(axis=0) for table in tables]
-        variances = [side.var(axis=0, ddof=1).filled(0.0) for side in sides]  # 0 for a loss of one process
+        variances = [side.var(axis=0, ddof=1).filled(0.0) for side in sides]  # 0 if only one process has the loss
         largest = np.abs(middle[0][~never_finite[0]]).max(initial=0.0)
         allowed = np.maximum(_LOSS_SHARE * largest, deviations * np.sqrt(sum(variances)))
         differs = np.abs(middle[1] - middle[0]) > allowed

@@ -63,7 +63,8 @@ _LENGTH_TOLERANCE = 0.03
 _BISECTION_ROUNDS = 16
 #: The largest cost of the profiler that is tried, as a multiple of its upper bound.
 _MAX_PROFILER_COST = 4.0
-#: The only pass is not typical if recording CUDA graphs, or initializing CUDA, takes at least this share of it.
+#: The only pass of a program does not represent further passes if capturing CUDA graphs, or initializing CUDA, takes at
+#: least this share of it.
 _ONE_TIME_SHARE = 0.25
 #: A call that does not wait initializes CUDA or loads kernels if it takes at least this long, ns.
 _START_UP_CALL_NS = 3_000_000
@@ -151,7 +152,7 @@ def diagnose(
 
 
 def _find_cold_start(step: StepSummary, study: Study) -> Fact | None:
-    """Returns the calls that initialize CUDA or load kernels, if they take much of the only pass; else None."""
+    """Returns the fact that the only pass is a cold start: it mostly initializes CUDA or loads kernels. Else None."""
     call_ns = study.replay.cpu_ns - study.replay.pause_ns
     total_ms = float(study.replay.cpu_ns.sum()) / NS_PER_MS
     starts_up = (call_ns >= _START_UP_CALL_NS) & (study.replay.awaited < 0)
@@ -297,7 +298,7 @@ def _find_saving(
         saved_ns = [baseline.step_ns - change(baseline).step_ns for change in candidate.changes]
         saved_ms += [max(ns, 0.0) / NS_PER_MS * steps.scale for ns in saved_ns]
         if max(saved_ms) < _NEGLIGIBLE_SAVING * steps.step_ms:
-            return _SavingInterval()  # the saving on the other baselines is about as small
+            return _SavingInterval()  # on the other baselines, the saving would be similarly small
     low, high = estimate_interval(saved_ms, of_cpu=candidate.saves_cpu_time, is_timed=steps.is_timed)
     middle = (low + high) / 2
     # A candidate saves at most the time of its cause, and at most the step without the remaining work.

@@ -26,7 +26,7 @@ from nsys_analyzer.trace.schema import NS_PER_MS
 _BACKWARD_KERNEL = re.compile("(?i)backward|_bwd")
 #: The maximum number of callers of API calls that a finding names.
 _MAX_CALLERS = 3
-#: A share of the work of each operation, 0 to 1, shape (operations,).
+#: For each operation, a share of its work from 0 to 1, shape (operations,).
 WorkShares = npt.NDArray[np.floating[Any]]
 #: A function that changes a replay of steps.
 ReplayChange = Callable[[Replay], Replay]

@@ -34,7 +34,8 @@ from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import KERNEL, ON_DEVICE
 from nsys_analyzer.trace.phase_names import ATTENTION_PARTS
 
-#: A call saves at most this many usual launches. A longer call is the first launch of a kernel, which loads the kernel.
+#: A call is shortened by at most this many times the usual time of a launch. If a call takes longer, it is the first
+#: launch of a kernel, which loads the kernel.
 _LOADING_FACTOR = 10
 #: The smallest and the largest share of the theoretical speedup of TF32, which follows from the peaks, that is assumed.
 TF32_GAIN_SHARE = (0.3, 0.8)

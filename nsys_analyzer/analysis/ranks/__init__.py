@@ -1,1 +1,1 @@
-"""Ranks: what each did, step by step, and what several of one run did together."""
+"""Analyzes runs of several ranks: joins the records of ranks, and finds where ranks lose time."""

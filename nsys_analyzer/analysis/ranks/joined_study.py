@@ -113,7 +113,7 @@ def _concatenate_studies(studies: Sequence[Study]) -> Study:
     replays = [study.replay for study in studies]
 
     def concatenate(tables: Sequence[Any], names: Iterable[str]) -> dict[str, Any]:
-        """Returns columns with the rows of all ranks."""
+        """Returns the named columns, concatenated over the tables of all ranks."""
         return {name: np.concatenate([getattr(table, name) for table in tables]) for name in names}
 
     def shift(tables: Sequence[Any], names: Iterable[str], counts: Sequence[int]) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def group_members(members: Sequence[Member]) -> list[tuple[tuple[Member, ...], t
     as far as it is known, were recorded at the same time.
     """
     originals: list[Member] = []
-    original_of_copy: dict[str, str] = {}  # names of captures
+    original_of_copy: dict[str, str] = {}  # the name of the original capture, by the name of its copy
     for member in members:
         original = next((candidate for candidate in originals if _is_copy(member, candidate)), None)
         if original is None:
@@ -67,7 +67,7 @@ def group_members(members: Sequence[Member]) -> list[tuple[tuple[Member, ...], t
     for run, separated in runs:
         captures = {member.capture for member in run}
         notes = [JoinNote("copy", names) for names in original_of_copy.items() if names[1] in captures]
-        # A run that already has all of its ranks needs no members of another run.
+        # The reason why a run was not joined with another run matters only if the run lacks ranks.
         if missing_ranks(run) or len(run) == 1:
             notes += separated[:1]
         run.sort(key=lambda m: (m.rank is None, m.rank or 0, m.device, m.capture, m.process))
@@ -325,7 +325,7 @@ def align_clocks(members: Sequence[Member], matches: Sequence[Match]) -> list[Cl
     Members of one capture have one clock.
     """
     clocks: list[Clock | None] = [Clock(), *(None for _ in members[1:])]
-    for _ in members:  # no chain has more links than there are members
+    for _ in members:  # no chain of shared collectives has more links than there are members
         for position in range(1, len(members)):
             if clocks[position] is None:
                 clocks[position] = _align_clock(members, matches, clocks, position)

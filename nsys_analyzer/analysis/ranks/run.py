@@ -265,7 +265,7 @@ class ParallelRun(msgspec.Struct, frozen=True):
 
     @property
     def later_than_others_ms(self) -> tuple[float, ...] | None:
-        """Returns how late the slowest rank is without the profiler, compared with each other rank, ascending.
+        """Returns by how much the slowest rank is later than each other rank without the profiler, in ascending order.
 
         Returns None if the profiler does not make the step longer, or if no replay is possible.
         """

@@ -29,7 +29,12 @@ from nsys_analyzer.analysis.summary.limits import PEAK_TOLERANCE, compare_with_p
 from nsys_analyzer.analysis.summary.modules import with_flops
 from nsys_analyzer.analysis.summary.summary import BusyShare, CaptureSummary, Limits, PhaseSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.attention import FORWARD, AttentionSummary
-from nsys_analyzer.analysis.transformer.models import ELEMENT_BYTES, count_cached_bytes, read_weights_bytes
+from nsys_analyzer.analysis.transformer.models import (
+    ELEMENT_BYTES,
+    Configuration,
+    count_cached_bytes,
+    read_weights_bytes,
+)
 from nsys_analyzer.analysis.transformer.peaks import find_memory_bandwidth
 from nsys_analyzer.configuration import CountedFlops
 from nsys_analyzer.trace.phase_names import LEAF_PHASES, MODULE_RANGE_PREFIX, OTHER_STEP, STEP, find_module_role
@@ -192,8 +197,8 @@ def _complete_serving(capture: CaptureSummary, serving: Serving) -> Serving:
 
 def _complete_unprofiled(capture: CaptureSummary, unprofiled: Unprofiled) -> Unprofiled:
     """Returns the unprofiled times with the tokens per second and the profiler's overhead."""
-    step_ms, configuration = unprofiled.typical_ms(STEP), capture.configuration
-    tokens = (configuration.batch_size or 0) * (configuration.context_length or 0) if configuration else 0
+    step_ms, configuration = unprofiled.typical_ms(STEP), capture.configuration or Configuration()
+    tokens = (configuration.batch_size or 0) * (configuration.context_length or 0)
     tokens_per_second = tokens / (step_ms / MS_PER_S) if tokens and step_ms else None
     overhead = {phase: capture.profiler_overhead(phase) for phase in unprofiled.phases}
     return replace(unprofiled, tokens_per_second=tokens_per_second, profiler_overhead=overhead)

@@ -9,7 +9,6 @@ this reason instead of the rates.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from nsys_analyzer.analysis.summary.summary import (
 from nsys_analyzer.analysis.transformer.models import (
     ELEMENT_BYTES,
     Configuration,
-    ModelSize,
+    Shapes,
     attention_matmul_elements,
     attention_matmul_flops,
     count_linear_elements,
@@ -62,14 +61,6 @@ def compare_with_peaks(capture: CaptureSummary) -> Limits | None:
     return None if capture.on_cpu or capture.whole is None else _RatesOfCapture(capture).make_limits()
 
 
-class _Shapes(NamedTuple):
-    """The shapes that determine FLOPs and bytes."""
-
-    model: ModelSize
-    batch_size: int
-    context_length: int
-
-
 class _RatesOfCapture:
     """The rates of a capture with work on a GPU, with the shapes of its model and the peaks of its GPU."""
 
@@ -78,14 +69,13 @@ class _RatesOfCapture:
         self.peaks: Peaks | None = find_peaks(capture.gpu)
         self.peak_bytes_per_s = find_memory_bandwidth(capture.device)
         configuration = capture.configuration or Configuration()
-        model, batch_size, context_length = (
-            configuration.model,
-            configuration.batch_size,
-            configuration.context_length,
-        )
-        self.shapes = _Shapes(model, batch_size, context_length) if model and batch_size and context_length else None
+        self.shapes = configuration.shapes
         self.counted = capture.run.flops if capture.run and not self.shapes else None
-        needed = {"model": model, "context length": context_length, "batch size": batch_size}
+        needed = {
+            "model": configuration.model,
+            "context length": configuration.context_length,
+            "batch size": configuration.batch_size,
+        }
         needs_shapes = not self.counted and capture.holds_model
         self.missing = [name for name, value in needed.items() if not value] if needs_shapes else []
         self.precision = next((name for name in capture.precisions if name != "unknown"), None)
@@ -256,7 +246,7 @@ class _RatesOfCapture:
                 yield kernel_class, round(flops), None
 
     def work_of_shapes(
-        self, phase: PhaseSummary, forward_multiple: int, shapes: _Shapes
+        self, phase: PhaseSummary, forward_multiple: int, shapes: Shapes
     ) -> Iterator[tuple[str, int, int | None]]:
         """Yields matmul and fused attention with the FLOPs and elements that follow from the shapes.
 

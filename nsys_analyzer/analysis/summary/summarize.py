@@ -205,7 +205,7 @@ class _ProcessSummarizer:
             codes: the codes of the phases.
         """
         clocks = measure_gpu_clocks(self.operations, instance, len(self.instances.range))
-        # The last entry is for operations without an instance.
+        # Operations without an instance have index -1, which selects the added last entry.
         phase = np.append(np.where(self.instances.is_measured, self.instances.phase, NONE), NONE).astype(np.int32)
         sums = self._sum_by(phase[instance], len(self.instances.phases))
         for code in codes:

@@ -392,7 +392,7 @@ class Summary:
         return f"{self.name} {self.process or ''}".strip()
 
     def __repr__(self) -> str:
-        """Returns one line for an interactive session or a notebook."""
+        """Returns one line of text, which an interactive session or a notebook displays."""
         steps = f"{self.step.instances} × {self.step.length_ms:.2f} ms profiled" if self.step else "unknown"
         return f"<{type(self).__name__} {self.title}: {self.status}, steps {steps}, {len(self.phases)} phases>"
 

@@ -152,7 +152,7 @@ class _Checks:
                 yield Fact("phase_only_in_warmup", phase=phase.phase)
 
     def inferred_phases(self) -> Iterator[Fact]:
-        """Yields inferred phases, and inferred phases whose instances may include other work."""
+        """Yields a warning on all inferred phases, and one on each inferred phase that may include other work."""
         if self.leaves and all(phase.inferred for phase in self.leaves):
             yield Fact("inferred_phases", ranges=tuple(phase.range for phase in self.leaves))
         for phase in self.leaves:

@@ -14,7 +14,7 @@ from nsys_analyzer.analysis.kernels.classes import find_launching_operators
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.transformer.models import (
     Configuration,
-    ModelSize,
+    Shapes,
     attention_matmul_flops,
     attention_to_softmax_flop_ratio,
     softmax_flops,
@@ -152,8 +152,7 @@ def summarize_attention(
     around = parts.softmax if parts.softmax.any() else parts.fused
     occurrences = _count_occurrences(parts.attributed, parts.kernels[around])
     configuration = configuration or Configuration()
-    model, batch, context = configuration.model, configuration.batch_size, configuration.context_length
-    shapes = (model, batch, context) if model and batch and context else None
+    model, shapes = configuration.model, configuration.shapes
     # Attention runs once per layer in each forward pass. If the division has a remainder, the number of forward passes
     # is unknown.
     forwards, remainder = divmod(occurrences or 0, model.num_layers * parts.units) if model else (0, 0)
@@ -254,7 +253,7 @@ class _AttentionKernels:
             return batched
         index = np.flatnonzero(matmuls)
         is_sum = np.array([bool(_SPLIT_K_SUM.search(name)) for name in trace.operations.names], np.bool_)
-        # A split-K matmul consists of two kernels, the matmul and the sum of its parts, which get the same number.
+        # A split-K matmul consists of two kernels, the matmul and the sum of its parts. Both get the same number.
         number = np.cumsum(~is_sum[trace.operations.name[self.kernels[index]]])
         next_matmul = np.searchsorted(index, np.flatnonzero(self.softmax))
         neighbors = np.append(next_matmul[next_matmul > 0] - 1, next_matmul[next_matmul < len(index)])
@@ -284,22 +283,22 @@ def _count_occurrences(attributed: AttributedTrace, kernels: Ints) -> int | None
 
 
 def _measure_traffic(
-    parts: _AttentionKernels, shapes: tuple[ModelSize, int, int] | None, occurrences: int | None, gpu: Gpu | None
+    parts: _AttentionKernels, shapes: Shapes | None, occurrences: int | None, gpu: Gpu | None
 ) -> SoftmaxTraffic | None:
     """Counts the bytes that the softmax moves.
 
     Returns None if the shapes or the GPU are unknown, or if attention does not run once per layer.
     """
-    if shapes is None or gpu is None or gpu.is_cpu or not occurrences or occurrences % shapes[0].num_layers:
+    if shapes is None or gpu is None or gpu.is_cpu or not occurrences or occurrences % shapes.model.num_layers:
         return None
-    model, batch, context = shapes
     operations, duration = parts.attributed.trace.operations, parts.duration[parts.softmax]
     codes, position, launches = np.unique(
         operations.name[parts.kernels[parts.softmax]], return_inverse=True, return_counts=True
     )
     names, ns = [operations.names[code] for code in codes.tolist()], np.bincount(position, duration).astype(np.int64)
     kernels = list(zip(names, launches.tolist(), ns.tolist(), strict=True))
-    return softmax_traffic(kernels, (batch, model.num_heads, context), parts.units, gpu)
+    shape = shapes.batch_size, shapes.model.num_heads, shapes.context_length
+    return softmax_traffic(kernels, shape, parts.units, gpu)
 
 
 def softmax_traffic(
@@ -361,7 +360,7 @@ def count_moved_bytes(name: str) -> tuple[int, int, int] | None:
     if not sizes or "FillFunctor" in name:
         return None
     first = sizes[0]
-    if "softmax_warp_forward<" in name and len(sizes) > 1:  # <input, output, accumulator, ...>
+    if "softmax_warp_forward<" in name and len(sizes) > 1:  # template arguments <input, output, accumulator, ...>
         return first, sizes[1], 0
     if re.search(r"cunn_(Spatial)?SoftMaxForward", name) and len(sizes) > 2:  # <..., input, accumulator, output, ...>
         return first, sizes[2], 0
@@ -369,6 +368,6 @@ def count_moved_bytes(name: str) -> tuple[int, int, int] | None:
         return first, 0, first
     if "elementwise_kernel<" not in name:
         return None
-    if "copy_kernel" in name and re.search(r"LoadWithCast|gpu_kernel_impl<", name):  # between 32 and 16 bits
+    if "copy_kernel" in name and re.search(r"LoadWithCast|gpu_kernel_impl<", name):  # a cast between 32 and 16 bits
         return 4 if first == 2 else 2, first, 0
     return first, first, first if re.search(r"CUDAFunctor_add<|\bBinaryFunctor<", name) else 0

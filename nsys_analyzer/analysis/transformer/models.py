@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -258,6 +258,14 @@ ConfigurationSource: TypeAlias = Literal[
 FILE_NAME_SOURCES: tuple[ConfigurationSource, ...] = ("file name", "file name, command line")
 
 
+class Shapes(NamedTuple):
+    """The model and the size of its input, which determine FLOPs and bytes."""
+
+    model: ModelSize
+    batch_size: int
+    context_length: int
+
+
 class Configuration(msgspec.Struct, frozen=True):
     """The configuration of a capture. A field is None if it is unknown.
 
@@ -285,6 +293,12 @@ class Configuration(msgspec.Struct, frozen=True):
         """Sets ``model_name`` to the name of ``model``, if the model is known."""
         if self.model:
             msgspec.structs.force_setattr(self, "model_name", self.model.name)
+
+    @property
+    def shapes(self) -> Shapes | None:
+        """Returns the model with its batch size and context length; None if one of them is unknown."""
+        model, batch_size, context_length = self.model, self.batch_size, self.context_length
+        return Shapes(model, batch_size, context_length) if model and batch_size and context_length else None
 
 
 _PRECISIONS = {

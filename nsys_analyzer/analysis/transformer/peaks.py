@@ -105,7 +105,7 @@ def find_l2_bytes(gpu: Gpu | None) -> int | None:
 
 #: A phase is GPU-bound if the GPU is busy for at least this share of its wall time.
 GPU_BOUND_SHARE = 0.9
-#: The GPU waits for the CPU if it is idle for at least this share of the wall time.
+#: A phase has the verdict "GPU waits" if the GPU is idle for at least this share of its wall time.
 IDLE_SHARE = 0.3
 
 Verdict = Literal["GPU-bound", "GPU waits", "neither", "undecided"]
