@@ -41,16 +41,23 @@ _FIGURES: dict[str, Callable[[Outcome], Any]] = {
     "json": lambda ended: json.loads(ended.out),
     "csv": lambda ended: list(csv.DictReader(ended.out.splitlines())),
 }
+#: Figures of a file or a folder, by the words in front of its name.
+_FILE_FIGURES: dict[str, Callable[[Path], Any]] = {
+    "text": lambda path: _on_one_line(path.read_text(encoding="utf-8")),
+    "files": lambda folder: sorted(path.name for path in folder.iterdir()),
+}
 _EXIT_CODES = {"$": 0, "fails": 1, "misuses": 2}
 
 
 def make_command_test(
     file: str, values: Mapping[str, Any] | None = None, builders: Mapping[str, Callable[..., Any]] | None = None,
-    figures: Mapping[str, Callable[[Outcome], Any]] | None = None, prepare: Callable[[Path], None] = lambda _: None,
+    figures: Mapping[str, Callable[[Outcome], Any]] | None = None,
+    file_figures: Mapping[str, Callable[[Path], Any]] | None = None, prepare: Callable[[Path], None] = lambda _: None,
 ) -> Callable[..., None]:  # fmt: skip
     """Returns the test of each case in ``tests/cases/FILE.txt``; see ``make_case_test`` for the arguments.
 
-    ``prepare`` puts into the working folder what each case begins with.
+    ``file_figures`` are those of a file, whose name follows theirs. ``prepare`` puts into the working folder what each
+    case begins with.
     """
     cases = read_cases(CASES / f"{file}.txt")
 
@@ -58,7 +65,10 @@ def make_command_test(
     def test_commands(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_main: Main) -> None:
         monkeypatch.chdir(tmp_path)
         prepare(tmp_path)
-        CommandCheck(case, tmp_path, {**_FIGURES, **(figures or {})}, values or {}, builders or {}, main=run_main).run()
+        CommandCheck(
+            case, tmp_path, {**_FIGURES, **(figures or {})}, values or {}, builders or {}, main=run_main,
+            file_figures={**_FILE_FIGURES, **(file_figures or {})},
+        ).run()  # fmt: skip
 
     return test_commands
 
@@ -68,6 +78,7 @@ class CommandCheck(Check):
     """Carries out the rows of a case, and checks how each command ends."""
 
     main: Main
+    file_figures: Mapping[str, Callable[[Path], Any]]
     ended: Outcome | None = None
 
     def build(self, line: Line, later: int, arguments: Mapping[str, str], options: Mapping[str, Any]) -> None:
@@ -113,13 +124,11 @@ class CommandCheck(Check):
 
     def figure(self, name: str) -> Any:
         head, _, place = name.partition(" ")
-        if head == "text":
-            return _on_one_line((self.folder / place).read_text(encoding="utf-8"))
         if head == "section":
             assert self.ended
             return _on_one_line(section(self.ended.out, place))
-        if head == "files":
-            return sorted(path.name for path in (self.folder / place).iterdir())
+        if head in self.file_figures:
+            return self.file_figures[head](self.folder / place)
         return figure_of(self.ended, name, self.figures)
 
 
