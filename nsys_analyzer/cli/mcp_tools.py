@@ -98,7 +98,7 @@ class Tools:
         self, path: _Paths, classes: dict[str, float] | None = None, ranges: dict[str, float] | None = None,
         launches: float | None = None,
     ) -> str:  # fmt: skip
-        """Predicts a step's length if kernel classes, ranges or launches take a multiple of their time; 0 removes them."""
+        """Predicts a step if kernel classes, ranges or launches take a multiple of their time, where 0 removes them."""
         question = WhatIfQuestion(classes or {}, ranges or {}, launches)
         if question == WhatIfQuestion():
             raise self._error_type("Give a change: classes, ranges or launches")

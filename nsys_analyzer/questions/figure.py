@@ -2,28 +2,24 @@
 
 A figure is a function of a part of a summary, such as a phase, the steps or the findings. The decorator ``figure`` adds
 the figure's unit, the arguments of a question, the rows of the capture that the figure rests on, and the reasons why
-the figure may be unknown. The parts, and the conditions under which figures are unknown, are listed at the end.
+the figure may be unknown. The conditions under which figures are unknown are listed at the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
-from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.kernels.class_rules import UNKNOWN
 from nsys_analyzer.analysis.kernels.classes import known_classes
 from nsys_analyzer.analysis.ranks.run import ParallelRun, RankFigures
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.process import CAUSES
-from nsys_analyzer.analysis.steps.step import StepSummary, UnprofiledStep
+from nsys_analyzer.analysis.steps.step import UnprofiledStep
 from nsys_analyzer.analysis.summary.kernel_tables import find_class_share
-from nsys_analyzer.analysis.summary.modules import Modules
-from nsys_analyzer.analysis.summary.summary import CaptureSummary, Limits, PhaseSummary, Unprofiled
-from nsys_analyzer.analysis.transformer.attention import AttentionSummary
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.errors import (
-    PROGRAM_ARGUMENTS,
     RECORD_COMMAND,
     RECORD_GRAPH_NODES_COMMAND,
     RECORD_ON_GPU_COMMAND,
@@ -31,8 +27,7 @@ from nsys_analyzer.errors import (
     ConfigurationError,
 )
 from nsys_analyzer.report.facts import describe_message
-from nsys_analyzer.report.sections.limits import OPTIONS, explain_missing_mfu
-from nsys_analyzer.text import plain, plural
+from nsys_analyzer.text import plain
 
 #: A number, the lower and the upper bound of a number, or a name.
 Value: TypeAlias = float | int | str | tuple[float, float]
@@ -167,23 +162,11 @@ def figure(
     return register
 
 
-class Evaluation(NamedTuple):
-    """The value of a figure.
-
-    Attributes:
-        of: a description of the value, such as "median of 5 instances of forward".
-        table: the names of the tables, or of the categories of events, that the value rests on.
-        rows: the number of rows or events that the value rests on.
-    """
-
-    value: Value
-    of: str
-    table: str
-    rows: int
-
-
-def evaluate(figure: Figure, subject: Subject) -> Evaluation:
+def evaluate(figure: Figure, subject: Subject) -> tuple[Value, str, str, int]:
     """Evaluates a figure for one process of a capture.
+
+    Returns the value, its description such as "median of 5 instances of forward", the names of the tables (or of the
+    categories of events) that the value rests on, and the number of rows that it rests on.
 
     Raises:
         CannotAnswerError: the capture does not contain the figure.
@@ -218,7 +201,7 @@ def evaluate(figure: Figure, subject: Subject) -> Evaluation:
     counts |= {"kernel": kernels * phase.instances, "range": phase.instances, "memory": capture.memory_events}
     counts["timing"] = result.n or 1 if isinstance(result, Stats) else 1
     kinds = [kind for kind in figure.rows if counts.get(kind)] or figure.rows[:1]
-    return Evaluation(value, of, _name_tables(kinds, capture), round(sum(counts.get(kind, 0) for kind in kinds)))
+    return value, of, _name_tables(kinds, capture), round(sum(counts.get(kind, 0) for kind in kinds))
 
 
 def _name_tables(kinds: Sequence[RowKind], capture: CaptureSummary) -> str:
@@ -232,13 +215,14 @@ def _name_tables(kinds: Sequence[RowKind], capture: CaptureSummary) -> str:
 # --- conditions under which figures are unknown
 
 
-def _unprofiled_step(subject: Subject) -> UnprofiledStep | None:
+def find_unprofiled_step(subject: Subject) -> UnprofiledStep | None:
+    """Returns the length of the process's step without the profiler; None if it is unknown."""
     return subject.capture.step.unprofiled_ms if subject.capture.step else None
 
 
 def _is_timed(subject: Subject) -> bool:
     """Tells whether the step was timed without the profiler."""
-    step = _unprofiled_step(subject)
+    step = find_unprofiled_step(subject)
     return step is not None and step.timed
 
 
@@ -266,145 +250,3 @@ DOUBTFUL_TIME = Obstacle(
     "The times without the profiler cannot be right",
     RECORD_COMMAND,
 )
-
-
-# --- descriptions of figures
-
-_UNPROFILED_STEP = "a step without the profiler"
-
-
-def _describe_phase(phase: PhaseSummary, subject: Subject) -> str:
-    if "phase" not in subject.arguments:
-        return "the capture without warm-up"
-    return f"mean of {phase.instances} {plural(phase.instances, 'instance')} of {phase.label}"
-
-
-def _describe_profiled_steps(step: StepSummary, _: Subject) -> str:
-    count = step.wall_ms.n or 0
-    return f"median of {count} {plural(count, 'step')} under the profiler, {plain(step.unit)}"
-
-
-def _describe_typical_step(step: StepSummary, subject: Subject) -> str:
-    return f"near the {_describe_profiled_steps(step, subject)}"
-
-
-def _describe_step(step: StepSummary, subject: Subject) -> str:
-    if step.unprofiled_ms is None:
-        return _describe_typical_step(step, subject)
-    return _UNPROFILED_STEP if step.unprofiled_ms.timed else f"{_UNPROFILED_STEP}, estimated"
-
-
-def _describe_rank(rank: RankFigures, _: Subject) -> str:
-    return f"mean of {len(rank.steps)} {plural(len(rank.steps), 'step')} of all ranks under the profiler"
-
-
-def _describe_lateness(rank: RankFigures, subject: Subject) -> str:
-    is_profiled = isinstance(rank.lateness_ms, Stats)
-    return _describe_rank(rank, subject) if is_profiled else f"{_UNPROFILED_STEP}, replayed"
-
-
-# --- why figures are unknown, and the command that would record them
-
-
-def _explain_missing_phase(subject: Subject) -> tuple[str, str]:
-    phases = ", ".join(phase.phase for phase in subject.capture.phases if phase.instances)
-    return f"The capture lacks this phase, or this time of the phase. Its phases: {phases}", RECORD_COMMAND
-
-
-def _explain_missing_finding(subject: Subject) -> tuple[str, str]:
-    ids = ", ".join(finding.id for finding in subject.capture.findings or ())
-    findings = plain(subject.capture.findings_missing or ids, "`")
-    return f"The capture has no such finding: {findings}", "nsys-analyze explain CAPTURE"
-
-
-def _explain_missing_rate(subject: Subject) -> tuple[str, str]:
-    """Returns why the rate of a phase is unknown, and the command with the missing options."""
-    limits, phase = subject.capture.limits, subject.arguments["phase"]
-    if limits is None:
-        return "Nothing in the capture ran on a GPU", RECORD_ON_GPU_COMMAND
-    rated = ", ".join(rate.phase for rate in limits.phases if rate.phase != phase and rate.mfu is not None)
-    why = f"The FLOPs or the time of {phase} are not known. They are known for these phases: {rated}" if rated else ""
-    missing = limits.missing if "peaks" not in limits.missing else ()
-    options = [f"{OPTIONS[name]} {'NAME' if name == 'model' else 'N'}" for name in missing if name in OPTIONS]
-    needs = f"nsys-analyze ask CAPTURE QUESTION {' '.join(options)}" if options else ""
-    return why or plain(explain_missing_mfu(limits), "`").removesuffix("."), needs
-
-
-def _explain_by(why: str, needs: str) -> Callable[[Subject], tuple[str, str]]:
-    """Returns a function that gives this reason and this command for every missing figure."""
-    return lambda _: (why, needs)
-
-
-# --- the parts
-
-GPU = Part[CaptureSummary](
-    get=lambda subject: subject.capture,
-    describe=lambda *_: "the capture without warm-up",
-    explain_missing=_explain_by("The capture names no GPU", RECORD_COMMAND),
-)
-MEMORY = replace(
-    GPU, explain_missing=_explain_by("Memory was not recorded", f"nsys-analyze run --memory {PROGRAM_ARGUMENTS}")
-)
-PHASE = Part[PhaseSummary](
-    get=lambda subject: subject.phase,
-    describe=_describe_phase,
-    explain_missing=_explain_missing_phase,
-    optional_arguments=("phase",),
-)
-PROFILED_STEPS = Part[StepSummary](
-    get=lambda subject: subject.capture.step,
-    describe=_describe_profiled_steps,
-    explain_missing=_explain_by("The steps of the capture, or this time of a step, are not known", RECORD_COMMAND),
-)
-#: The figures that are means over the profiled steps near the median length.
-TYPICAL_STEP = replace(PROFILED_STEPS, describe=_describe_typical_step)
-#: The figures of a step that use its reported length: without the profiler if known, else under the profiler.
-STEP = replace(PROFILED_STEPS, describe=_describe_step)
-UNPROFILED_STEP = Part[UnprofiledStep](
-    get=_unprofiled_step,
-    describe=lambda *_: _UNPROFILED_STEP,
-    explain_missing=PROFILED_STEPS.explain_missing,
-)
-UNPROFILED_PHASE = Part[Unprofiled](
-    get=lambda subject: subject.capture.unprofiled,
-    describe=lambda _, subject: f"mean of {subject.arguments['phase']} without the profiler",
-    explain_missing=_explain_by("The phase was not timed without the profiler", RECORD_COMMAND),
-)
-UNPROFILED_TOKENS = Part[Unprofiled](
-    get=lambda subject: subject.capture.unprofiled,
-    describe=lambda *_: _UNPROFILED_STEP,
-    explain_missing=_explain_by(
-        "The step was not timed without the profiler, or its number of tokens is not known", RECORD_COMMAND
-    ),
-)
-FINDINGS = Part[tuple[Finding, ...]](
-    get=lambda subject: subject.capture.findings,
-    describe=lambda *_: f"{_UNPROFILED_STEP}, replayed",
-    explain_missing=_explain_missing_finding,
-)
-ATTENTION = Part[AttentionSummary](
-    get=lambda subject: subject.capture.attention,
-    describe=lambda attention, _: f"mean of one {attention.per}",
-    explain_missing=_explain_by(
-        "The capture does not show which kernels belong to softmax or to the attention matmuls",
-        "nsys-analyze ask CAPTURE QUESTION --phase-name softmax=RANGE",
-    ),
-)
-MODULES = Part[Modules](
-    get=lambda subject: subject.capture.modules,
-    describe=lambda modules, _: f"mean of one {modules.per}",
-    explain_missing=_explain_by("No range names a module", f"nsys-analyze run --modules {PROGRAM_ARGUMENTS}"),
-)
-LIMITS = Part[Limits](
-    get=lambda subject: subject.capture.limits,
-    describe=lambda _, subject: subject.arguments["phase"],
-    explain_missing=_explain_missing_rate,
-)
-RANK = Part[RankFigures](
-    get=lambda subject: subject.rank,
-    describe=_describe_rank,
-    explain_missing=_explain_by(
-        "The captures are not from several ranks of one run", f"nsys-analyze run --nproc 2 {PROGRAM_ARGUMENTS}"
-    ),
-)
-RANK_LATENESS = replace(RANK, describe=_describe_lateness)
