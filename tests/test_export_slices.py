@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsys_analyzer.export.perfetto import find_lanes
+from nsys_analyzer.export.perfetto import assign_lanes
 
 Spans = list[tuple[int, int]]
 spans = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 8)).map(lambda s: (s[0], s[0] + s[1])), max_size=12)
@@ -14,7 +14,7 @@ spans = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 8)).map(lambda s: 
 
 def laid_out(found: Spans, *, nested: bool) -> list[int]:
     start, end = np.array(found, np.int64).reshape(-1, 2).T
-    return find_lanes(start, end, nested=nested).tolist()
+    return assign_lanes(start, end, nested=nested).tolist()
 
 
 def overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:

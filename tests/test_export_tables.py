@@ -17,7 +17,6 @@ from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.errors import MissingTableError
 from nsys_analyzer.export import FORMATS
 from nsys_analyzer.export.frame import COLUMNS, OPERATION_COLUMNS, kernel_frame, operation_frame
-from nsys_analyzer.export.tables import column_reference
 from nsys_analyzer.export.writing import Capture
 from nsys_analyzer.trace.phase_names import PhaseNames
 from nsys_analyzer.trace.trace import Trace
@@ -86,10 +85,10 @@ def test_texts_stay_as_they_are_and_are_no_formulas(form: str, tmp_path: Path) -
 
 def test_units_and_meanings_are_in_the_file(step_trace: Path, tmp_path: Path) -> None:
     schema = parquet.read_schema(exported("parquet", tmp_path, step_trace))
-    for name, _, unit, meaning in column_reference():
-        assert schema.field(name).metadata[b"unit"].decode() == unit
-        assert schema.field(name).metadata[b"description"].decode() == meaning
-        assert name.endswith("_ns") == (unit == "ns")
+    for name, column in OPERATION_COLUMNS.items():
+        assert schema.field(name).metadata[b"unit"].decode() == column.unit
+        assert schema.field(name).metadata[b"description"].decode() == column.doc
+        assert name.endswith("_ns") == (column.unit == "ns")
 
 
 @pytest.mark.parametrize("form", TABLES)

@@ -32,7 +32,7 @@ from nsys_analyzer.share.names import (
     Renaming,
     Scrubber,
     is_public,
-    without_secrets,
+    remove_secrets,
 )
 from nsys_analyzer.trace.metadata import _NO_CUDA, is_irrelevant_message
 from nsys_analyzer.trace.phase_names import (
@@ -118,7 +118,7 @@ def read_shown() -> Iterator[tuple[str, str, str]]:
 def test_what_is_shown(kind: str, text: str, instead: str) -> None:
     """It keeps its role, and a copy of the copy is the same."""
     if kind == "commands":
-        assert without_secrets(shlex.split(text)) == shlex.split(instead)
+        assert remove_secrets(shlex.split(text)) == shlex.split(instead)
         return
     found = SHOWN[kind](text)
     assert found == instead

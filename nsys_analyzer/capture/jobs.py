@@ -34,7 +34,7 @@ from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
 from nsys_analyzer.inputs.manifest import MANIFEST, TIMINGS, ManifestError, make_run, manifest_file_name, read_manifest
 from nsys_analyzer.inputs.rows import Row, Task, append_row, to_json_values
 from nsys_analyzer.inputs.unprofiled_times import is_sweep_table, write_timings
-from nsys_analyzer.share.names import without_secrets
+from nsys_analyzer.share.names import remove_secrets
 from nsys_analyzer.system.atomic_write import check_regular, remove_unfinished, write_text
 from nsys_analyzer.system.machine import read_provenance
 from nsys_analyzer.system.process import Job, JobResult, Progress, read_last_lines, run_job
@@ -329,7 +329,7 @@ def _make_command_entries(target: Target, profiler: Profiler | None) -> dict[str
 
 
 def _format_command(command: Sequence[str]) -> str:
-    return shlex.join(without_secrets(["python" if word == sys.executable else word for word in command]))
+    return shlex.join(remove_secrets(["python" if word == sys.executable else word for word in command]))
 
 
 def _restore_replaced_folder(result_folder: Path) -> None:

@@ -364,7 +364,7 @@ def quote_command_line() -> str:
 
     ``--scheduler``, which does not change a report, is left out. Keys and passwords are hidden.
     """
-    from nsys_analyzer.share.names import without_secrets  # this import loads all rules of kernel classes
+    from nsys_analyzer.share.names import remove_secrets  # this import loads all rules of kernel classes
 
     words, arguments = ["nsys-analyze"], iter(sys.argv[1:])
     for word in arguments:
@@ -372,4 +372,4 @@ def quote_command_line() -> str:
             next(arguments, None)
         elif not word.startswith(f"{_SCHEDULER}="):
             words.append(Path(word).name if Path(word).is_absolute() else word)
-    return shlex.join(without_secrets(words))
+    return shlex.join(remove_secrets(words))

@@ -1,4 +1,4 @@
-"""Makes a pandas DataFrame of the GPU operations of a trace: one row with all known facts for each operation."""
+"""Makes a pandas DataFrame of a trace's GPU operations. A row contains all known facts about an operation."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Column:
     """A column of the table of GPU operations.
 
     Attributes:
-        type: the type of its values.
-        unit: the unit of the values; empty for values without a unit.
+        type: the type of the values.
+        unit: the unit of the values; empty if they have none.
         doc: the meaning of the values.
-        of_kernels: whether the result of :func:`kernel_frame` also has the column.
+        of_kernels: whether the table of kernels (:func:`kernel_frame`) also has the column.
     """
 
     type: Literal["category", "integer", "flag"]
@@ -93,7 +93,7 @@ OPERATION_COLUMNS = {
     ),
 }
 
-#: The columns of :func:`kernel_frame`, with their meanings and units.
+#: The meaning and unit of each column of :func:`kernel_frame`.
 COLUMNS = {
     name: column.doc
     + (f", {column.unit}" if column.unit else "")
@@ -104,10 +104,13 @@ COLUMNS = {
 
 
 def kernel_frame(trace: Trace, names: PhaseNames | None = None) -> pd.DataFrame:
-    """Returns the kernels of a trace that have possible times, in the order of the file; the columns are ``COLUMNS``.
+    """Returns the kernels of a trace in the order of the file, with the columns of ``COLUMNS``.
+
+    Kernels with impossible times are left out.
 
     Args:
-        names: names of the ranges of phases, which replace the default names.
+        trace: the trace.
+        names: range names of phases, which replace the default names.
 
     Raises:
         MissingTableError: the export has no table of GPU activity.
@@ -117,9 +120,9 @@ def kernel_frame(trace: Trace, names: PhaseNames | None = None) -> pd.DataFrame:
 
 
 def operation_frame(attributed: AttributedTrace) -> pd.DataFrame:
-    """Returns all GPU operations of a trace, with the columns of ``OPERATION_COLUMNS``.
+    """Returns the GPU operations of a trace, with the columns of ``OPERATION_COLUMNS``.
 
-    Kernels come first; apart from that, the order is that of :func:`kernel_frame`.
+    Kernels come first. The operations of each kind are in the order of the file.
 
     Raises:
         MissingTableError: the export has no table of GPU activity.
@@ -153,11 +156,11 @@ def operation_frame(attributed: AttributedTrace) -> pd.DataFrame:
     rank = ranks[np.searchsorted(processes, operations.process)]
     capture = trace.path.name.encode("utf-8", "replace").decode()  # a file name need not be valid UTF-8
     columns = {
-        "capture": _categorical(np.zeros(len(kind), np.int8), [capture]),
-        "rank": _masked(rank, rank == NONE),
-        "kind": _categorical(kind, list(OPERATION_KINDS)),
-        "name": _categorical(operations.name, list(operations.names)),
-        "class": _categorical(np.where(kernel == NONE, class_without_kernel, class_of_kernel), classes),
+        "capture": _make_categorical(np.zeros(len(kind), np.int8), [capture]),
+        "rank": _mask_integers(rank, rank == NONE),
+        "kind": _make_categorical(kind, list(OPERATION_KINDS)),
+        "name": _make_categorical(operations.name, list(operations.names)),
+        "class": _make_categorical(np.where(kernel == NONE, class_without_kernel, class_of_kernel), classes),
         "start_ns": operations.start,
         "end_ns": operations.end,
         "duration_ns": operations.end - operations.start,
@@ -165,28 +168,31 @@ def operation_frame(attributed: AttributedTrace) -> pd.DataFrame:
         "stream": operations.stream,
         "pid": pid_of(operations.process),
         "correlation_id": operations.correlation,
-        "launch_ns": _nullable(trace.launches.start, attribution.launch),
-        "launch_tid": _nullable(trace.launches.thread & 0xFFFFFF, attribution.launch),
-        "launch_latency_ns": _masked(attributed.measure_launch_waits(slice(None)), attribution.launch == NONE),
-        "operator": _categorical(operator, list(trace.operators.names)),
-        "phase": _categorical(np.append(instances.phase, NONE)[instance], list(instances.phases)),
-        "instance": _nullable(by_phase.cumcount().to_numpy(np.int64), instance),
+        "launch_ns": _take_or_missing(trace.launches.start, attribution.launch),
+        "launch_tid": _take_or_missing(trace.launches.thread & 0xFFFFFF, attribution.launch),
+        "launch_latency_ns": _mask_integers(attributed.measure_launch_waits(slice(None)), attribution.launch == NONE),
+        "operator": _make_categorical(operator, list(trace.operators.names)),
+        "phase": _make_categorical(np.append(instances.phase, NONE)[instance], list(instances.phases)),
+        "instance": _take_or_missing(by_phase.cumcount().to_numpy(np.int64), instance),
         "warmup": np.append(instances.warmup, False)[instance],
-        "range_path": _categorical(paths, path_names),
-        "how": _categorical(attribution.method, list(ATTRIBUTION_METHODS)),
+        "range_path": _make_categorical(paths, path_names),
+        "how": _make_categorical(attribution.method, list(ATTRIBUTION_METHODS)),
         "ambiguous": attribution.is_ambiguous,
         "graph_node_id": operations.graph_node,
         "continues": operations.continues != 0,
-        "precision": _categorical(np.array([*precision_of_kernel, NONE], np.int64)[kernel], precision_names),
-        "thread_blocks": _masked(size, (kind != KERNEL) | (size == 0)),
-        "bytes": _masked(size, (kind == KERNEL) | (kind == GRAPH)),
-        "copy": _categorical(np.where(kind == MEMCPY, operations.copy, NONE), list(COPY_KINDS)),
+        "precision": _make_categorical(np.array([*precision_of_kernel, NONE], np.int64)[kernel], precision_names),
+        "thread_blocks": _mask_integers(size, (kind != KERNEL) | (size == 0)),
+        "bytes": _mask_integers(size, (kind == KERNEL) | (kind == GRAPH)),
+        "copy": _make_categorical(np.where(kind == MEMCPY, operations.copy, NONE), list(COPY_KINDS)),
     }
     return pd.DataFrame(columns, columns=list(OPERATION_COLUMNS), copy=False)
 
 
-def _categorical(codes: Any, names: list[str]) -> Any:
-    """Returns a categorical of codes into ``names``, in which a name may occur several times; -1 is missing."""
+def _make_categorical(codes: Any, names: list[str]) -> Any:
+    """Returns a categorical column with the names at the given positions in ``names``; -1 is a missing value.
+
+    A name may occur several times in ``names``.
+    """
     import pandas as pd
 
     position: dict[str, int] = {}
@@ -196,13 +202,13 @@ def _categorical(codes: Any, names: list[str]) -> Any:
     return pd.Categorical.from_codes(codes, pd.Index(list(position), dtype=object))
 
 
-def _nullable(values: Any, index: Any) -> Any:
-    """Returns the integer at each index; the value is missing if the index is -1."""
-    return _masked(np.append(values, 0)[index], index == NONE)
+def _take_or_missing(values: Any, index: Any) -> Any:
+    """Returns the integers at the given positions. The value is missing if the position is -1."""
+    return _mask_integers(np.append(values, 0)[index], index == NONE)
 
 
-def _masked(values: Any, missing: Any) -> Any:
-    """Returns integers with a missing value wherever the mask is set."""
+def _mask_integers(values: Any, missing: Any) -> Any:
+    """Returns integers, in which the values that the mask marks are missing."""
     import pandas as pd
 
     return pd.arrays.IntegerArray(values.astype(np.int64), missing)

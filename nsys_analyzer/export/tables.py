@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 _GENERATOR = {"generator": "nsys-analyze export"}
 _PARQUET_MAGIC = b"PAR1"
-#: The application ID of the SQLite files, and its offset in bytes.
+#: The application ID that marks the SQLite files of this tool, and its offset in a SQLite file in bytes.
 _APPLICATION_ID, _APPLICATION_ID_OFFSET = b"nsys", 68
 _TABLE_NAME = "gpu_operations"
 
 
 class Parquet:
-    """The table as a Parquet file, which is the smallest format, with types and units."""
+    """The table of GPU operations as Parquet. It is the smallest format, and contains types and units."""
 
     @staticmethod
     def write(captures: Sequence[Capture], path: Path) -> None:
         """Writes the operations of the captures, with one or more row groups for each capture."""
         from pyarrow import parquet
 
-        schema = _arrow_schema().with_metadata(_GENERATOR)
+        schema = _make_arrow_schema().with_metadata(_GENERATOR)
         # Arrow decodes a path as UTF-8, but a path need not be valid UTF-8. So Arrow gets an open file.
         with path.open("wb") as file, parquet.ParquetWriter(file, schema, compression="zstd") as writer:
-            for table in _operation_tables(captures):
+            for table in _make_operation_tables(captures):
                 writer.write_table(table.replace_schema_metadata(_GENERATOR))
 
     @staticmethod
@@ -51,9 +51,10 @@ class Parquet:
 
 
 class Csv:
-    """The table as CSV (RFC 4180, UTF-8). An empty field is a missing value, and ``""`` is an empty text.
+    """The table of GPU operations as CSV (RFC 4180, UTF-8).
 
-    A text that a spreadsheet would execute as a formula is preceded by an apostrophe.
+    An empty field is a missing value, and ``""`` is an empty text. An apostrophe is put before each text that a
+    spreadsheet would execute as a formula.
     """
 
     @staticmethod
@@ -63,19 +64,19 @@ class Csv:
 
         options = csv.WriteOptions(include_header=False, quoting_style="needed")
         with path.open("wb") as file:
-            file.write(_header())
-            for table in _operation_tables(captures):
-                csv.write_csv(_plain_texts(table, formulas=False), file, options)
+            file.write(_make_csv_header())
+            for table in _make_operation_tables(captures):
+                csv.write_csv(_decode_categories(table, formulas=False), file, options)
 
     @staticmethod
     def is_ours(path: Path) -> bool:
         """Checks whether a file has the header of the CSV tables that this tool writes."""
         with path.open("rb") as file:
-            return file.readline(2 * len(_header())) == _header()
+            return file.readline(2 * len(_make_csv_header())) == _make_csv_header()
 
 
 class Sqlite:
-    """The table in an SQLite database."""
+    """The table of GPU operations in a SQLite database."""
 
     @staticmethod
     def write(captures: Sequence[Capture], path: Path) -> None:
@@ -90,8 +91,8 @@ class Sqlite:
             # ``executemany`` takes a fifth of the time of ``insert_all``, which inserts only few rows with each
             # statement.
             insert = f"INSERT INTO {_TABLE_NAME} VALUES ({', '.join('?' * len(columns))})"
-            for operations in _operation_tables(captures):
-                for batch in _plain_texts(operations).to_batches(20_000):
+            for operations in _make_operation_tables(captures):
+                for batch in _decode_categories(operations).to_batches(20_000):
                     with database.conn as connection:
                         connection.executemany(insert, zip(*batch.to_pydict().values(), strict=True))
 
@@ -103,14 +104,8 @@ class Sqlite:
             return file.read(4) == _APPLICATION_ID
 
 
-def column_reference() -> Iterator[tuple[str, str, str, str]]:
-    """Returns the name, type, unit and meaning of each column."""
-    types = {"category": "text", "integer": "integer", "flag": "true or false"}
-    return ((name, types[column.type], column.unit, column.doc) for name, column in OPERATION_COLUMNS.items())
-
-
-def _operation_tables(captures: Sequence[Capture]) -> Iterator[pa.Table]:
-    """Yields the operations of each capture in the columns of the schema, with times on the clock of the capture.
+def _make_operation_tables(captures: Sequence[Capture]) -> Iterator[pa.Table]:
+    """Yields a table of each capture's operations, with times on the clock of the capture.
 
     Raises:
         MissingTableError: a capture has no GPU operations.
@@ -123,11 +118,11 @@ def _operation_tables(captures: Sequence[Capture]) -> Iterator[pa.Table]:
         processes = capture.processes(attributed)
         if len(processes) == 1 and processes[0].rank is not None:
             frame["rank"] = frame["rank"].fillna(processes[0].rank)
-        yield pa.Table.from_pandas(frame, _arrow_schema(), preserve_index=False)
+        yield pa.Table.from_pandas(frame, _make_arrow_schema(), preserve_index=False)
 
 
-def _arrow_schema() -> pa.Schema:
-    """Returns the columns, each with its meaning and unit in the metadata."""
+def _make_arrow_schema() -> pa.Schema:
+    """Returns the Arrow schema of the table of GPU operations, with the meaning and unit of each column."""
     import pyarrow as pa
 
     types = {"category": pa.dictionary(pa.int32(), pa.string()), "integer": pa.int64(), "flag": pa.bool_()}
@@ -139,21 +134,22 @@ def _arrow_schema() -> pa.Schema:
     )
 
 
-def _plain_texts(table: pa.Table, *, formulas: bool = True) -> pa.Table:
-    """Returns the table with texts in place of the codes of categorical columns, for formats without categorical types.
+def _decode_categories(table: pa.Table, *, formulas: bool = True) -> pa.Table:
+    """Returns a table with texts in place of categorical columns, for formats without categorical types.
 
-    Unless ``formulas`` is set, an apostrophe is put before each text that a spreadsheet would execute.
+    Unless ``formulas`` is set, an apostrophe is put before each text that a spreadsheet would execute as a formula.
     """
     import pyarrow as pa
     from pyarrow.compute import replace_substring_regex
 
-    for place, field in enumerate(table.schema):
+    for index, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
-            texts = table.column(place).cast(pa.string())
+            texts = table.column(index).cast(pa.string())
             texts = texts if formulas else replace_substring_regex(texts, FORMULA_START, r"'\1")
-            table = table.set_column(place, field.with_type(pa.string()), texts)
+            table = table.set_column(index, field.with_type(pa.string()), texts)
     return table
 
 
-def _header() -> bytes:
+def _make_csv_header() -> bytes:
+    """Returns the first line of the CSV files."""
     return f"{','.join(OPERATION_COLUMNS)}\n".encode()

@@ -1,4 +1,4 @@
-"""Writes captures into one file of an export format, on a common clock if the format has one timeline."""
+"""Writes captures into one file of an export format. If the format has one timeline, the captures are aligned first."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from nsys_analyzer.trace.trace import Trace
 
 
 def default_target(path: Path, form: str) -> Path:
-    """Returns the default target of an export: a file in the working folder, named after the capture or folder."""
+    """Returns the default output file of an export: in the working folder, and named after the capture or folder."""
     return Path(f"{trace_stem(Path(path.resolve().name))}{load_formats()[form].suffix}")
 
 
@@ -40,9 +40,9 @@ def export(
 
     Args:
         paths: captures, and folders of captures.
-        target: the file.
+        target: the output file.
         form: the name of a format of ``load_formats()``.
-        names: the names of the ranges of phases.
+        names: the range names of phases.
         force: whether to replace a file of another program.
         tell: called with a message for the user.
 
@@ -55,11 +55,11 @@ def export(
     export_format = load_formats()[form]
 
     def is_ours(path: Path) -> bool:
-        """Returns whether the file is empty or was written by this format."""
+        """Returns whether a file is empty, or was written in this format."""
         return path.stat().st_size == 0 or export_format.is_ours(path)
 
     output = OutputKind(form, f"capture{export_format.suffix}", is_ours, export_format.suffix)
-    # The target is checked before the captures are read, so that a wrong name fails at once.
+    # The target is checked before the captures are read, so that an unsuitable target fails at once.
     check_target(target, paths, force=force, output=output)
     captures: Sequence[Capture] = [Capture(path, names or PhaseNames()) for path in find_traces(paths)]
     if not captures:  # a folder of runs that were not profiled
@@ -68,7 +68,7 @@ def export(
         captures = align_captures(captures, tell)
     with atomic_write(target) as unfinished:
         export_format.write(captures, unfinished)
-        # The target is checked again, because reading a .nsys-rep may have written an export to the target.
+        # The target is checked again, because reading a .nsys-rep may have written its export to this path.
         check_target(target, paths, force=force, output=output)
     return target.stat().st_size
 
@@ -79,9 +79,9 @@ class Capture:
 
     Attributes:
         path: the trace.
-        names: the names of the ranges of phases.
-        clock: maps its times to those of the first capture.
-        shift_ns: is added to these times, so that no time is negative.
+        names: the range names of phases.
+        clock: the conversion of the capture's times to the clock of the first capture.
+        shift_ns: offset that is added to the converted times, so that no time is negative.
     """
 
     path: Path
@@ -90,11 +90,11 @@ class Capture:
     shift_ns: int = 0
 
     def read(self) -> AttributedTrace:
-        """Reads the capture, with the ranges of its operations; raises the errors of ``Trace.load``."""
+        """Reads the capture, and attributes its operations to ranges; raises the errors of ``Trace.load``."""
         return AttributedTrace(Trace.load(self.path), self.names)
 
     def to_common_clock(self, time_ns: Ints) -> Ints:
-        """Returns times of the capture on the common clock."""
+        """Converts times of the capture to the common clock."""
         aligned = self.clock.aligned(time_ns) if self.clock != Clock() else time_ns
         return aligned + self.shift_ns if self.shift_ns else aligned
 
@@ -106,7 +106,7 @@ class Capture:
         return int(self.to_common_clock(np.array([min(starts, default=0)]))[0])
 
     def shifted(self, ns: int) -> Capture:
-        """Returns the capture with later times on the common clock."""
+        """Returns the capture with times on the common clock that are later by ``ns``."""
         return replace(self, shift_ns=self.shift_ns + ns)
 
     def processes(self, attributed: AttributedTrace) -> tuple[Process, ...]:
@@ -122,7 +122,7 @@ def align_captures(captures: Sequence[Capture], tell: Callable[[str], None]) -> 
     """Returns captures on a common clock, which is the clock of the first capture.
 
     The captures of one run are aligned by their collectives. Any other capture starts at its own time 0, and ``tell``
-    shows its name. Several captures are read here, and again when they are written.
+    is called with its name. If there are several captures, they are read here, and again when they are written.
     """
     if len(captures) < 2:
         return tuple(captures)

@@ -38,13 +38,13 @@ from nsys_analyzer.trace.trace import check_recorded, costly_tables
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: The tables that are not copied: payloads and the time of day. The content of NCCL's payloads is written as numbers,
-#: in a separate table.
+#: The tables that are not copied. The layouts of payloads and the time of day are private. The table of NCCL calls is
+#: made anew, from the payloads if needed.
 _OMITTED_TABLES = (schema.PAYLOAD_FIELDS, schema.SESSION_START, schema.NCCL_CALLS)
 
 _COPIED_TABLES = tuple(table for table in dict.fromkeys(schema.TABLES.values()) if table not in _OMITTED_TABLES)
 
-#: The names of the properties that are copied, by table. The program's command line is private and not among them.
+#: The names of the properties that are copied, by table. The program's command line is private, so it is not copied.
 _COPIED_PROPERTIES = {
     "environment": (
         "NvDriverVersion", "CudaDriverVersion", "DevicePlatform", "HipDriverVersion", "HipRuntimeVersion",
@@ -56,8 +56,8 @@ _COPIED_PROPERTIES = {
     ),
     "capture": ("CAPTURE_EVENT_TYPE", "CUDA_GRAPH_TRACE_OPTIONS:MODE", "PROCESS_0:CUDA_GRAPH_TRACE_OPTIONS:MODE"),
 }  # fmt: skip
-#: For each table with string IDs, the role of the strings.
-_ROLES = {
+#: The role of the strings to which the string IDs of a table refer, by the key of the table.
+_STRING_ROLES = {
     "kernel": KERNEL, "runtime": CALL, "nvtx": RANGE, "operators": OPERATOR, "threads": THREAD,
     "overhead": PROFILER_EVENT, "profiler_overhead": PROFILER_EVENT,
 }  # fmt: skip
@@ -68,17 +68,17 @@ _STRING_ID_COLUMNS = ("name", "text_id")
 def share(
     trace: Path, output: Path, *, force: bool = False, keep: Sequence[re.Pattern[str]] = (), keep_source: bool = False
 ) -> tuple[Renaming, ...]:
-    """Copies the data of a trace that the analysis needs into a new SQLite export, and returns the replaced names.
+    """Copies the data that the analysis of a trace needs into a new SQLite export, and returns the replaced names.
 
-    The copy is written completely or not at all, and its analysis has the same figures as that of the trace. It does
-    not contain the program's command line, and names that are not allowed are replaced by aliases.
+    The copy is written completely or not at all. Its analysis gives the same figures as the analysis of the trace. The
+    copy does not contain the program's command line, and an alias replaces each private name.
 
     Args:
         trace: the capture, in any format that ``Trace.load`` accepts.
         output: the copy, with the suffix ``.sqlite``. Its folder is created if needed.
-        force: whether an existing file is replaced. The trace itself is never replaced.
+        force: whether to replace an existing file. The trace itself is never replaced.
         keep: patterns of names that remain unchanged. A pattern must match the whole name.
-        keep_source: whether the stacks files beside the trace are copied, with the program's paths and lines.
+        keep_source: whether to copy the stacks files beside the trace, which contain paths and lines of the program.
 
     Raises:
         TraceError: the trace cannot be read.
@@ -88,18 +88,20 @@ def share(
         path: output.with_name(path.name.replace(trace_stem(trace), output.stem, 1))
         for path in (find_stack_files(trace) if keep_source else ())
     }
-    _check_output(trace, output, force=force)
+    _check_copy_path(trace, output, force=force)
     for path, target in list(stacks.items()):
         if target.exists() and target.samefile(path):
             del stacks[path]
         else:
-            _check_free(target, force=force and not target.is_symlink())
+            _check_replaceable(target, force=force and not target.is_symlink())
     reader = open_capture(trace)
-    _check_output(reader.path, output, force=force)  # opening a report may have created its export at the output's path
+    _check_copy_path(
+        reader.path, output, force=force
+    )  # opening a report may have created its export at the output's path
     check_recorded(reader, reader.path)
     scrubber = Scrubber(keep)
-    tables = _copied_tables(reader, scrubber) | _tables_of_ranks(reader)
-    # The analysis only needs to know that these tables were recorded, not their content.
+    tables = _copy_tables(reader, scrubber) | _make_rank_tables(reader)
+    # An empty table shows that the table was recorded. The analysis does not need the content.
     marker = arrow_table({column: np.empty(0, np.int64) for column in schema.COSTLY_MARK})
     tables |= dict.fromkeys(costly_tables(reader), marker)
     try:
@@ -116,7 +118,7 @@ def share(
 
 
 def find_missing_tables(trace: Path, copy: Path) -> list[str]:
-    """Returns the tables of an nsys trace that have rows and are missing from the trace's copy."""
+    """Returns the tables that have rows in a trace of nsys, and that are missing from its copy."""
     if find_source(trace).makes_tables:
         return []
     reader, copied_tables = open_capture(trace), open_capture(copy).columns_of
@@ -124,29 +126,31 @@ def find_missing_tables(trace: Path, copy: Path) -> list[str]:
     return sorted(name for name in missing if reader.has_rows(name))
 
 
-def _check_output(trace: Path, output: Path, *, force: bool) -> None:
+def _check_copy_path(trace: Path, output: Path, *, force: bool) -> None:
+    """Checks that the copy of a trace may be written to a path; raises NsysAnalyzerError otherwise."""
     if output.suffix.lower() != ".sqlite":
         raise NsysAnalyzerError(f"{output} has no suffix .sqlite", f"Name it {output.stem or 'small'}.sqlite")
     check_output_is_no_input(output, [trace])
     check_parent_folder(output, force=force)
-    _check_free(output, force=force)
+    _check_replaceable(output, force=force)
 
 
-def _check_free(path: Path, *, force: bool) -> None:
+def _check_replaceable(path: Path, *, force: bool) -> None:
+    """Checks that a file does not exist, or that ``force`` is set; raises NsysAnalyzerError otherwise."""
     check_regular(path, "Name another file with -o")
     if os.path.lexists(path) and not force:
         raise NsysAnalyzerError(f"{path} exists already", "Name another file with -o, or replace it with --force")
 
 
-def _copied_tables(reader: Reader, scrubber: Scrubber) -> dict[str, pa.Table]:
-    """Returns the tables of the copy by their names in the export, without private data."""
+def _copy_tables(reader: Reader, scrubber: Scrubber) -> dict[str, pa.Table]:
+    """Returns the tables of the copy by their names in the trace, without private data."""
     name_of = {table: name for table in _COPIED_TABLES if (name := reader.name_of(table))}
     frames = reader.read_all(name_of)
     threads = [np.unique(frame["thread"]) for key, frame in frames.items() if key != "threads" and "thread" in frame]
     roles_of: dict[int, set[str]] = defaultdict(set)
-    for key, role in _ROLES.items():
+    for key, role in _STRING_ROLES.items():
         frame = frames.get(key, {})
-        if key == "threads" and frame:  # other threads would reveal the host's processes
+        if key == "threads" and frame:  # names of threads without recorded events would reveal other programs
             recorded = np.flatnonzero(np.isin(frame["thread"], np.concatenate([np.empty(0, np.int64), *threads])))
             frame |= {column: values[recorded] for column, values in frame.items()}
         for column in set(_STRING_ID_COLUMNS) & set(frame):
@@ -159,13 +163,13 @@ def _copied_tables(reader: Reader, scrubber: Scrubber) -> dict[str, pa.Table]:
         if len(rows):
             tables[name] = _scrub_rows(table, frame, rows, roles_of, scrubber)
         elif table.filter and table.key not in _COPIED_PROPERTIES:
-            # A single row that the filter excludes is written. It shows that the table was recorded.
+            # One row that the filter excludes shows that the table was recorded.
             tables[name] = arrow_table({column.aliases[0]: np.array([schema.NO_TIME]) for column in table.columns})
     return tables
 
 
 def _find_copied_rows(table: Table, frame: Frame, roles_of: Mapping[int, set[str]]) -> Ints:
-    """Returns the positions of the rows of a table that are copied."""
+    """Returns the positions of the rows that are copied from a table."""
     first = next(iter(frame.values()))
     are_copied: Any = np.ones(len(first), np.bool_)
     if table.key in _COPIED_PROPERTIES:
@@ -184,7 +188,7 @@ def _find_copied_rows(table: Table, frame: Frame, roles_of: Mapping[int, set[str
 def _scrub_rows(
     table: Table, frame: Frame, rows: Ints, roles_of: Mapping[int, set[str]], scrubber: Scrubber
 ) -> pa.Table:
-    """Returns the given rows of a table without private data. Columns that contain only their default are omitted."""
+    """Returns the given rows of a table without private data, and without columns that contain only their default."""
     columns = {}
     for column in table.columns:
         if not column.is_text:
@@ -206,7 +210,7 @@ def _scrub_rows(
             texts = [scrubber.scrub_property(text) for text in texts]
         elif column.name == "value":
             names = frame["name"].take(arrow_integers(rows)).to_pylist()
-            # The time shift is copied because the times cannot be interpreted without it. The times reveal it anyway.
+            # The time shift is copied, because times are meaningless without it, and the times reveal it anyway.
             texts = [
                 text if name == schema.TIME_SHIFT else scrubber.scrub_property(text)
                 for name, text in zip(names, texts, strict=True)
@@ -216,8 +220,8 @@ def _scrub_rows(
     return arrow_table(columns)
 
 
-def _tables_of_ranks(reader: Reader) -> dict[str, pa.Table]:
-    """Returns the ranks and the NCCL calls as tables of numbers, because their sources are private and not copied."""
+def _make_rank_tables(reader: Reader) -> dict[str, pa.Table]:
+    """Returns tables of the ranks and of the NCCL calls, because the data from which they are read is not copied."""
     strings = dict(iterate_rows(reader.read(schema.STRINGS)))
     nccl_ranges = read_nccl_ranges(reader, strings)
     tables = {}
@@ -228,7 +232,7 @@ def _tables_of_ranks(reader: Reader) -> dict[str, pa.Table]:
         tables[schema.RANKS.aliases[0]] = arrow_table(dict(zip(names, numbers.T, strict=True)))
     calls = read_nccl_calls(reader, nccl_ranges)
     if len(calls):
-        # PyTorch's ranges of collectives are named "nccl:" and the name of the collective.
+        # PyTorch names the range of a collective "nccl:" and the name of the collective.
         names = [
             name if is_public(name, RANGE) or is_public(f"nccl:{name}", RANGE) else REMOVED_MARK for name in calls.names
         ]

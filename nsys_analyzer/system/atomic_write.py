@@ -1,4 +1,4 @@
-"""Writes files atomically: the old content remains until the new content is complete and on the disk."""
+"""Writes files atomically: the old file remains until the new content is completely on the disk."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from nsys_analyzer.errors import NoSpaceError, NsysAnalyzerError
 from nsys_analyzer.text import format_bytes
 
 _DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-#: A disk with less free space than this counts as full. On a full disk, nsys, SQLite and PyTorch fail with various
-#: messages.
+#: A disk with less free space than this counts as full.
 _FULL_DISK_BYTES = 1 << 20
-_MAX_PREFIX_CHARACTERS = 40  # a folder's name starts with the file's name and is limited to 255 bytes
-#: The file that marks a folder that this module made. Folders with a similar name but without the mark are not removed.
+#: The name of the temporary folder contains this many characters of the file's name, because names are limited to 255
+#: bytes.
+_MAX_NAME_CHARACTERS = 40
+#: The file that marks a temporary folder of this module. A folder with a similar name is removed only with this file.
 UNFINISHED_MARK = ".written-by-nsys-analyze"
 
 
 @contextmanager
 def atomic_write(target: Path, needed_bytes: int | None = None, source: Path | None = None) -> Iterator[Path]:
-    """Yields a path to write to. The file there replaces ``target`` when the block ends without an error.
+    """Yields a temporary path to write to. The file there replaces ``target`` when the block ends without an error.
 
-    The path is in a temporary folder beside the target, so that a database's journal is removed with it. Folders that
-    killed processes left behind are removed first. If the target is a symbolic link, the link remains and the file that
-    it points to is replaced. The new file keeps the owner and the permissions of the old file; if there is no old file,
-    the umask sets the permissions.
+    The path is in a temporary folder beside the target, so that the journal of a database is removed with the folder.
+    Temporary folders that killed processes left are removed first. If the target is a symbolic link, the link remains,
+    and the file that it points to is replaced. The new file gets the owner and the permissions of the old file. Without
+    an old file, the umask sets the permissions.
 
     Args:
         target: the file to write.
-        needed_bytes: size of the file, for the message about a full disk; None if unknown.
-        source: the file from which the new file is made. The new file grants no permission that its source does not
-            grant.
+        needed_bytes: size of the new file, for the message about a full disk; None if unknown.
+        source: the file from which the new file is made. The new file gets no permission that its source lacks.
 
     Raises:
         NsysAnalyzerError: ``target`` is a folder, a device or a pipe.
@@ -73,13 +73,13 @@ def write_text(target: Path, text: str) -> None:
 
 
 def append_text(target: Path, text: str) -> None:
-    """Appends a text to a file, completely or not at all; raises the errors of :func:`atomic_write`."""
+    """Appends a text to a file, either completely or not at all; raises the errors of :func:`atomic_write`."""
     content = text.encode()
     with _explain_full_disk(target, len(content)), target.open("ab", buffering=0) as file:
         end = file.tell()
         try:
             written = file.write(content)
-            if written < len(content):  # a full disk accepts a part of the text, and fails at the next write
+            if written < len(content):  # a full disk accepts a part of the text, and reports an error at the next write
                 file.write(content[written:])
         except OSError:
             file.truncate(end)
@@ -88,7 +88,7 @@ def append_text(target: Path, text: str) -> None:
 
 def check_regular(path: Path, hint: str = "Name a file") -> None:
     """Checks that a path is a regular file or does not exist; raises NsysAnalyzerError otherwise."""
-    if path.exists() and not path.is_file():  # follows links, also to an open pipe without a path (/dev/stdout)
+    if path.exists() and not path.is_file():  # this follows links, such as /dev/stdout to an open pipe
         kind = "a folder" if path.is_dir() else "a pipe or a device"
         raise NsysAnalyzerError(f"{path} is {kind}, not a file", hint)
 
@@ -96,8 +96,8 @@ def check_regular(path: Path, hint: str = "Name a file") -> None:
 def check_parent_folder(path: Path, *, force: bool) -> None:
     """Checks that the folder of a file exists, or that ``force`` allows this module to create the folder.
 
-    A folder cannot be created below a file. In that case no error is raised here, because writing the file raises an
-    error.
+    If a parent of the folder is a file, the folder cannot be created. Then this function raises no error, because
+    writing the file will raise an error.
 
     Raises:
         NsysAnalyzerError: the folder is missing.
@@ -108,21 +108,22 @@ def check_parent_folder(path: Path, *, force: bool) -> None:
 
 
 def resolve_links(path: Path) -> Path:
-    """Returns the path that symbolic links lead to; the file need not exist."""
+    """Returns a path without symbolic links. The file need not exist."""
     return Path(os.path.realpath(path))
 
 
 @contextmanager
 def _unfinished_folder(destination: Path) -> Iterator[Path]:
-    """Creates a hidden folder beside a path for the block. A lock on it shows that its process is running."""
+    """Creates a hidden folder beside a path for the block. A lock on the folder shows that the process still runs."""
     remove_unfinished(destination.parent, destination.stem)
-    prefix = f".{destination.stem[:_MAX_PREFIX_CHARACTERS]}-export-"
+    prefix = f".{destination.stem[:_MAX_NAME_CHARACTERS]}-export-"
     folder = Path(tempfile.mkdtemp(dir=destination.parent, prefix=prefix))
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # without locks on this file system, ``remove_unfinished`` removes nothing
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        (folder / UNFINISHED_MARK).touch()  # after the lock, because other processes remove marked unlocked folders
+        # The mark follows the lock, because other processes remove folders with the mark and without a lock.
+        (folder / UNFINISHED_MARK).touch()
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -130,10 +131,13 @@ def _unfinished_folder(destination: Path) -> Iterator[Path]:
 
 
 def remove_unfinished(folder: Path, stem: str | None = None) -> None:
-    """Removes the unfinished files that killed processes left in a folder; with a ``stem``, only of that file."""
-    name = "*" if stem is None else glob.escape(stem[:_MAX_PREFIX_CHARACTERS])
+    """Removes the temporary folders that killed processes left in a folder.
+
+    If ``stem`` is given, only temporary folders of files with this stem are removed.
+    """
+    name = "*" if stem is None else glob.escape(stem[:_MAX_NAME_CHARACTERS])
     for mark in list(folder.glob(f".{name}-export-*/{UNFINISHED_MARK}")):
-        with suppress(OSError):  # the folder is gone or locked, or the file system has no locks
+        with suppress(OSError):  # the folder was removed or is locked, or the file system has no locks
             descriptor = os.open(mark.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -143,13 +147,13 @@ def remove_unfinished(folder: Path, stem: str | None = None) -> None:
 
 
 def is_disk_full(folder: Path) -> bool:
-    """Checks whether a folder's disk is nearly full, because programs that fail on a full disk may not say why."""
+    """Returns whether the disk of a folder is nearly full. Programs that fail on a full disk may not say why."""
     return shutil.disk_usage(folder).free < _FULL_DISK_BYTES
 
 
 @contextmanager
 def _explain_full_disk(target: Path, needed_bytes: int | None = None) -> Iterator[None]:
-    """Turns any error on a full disk into one that names the file and the needed space."""
+    """Turns any error of the block into one that names the file and the needed space, if the disk is full."""
     try:
         yield
     except NoSpaceError:

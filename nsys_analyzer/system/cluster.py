@@ -1,6 +1,6 @@
-"""Maps a function over files: sequentially in this process, in processes of this machine, or on Dask workers.
+"""Calls a function for many files: sequentially in this process, in processes of this machine, or on Dask workers.
 
-Only this module uses Dask. It is an optional dependency (``cluster``), imported if the user names a scheduler.
+Only this module uses Dask, which is an optional dependency (``cluster``). It is imported if the user names a scheduler.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     from distributed import Client
 
-#: Work is done in this process if it takes less time than this, because starting a process takes about one second of a
-#: core.
+#: Tasks that take less time than this in total run in this process, because starting another process takes about one
+#: second of a core.
 MIN_PARALLEL_WORK_S = 10
-#: The scheduler address for running all work in this process, without a cluster or other processes.
+#: The scheduler address that means to run all tasks in this process, without a cluster or other processes.
 NO_SCHEDULER = "none"
 
 _PACKAGE = "nsys-analyze"
@@ -39,7 +39,7 @@ _READ_HERE_HINT = "Read them one after another in this process: --scheduler none
 
 
 class Task(Protocol):
-    """Work on one file that can be sent to a worker: the file, and estimates of the time and the memory."""
+    """Work on one file that a worker can do."""
 
     @property
     def path(self) -> Path:
@@ -56,8 +56,8 @@ class Task(Protocol):
 
 _Task = TypeVar("_Task", bound=Task)
 _Result = TypeVar("_Result")
+#: A function that is called after each finished task.
 OnTaskDone = Callable[[], None]
-"""A callback for each finished task."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class Workers:
     """The processes that run tasks.
 
     Attributes:
-        scheduler: the address of a Dask scheduler; "none" for this process, sequentially. None for processes of this
-            machine if the tasks take ``MIN_PARALLEL_WORK_S`` or more, else for this process. There are at most as many
-            processes as cores, and at most as many as can hold the largest file in the free memory at once.
+        scheduler: the address of a Dask scheduler. "none" runs the tasks one after another in this process. None does
+            so only if the tasks take less than ``MIN_PARALLEL_WORK_S``, and otherwise starts processes on this machine:
+            at most one per core, and at most as many as can each hold the largest file in the free memory.
         show_progress: a context manager that shows the progress of a number of tasks.
     """
 
@@ -88,7 +88,7 @@ class Workers:
         with self.show_progress(len(tasks)) as on_task_done:
             if self.scheduler not in (None, NO_SCHEDULER):
                 with _open_client(str(self.scheduler)) as client:
-                    run_there = partial(_run_in_folder, Path.cwd(), function)
+                    run_there = partial(_run_on_worker, Path.cwd(), function)
                     return _map_on_executor(client.get_executor(pure=False), run_there, tasks, on_task_done)
             if self.scheduler is None and (count := _count_local_workers(tasks)) > 1:
                 with _open_local_pool(count) as executor:
@@ -100,8 +100,8 @@ class Workers:
             return results
 
 
+#: Runs one task after another in this process.
 SEQUENTIAL = Workers(NO_SCHEDULER)
-"""Runs one task after another in this process."""
 
 
 def _map_on_executor(
@@ -110,7 +110,7 @@ def _map_on_executor(
     """Runs the tasks on an executor, the longest first, and returns their results in the order of the tasks."""
     from concurrent.futures import as_completed  # imported here because most commands read one capture
 
-    # The processes inherit the blocked signals: only this process handles an interrupt from the terminal.
+    # The new processes inherit the blocked signal, so that only this process handles an interrupt from the terminal.
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     longest_first = sorted(range(len(tasks)), key=lambda index: -tasks[index].seconds)
     futures = {index: executor.submit(function, tasks[index]) for index in longest_first}
@@ -125,7 +125,7 @@ def _map_on_executor(
 
 
 def _count_local_workers(tasks: Sequence[Task]) -> int:
-    """Returns the number of processes to use for the tasks; 1 means this process. Each can hold the largest task."""
+    """Returns the number of processes to use for the tasks. 1 means to use this process."""
     if len(tasks) < 2 or sum(task.seconds for task in tasks) < MIN_PARALLEL_WORK_S:
         return 1
     import psutil
@@ -141,9 +141,9 @@ def _open_local_pool(count: int) -> Iterator[Executor]:
     from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
     from multiprocessing import active_children, get_context, resource_tracker
 
-    resource_tracker.ensure_running()  # starting it unblocks signals, so start it before they are blocked
+    resource_tracker.ensure_running()  # its start unblocks signals, so it must happen before signals are blocked
     threads = (os.cpu_count() or 1) // count
-    with ProcessPoolExecutor(count, get_context("spawn"), _prepare_process, (threads,)) as executor:
+    with ProcessPoolExecutor(count, get_context("spawn"), _prepare_worker_process, (threads,)) as executor:
         try:
             yield executor
         except BrokenProcessPool as error:
@@ -154,7 +154,8 @@ def _open_local_pool(count: int) -> Iterator[Executor]:
             raise
 
 
-def _prepare_process(threads: int) -> None:
+def _prepare_worker_process(threads: int) -> None:
+    """Makes a worker process end with its parent, and limits its threads."""
     signal_when_parent_dies(signal.SIGKILL)
     os.environ["OMP_NUM_THREADS"] = str(max(threads, 1))  # also the number of Arrow's threads
 
@@ -199,7 +200,7 @@ def _open_client(address: str) -> Iterator[Client]:
             try:
                 version: str | None = metadata.version(_PACKAGE)
             except metadata.PackageNotFoundError:
-                version = None  # workers also answer this if they lack the package
+                version = None  # workers without the package also answer None
             for worker, versions in client.get_versions(packages=[_PACKAGE])["workers"].items():
                 if (worker_version := versions["packages"][_PACKAGE]) != version:
                     installed = f"nsys-analyze {worker_version}" if worker_version else "no nsys-analyze"
@@ -213,8 +214,8 @@ def _open_client(address: str) -> Iterator[Client]:
                 raise ClusterError("The Dask scheduler is gone", _READ_HERE_HINT) from error
 
 
-def _run_in_folder(folder: Path, function: Callable[[_Task], _Result], task: _Task) -> _Result:
-    """Runs a task on a worker in the working folder of the command, so that relative paths mean the same files.
+def _run_on_worker(folder: Path, function: Callable[[_Task], _Result], task: _Task) -> _Result:
+    """Runs a task on a worker in the command's working folder, so that relative paths refer to the same files.
 
     Raises:
         ClusterError: the worker does not see the file.

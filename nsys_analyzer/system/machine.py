@@ -1,4 +1,4 @@
-"""Reads facts of this machine without heavy imports: GPUs, driver, CPU, torch, nsys, and the state of a checkout."""
+"""Reads the GPUs, driver, CPU, torch, nsys and git commit of this machine, without imports that take long."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def load_cuda_driver() -> ctypes.CDLL | None:
 
 
 def driver_version() -> str | None:
-    """Returns the version of NVIDIA's driver from ``nvidia-smi``, such as ``580.159.04``; None without an answer."""
+    """Returns the version of NVIDIA's driver from ``nvidia-smi``, such as ``580.159.04``; None if it fails."""
     lines = run_for_lines("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return lines[0] if lines else None
 
@@ -48,7 +48,7 @@ def torch_version() -> str | None:
 
 
 def read_provenance(folder: Path) -> dict[str, Any]:
-    """Returns the CPU, driver and git commit of ``folder``, if known. Untracked files do not make the commit dirty."""
+    """Returns the CPU, the driver, and the git commit of a folder, if known. Untracked files do not make it dirty."""
     git = ("git", "-C", str(folder))
     commit = run_for_lines(*git, "rev-parse", "HEAD")
     changes = run_for_lines(*git, "status", "--porcelain", "--untracked-files=no") if commit else None
@@ -71,22 +71,22 @@ def run_for_lines(*command: str) -> list[str] | None:
 
 
 def run_query(*command: Path | str) -> subprocess.CompletedProcess[str]:
-    """Runs a short command and returns its result; raises OSError or TimeoutExpired if the command does not run."""
+    """Runs a short command and returns its result; raises OSError if it cannot run, TimeoutExpired if it takes long."""
     return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_QUERY_TIMEOUT_S)
 
 
 def cpu_model() -> str | None:
     """Returns the CPU's model from ``/proc/cpuinfo``; None on other systems."""
-    return _value_in(Path("/proc/cpuinfo"), "model name")
+    return _find_value(Path("/proc/cpuinfo"), "model name")
 
 
 def driver_module_version() -> str | None:
     """Returns the version line of NVIDIA's kernel module; None if the module is not loaded."""
-    return _value_in(Path("/proc/driver/nvidia/version"), "NVRM version")
+    return _find_value(Path("/proc/driver/nvidia/version"), "NVRM version")
 
 
-def _value_in(path: Path, key: str) -> str | None:
-    """Returns the value of the first line ``key: value`` in a file; None if there is none."""
+def _find_value(path: Path, key: str) -> str | None:
+    """Returns the value of the first line ``key: value`` in a file; None without such a line."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -96,6 +96,8 @@ def _value_in(path: Path, key: str) -> str | None:
 
 # --- nsys
 
+#: The paths of ``nsys`` below the root folder, as installers choose them. An earlier pattern is preferred. If several
+#: paths match one pattern, the newest version is preferred.
 NSYS_PATHS = (
     "opt/nvidia/nsight-systems*/*/bin/nsys",
     "opt/nvidia/nsight-systems*/*/target-linux-*/nsys",
@@ -108,7 +110,6 @@ NSYS_PATHS = (
     "opt/nvidia/nsight-compute/*/host/target-linux-*/nsys",
     "usr/local/cuda*/nsight-compute*/host/target-linux-*/nsys",
 )
-"""Where installers put ``nsys``, below the root folder. An earlier pattern is preferred; within one, the newest."""
 
 _VERSION = re.compile(r"version (\d+(?:\.\d+)+)")
 _INSTALL_HINT = "Set NSYS to the nsys of a complete Nsight Systems installation"
@@ -133,14 +134,14 @@ def find_nsys(root: Path = Path("/")) -> Path | None:
     """
     if override := os.environ.get("NSYS"):
         path = Path(override).expanduser().absolute()
-        if not _is_command(path):
+        if not _is_executable(path):
             problem = f"NSYS is set to {path}, which is not an executable file"
             raise ExportError(problem, "Set NSYS to the nsys command itself, or unset it")
         return path
     if on_path := shutil.which("nsys"):
         return Path(on_path)
-    places = (path for pattern in NSYS_PATHS for path in sorted(root.glob(pattern), key=version_key, reverse=True))
-    return next((path for path in places if _is_command(path)), None)
+    installed = (path for pattern in NSYS_PATHS for path in sorted(root.glob(pattern), key=version_key, reverse=True))
+    return next((path for path in installed if _is_executable(path)), None)
 
 
 def nsys_version(nsys: Path) -> str:
@@ -154,10 +155,11 @@ def nsys_version(nsys: Path) -> str:
     return match[1]
 
 
-def _is_command(path: Path) -> bool:
+def _is_executable(path: Path) -> bool:
+    """Returns whether a path is a file that this user may execute."""
     return path.is_file() and os.access(path, os.X_OK)
 
 
 def version_key(version: Path | str) -> tuple[int, ...]:
-    """Returns the numbers of a version as a sort key, by which ``2024.10.1`` follows ``2024.9.2``."""
+    """Returns the numbers in a version as a key for sorting, so that ``2024.10.1`` follows ``2024.9.2``."""
     return tuple(int(digits) for digits in re.findall(r"\d+", str(version)))

@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from multiprocessing import parent_process
 from typing import Any
 
-#: The groups of entry points: rules for findings, kernel classes, and export formats. See docs/plugins.md.
+#: The groups of entry points for plugins: findings, kernel classes, and export formats. See docs/plugins.md.
 FINDINGS, KERNEL_CLASSES, EXPORT_FORMATS = (
     f"nsys_analyzer.{group}" for group in ("findings", "kernel_classes", "export_formats")
 )
@@ -18,7 +18,7 @@ FINDINGS, KERNEL_CLASSES, EXPORT_FORMATS = (
 
 @cache
 def load_plugins(group: str) -> tuple[tuple[EntryPoint, Any], ...]:
-    """Returns the entry points of a group, each with the object that it loads."""
+    """Loads the plugins of a group, and returns their entry points, each with the loaded object."""
     loaded: list[tuple[EntryPoint, Any]] = []
     for point in entry_points(group=group):
         with skip_failing_plugin(point):
@@ -28,7 +28,7 @@ def load_plugins(group: str) -> tuple[tuple[EntryPoint, Any], ...]:
 
 @contextmanager
 def skip_failing_plugin(point: EntryPoint) -> Iterator[None]:
-    """Ends the block without an error if the plugin fails in the block, and warns the user."""
+    """Suppresses an error of a plugin in the block, and warns the user that the plugin is left out."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - code of another package may raise anything
@@ -39,6 +39,6 @@ def skip_failing_plugin(point: EntryPoint) -> Iterator[None]:
 
 @cache
 def _warn_once(line: str) -> None:
-    """Logs a warning once. Among several processes that read captures, only the parent process logs it."""
+    """Logs a warning only once. Worker processes do not log it, because their parent does."""
     if parent_process() is None:
         logging.getLogger(__name__).warning(line)

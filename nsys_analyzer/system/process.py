@@ -1,15 +1,15 @@
-"""Runs a program until it ends, times out or is interrupted. No process that it started outlives this process.
+"""Runs a program until it ends, its time is over, or an interrupt. No process of the program outlives this process.
 
 Each program runs below a supervisor, which is this file run as a program:
 
     python process.py PROCESS_ID first|all PROGRAM ARGUMENTS...
 
-The supervisor ends all processes that the program started when the program fails, when it is asked to end, or when its
-caller, ``PROCESS_ID``, has died. The kernel signals the supervisor when its caller dies, even by SIGKILL. The
-supervisor is also the subreaper of its descendants: the kernel makes it the parent of every process whose parent dies.
-So the supervisor also finds a target that runs in a session of its own or has overwritten its environment. The first
-SIGTERM asks the program to end, and a second SIGTERM kills all processes. If the program succeeds, background processes
-such as a compiler's server continue to run, except with ``all``.
+The supervisor ends all processes that the program started when the program fails, when the supervisor is asked to end,
+or when its caller, ``PROCESS_ID``, has died. The kernel signals the supervisor when its caller dies, even by SIGKILL.
+The supervisor is also the subreaper of its descendants: the kernel makes it the parent of each process whose parent
+dies. So the supervisor also finds a process that runs in a session of its own or has overwritten its environment. The
+first SIGTERM asks the program to end, and a second SIGTERM kills all processes. If the program succeeds, its background
+processes, such as a compiler's server, continue to run with ``first``, and are killed with ``all``.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from typing import Any
 #: The exit code of a program that cannot be run, both of shells and of the supervisor.
 CANNOT_RUN = 127
 _PARENT_DEATH_SIGNAL, _CHILD_SUBREAPER = 1, 36  # options of prctl(2), which only Linux has
-#: The time that a program gets to end after it was asked to end.
+#: A program that was asked to end is killed after this time.
 _GRACE_S = 5
-#: The time to wait until killed processes have ended, because they may hang in a driver.
+#: The supervisor is killed, too, if killed processes take longer than this to end, because they may hang in a driver.
 _KILL_TIMEOUT_S = 10
 _POLL_INTERVAL_S = 0.2
 _KILL_INTERVAL_S = 0.02
 #: The exit codes of a process that ends after a request to end (SIGTERM) and after an interrupt (SIGINT).
 _STOPPED_EXIT_CODES = (-signal.SIGTERM, 128 + signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGINT)
-#: The time that a profiler gets to write the report of a server.
+#: A profiler that was asked to end is killed after this time. It writes the report of a server when it ends.
 _REPORT_TIMEOUT_S = 120
-#: The reason of a failure is searched in this many bytes at the end of a log.
+#: The reason for a failure is searched in this many bytes at the end of the log.
 _TAIL_BYTES = 20_000
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|MemoryError"
@@ -75,7 +75,7 @@ class Job:
 
 @dataclass(frozen=True)
 class JobResult:
-    """The outcome of a job: ``ok``, ``oom``, ``failed`` or ``timeout``, and a line with the reason unless it is ok."""
+    """The outcome of a job: the status ``ok``, ``oom``, ``failed`` or ``timeout``, and one line with the reason."""
 
     status: str
     message: str | None = None
@@ -95,15 +95,15 @@ class Progress:
 
 
 def run_job(job: Job, log: Path, made_progress: Callable[[], bool] = lambda: False) -> JobResult:
-    """Runs a job, appends its output to ``log``, and returns its result.
+    """Runs a job, appends its output to a log, and returns its result.
 
-    All processes that it started, including a profiler's target, are ended at the time limit, on an interrupt, if the
-    program fails, and if this process is killed.
+    All processes that the job started, including the program under a profiler, are ended at the time limit, on an
+    interrupt, if the job fails, and if this process is killed.
 
     Args:
         job: the job.
         log: the file for its output.
-        made_progress: called a few times a second; if the function returns True, the time limit starts again.
+        made_progress: a function that is called a few times per second. The time limit starts again if it returns True.
 
     Raises:
         KeyboardInterrupt: on an interrupt, after all processes ended. It is not raised for a job with
@@ -145,9 +145,9 @@ def run_job(job: Job, log: Path, made_progress: Callable[[], bool] = lambda: Fal
 
 
 def run_captured(command: Sequence[str | Path], timeout_s: float | None) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end and returns its output; a timeout or an interrupt ends all its processes.
+    """Runs a command to its end, and returns its output. A timeout or an interrupt ends all its processes.
 
-    A command that cannot be run has the exit code 127 and an error output with the reason.
+    If the command cannot be run, the exit code is 127 and the error output contains the reason.
 
     Raises:
         subprocess.TimeoutExpired: the command did not end within ``timeout_s`` seconds; None means no limit.
@@ -172,7 +172,7 @@ def _start_supervised(
 
 
 def _end(process: subprocess.Popen[bytes], grace_s: float = _GRACE_S) -> None:
-    """Asks a program to end, and kills its remaining processes after ``grace_s``, or at once on a second interrupt."""
+    """Asks a program to end, and kills its remaining processes after ``grace_s`` or on a second interrupt."""
     process.terminate()
     try:
         with suppress(subprocess.TimeoutExpired):
@@ -186,23 +186,24 @@ def _end(process: subprocess.Popen[bytes], grace_s: float = _GRACE_S) -> None:
 
 
 def read_last_lines(log: Path) -> str:
-    """Returns the last three lines of a log that are not empty, joined into one line."""
-    return " | ".join(_lines(log, 0)[-3:])
+    """Returns the last three nonempty lines of a log, joined into one line."""
+    return " | ".join(_read_lines(log, 0)[-3:])
 
 
 def find_failure_line(log: Path, start: int = 0) -> str:
-    """Returns the line of a log that says why a program failed: out of memory, an error, or else the last line.
+    """Returns the line of a log that says why a program failed.
 
-    Only the log from byte ``start`` on is searched.
+    It is the last line about memory, else the last line with an error, else the last line. The search begins at the
+    byte ``start``.
     """
-    lines = _lines(log, start)
+    lines = _read_lines(log, start)
     memory_lines = [line for line in lines if _OUT_OF_MEMORY.search(line)]
     error_lines = [line for line in lines if _ERROR_LINE.match(line)]  # a profiler may print more after an error
     return (memory_lines or error_lines or lines or ["it printed nothing"])[-1]
 
 
-def _lines(log: Path, start: int) -> list[str]:
-    """Returns the last lines of a log that are not empty, without PyTorch's rank prefix."""
+def _read_lines(log: Path, start: int) -> list[str]:
+    """Returns the nonempty lines near the end of a log, without PyTorch's prefix for ranks."""
     with log.open("rb") as file:
         file.seek(max(start, log.stat().st_size - _TAIL_BYTES))
         text = file.read().decode(errors="replace")
@@ -225,7 +226,8 @@ def _supervise(parent: int, what_ends: str, command: list[str]) -> int:
 
     Args:
         parent: ID of the process that started the supervisor.
-        what_ends: "all" if everything that the command started ends with it, "first" if only a failure ends it.
+        what_ends: "all" to end all processes that the command started when it ends, "first" to end them only if it
+            fails.
         command: the program and its arguments.
     """
     import ctypes
@@ -235,14 +237,14 @@ def _supervise(parent: int, what_ends: str, command: list[str]) -> int:
     requests, program = 0, None
 
     def kill_descendants(*_: object) -> None:
-        """Kills all descendants repeatedly, because a process being started is found only in the next round."""
+        """Kills all descendants, and does so again soon, because a process may be just being started."""
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         signal.setitimer(signal.ITIMER_REAL, _KILL_INTERVAL_S)
 
     def end(*_: object) -> None:
-        """Asks the program to end; at the second request, or if the parent has died, kills all descendants."""
+        """Asks the program to end. At the second request, or if the parent has died, it kills all descendants."""
         nonlocal requests
         requests += 1
         if requests > 1 or os.getppid() != parent:
@@ -273,7 +275,7 @@ def _supervise(parent: int, what_ends: str, command: list[str]) -> int:
                 code = os.waitstatus_to_exitcode(status)
                 if code == 0 and not requests and what_ends == "first":
                     break
-                kill_descendants()  # a killed profiler leaves its target behind
+                kill_descendants()  # the program under a killed profiler continues to run
     signal.setitimer(signal.ITIMER_REAL, 0)
     return code
 

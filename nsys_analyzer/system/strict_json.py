@@ -1,4 +1,4 @@
-"""Reads JSON and TOML of unknown origin, and rejects values that a float or UTF-8 cannot represent."""
+"""Reads JSON and TOML files that any program may have written."""
 
 from __future__ import annotations
 

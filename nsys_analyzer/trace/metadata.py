@@ -98,15 +98,15 @@ def explain_missing_cuda(messages: Iterable[Diagnostic]) -> StrOrText:
     return phrase("nsys: {} {}", first_sentence(reason.text), explain_message(reason.text)) if reason else ""
 
 
+#: The name of the device that represents the CPU in a trace without a GPU.
 CPU = "CPU"
-"""The name of the device that represents the CPU in a trace without a GPU."""
 
 _TORCH_PROFILER = "torch.profiler"
 #: Matches a version that is written as an integer. nsys writes 0 if there is no driver, which is no version.
 _VERSION_NUMBER = re.compile(r"(?!0$)[0-9]{1,18}")
 
+#: The programming platforms of GPUs: NVIDIA's CUDA and AMD's HIP.
 CUDA, HIP = "CUDA", "HIP"
-"""The programming platforms of GPUs: NVIDIA's CUDA and AMD's HIP."""
 
 _MULTIPROCESSORS = {CUDA: "SMs", HIP: "CUs"}
 

@@ -17,8 +17,8 @@ from nsys_analyzer.trace.arrays import Ints, SmallInts, iterate_rows
 from nsys_analyzer.trace.columns import PROCESS_MASK, Columns
 from nsys_analyzer.trace.reader import Reader
 
+#: The prefix of NCCL functions that create a communicator. The payload of such a call's range contains the rank.
 INIT_COMMUNICATOR = "ncclCommInit"
-"""The prefix of NCCL functions that create a communicator. The payload of such a call's range contains the rank."""
 UNKNOWN_NUMBER = -1
 _ID_MASK = 2**63 - 1  # IDs are unsigned 64-bit integers, but columns contain signed ones
 

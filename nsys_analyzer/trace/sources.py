@@ -61,11 +61,12 @@ class Source:
         return open_path(path)
 
 
+#: A SQLite export of nsys.
 EXPORT = Source({".sqlite": 1}, "nsys_analyzer.trace.reader:SqliteReader")
-"""A SQLite export of nsys."""
 
 NSYS_REPORT = Source({".nsys-rep": 8}, "nsys_analyzer.trace.nsys_report:open_report")
 
+#: A trace of PyTorch's profiler, plain or compressed with gzip.
 KINETO = Source(
     {".pt.trace.json.gz": 15, ".pt.trace.json": 1, ".json.gz": 15, ".json": 1},
     "nsys_analyzer.trace.kineto:open_trace",
@@ -73,13 +74,12 @@ KINETO = Source(
     marks=(b'"schemaVersion"', b'"traceEvents"'),
     makes_tables=True,
 )
-"""A trace of PyTorch's profiler, plain or compressed with gzip."""
 
+#: A folder of Parquet or Arrow files. nsys appends the suffix to the report's name.
 FOLDER = Source({"_pqtdir": 4, "_arwdir": 1}, "nsys_analyzer.trace.reader:open_folder", is_folder=True)
-"""A folder of Parquet or Arrow files. nsys appends the suffix to the report's name."""
 
+#: All formats. If two formats match a path, the first one is used.
 SOURCES: tuple[Source, ...] = (FOLDER, EXPORT, NSYS_REPORT, KINETO)
-"""All formats. If two formats match a path, the first one is used."""
 
 
 def find_source(path: Path) -> Source:

@@ -20,7 +20,7 @@ from nsys_analyzer.capture.plan import Plan
 from nsys_analyzer.capture.targets import is_python, program_target
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
 from nsys_analyzer.experiments.evidence import load_runs
-from nsys_analyzer.share.names import without_secrets
+from nsys_analyzer.share.names import remove_secrets
 from nsys_analyzer.system.process import Progress
 from nsys_analyzer.verify.ledger import Entry, Prediction, judge_change, prediction_holds
 from nsys_analyzer.verify.section import describe_work_difference
@@ -124,7 +124,7 @@ def verify(request: Request, tell: Callable[[str], None]) -> Verification:
             remarks.append(f"{difference}: more pairs would show whether this difference is chance.")
     conditions = after.run if after else before.run
     old, new = (
-        shlex.join(without_secrets(["python" if word == sys.executable else word for word in program.target.program]))
+        shlex.join(remove_secrets(["python" if word == sys.executable else word for word in program.target.program]))
         for program in programs
     )
     time_of_end = datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -39,8 +39,8 @@ _MAX_ID = 1 << 24  # a global thread ID contains 24 bits of the process ID and 2
 #: The kinds of events whose track is a thread of a process. The track of any other event is a stream of a GPU.
 _CPU_KINDS = ("runtime", "range", "operator", "memory")
 
+#: The columns of a table: arrays of integers, or lists of texts.
 _Columns = dict[str, Any]
-"""The columns of a table: arrays of integers, or lists of texts."""
 
 
 def open_trace(path: Path) -> ArrowReader:
@@ -320,8 +320,8 @@ _AUTOGRAD_RANGE = re.compile(r"^(?:torch::)?autograd::|^[\w:<>., ]*Backward\d*$"
 _COMPILED_PREFIX = "## Call CompiledFxGraph"
 _COMPILED_GRAPH = "CompiledFxGraph"
 
+#: Start and end (ns) of a period in which an operator runs its own code, not an operator that it calls.
 Stretch = tuple[int, int]
-"""Start and end (ns) of a period in which an operator runs its own code, not an operator that it calls."""
 
 
 def _make_kernels(trace: KinetoTrace) -> None:

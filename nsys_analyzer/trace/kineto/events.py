@@ -13,24 +13,24 @@ import numpy.typing as npt
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.phase_names import MODULE_RANGE_PREFIX
 
+#: A device ordinal, a rank or a version.
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
-"""A device ordinal, a rank or a version."""
+#: An integer that a column can hold.
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63) + 1, le=2**63 - 1)]
-"""An integer that a column can hold."""
+#: A number of bytes, elements or processors.
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-"""A number of bytes, elements or processors."""
 
+#: The ID of a process or a thread in a trace: any number, or any text.
 TrackId: TypeAlias = int | str | None
-"""The ID of a process or a thread in a trace: any number, or any text."""
+#: A process and its thread, or for GPU operations a device and its stream.
 Track: TypeAlias = tuple[TrackId, TrackId]
-"""A process and its thread, or for GPU operations a device and its stream."""
+#: The events of one kind in the file's order: a structured array of integers with the columns of ``COLUMNS``.
 Rows: TypeAlias = npt.NDArray[np.void]
-"""The events of one kind in the file's order: a structured array of integers with the columns of ``COLUMNS``."""
 
+#: The kind of operators and ranges in traces of PyTorch up to 1.12, which writes both in one category.
 OLD_OPERATOR = "old operator"
-"""The kind of operators and ranges in traces of PyTorch up to 1.12, which writes both in one category."""
+#: The kind of events of devices that are not supported.
 OTHER_DEVICE = "other device"
-"""The kind of events of devices that are not supported."""
 
 #: Kineto's categories (``libkineto::ActivityType``) by kind of event, in lower case. Categories of PyTorch up to 1.12
 #: are last. ``trace`` is the span of the recording. Waits (``cuda_sync``), counters and most Python functions are not
@@ -63,6 +63,7 @@ EVENT = _make_columns(*_EVENT_FIELDS)
 #: The ID of the graph node is 0 for an operation outside CUDA graphs.
 _OPERATION_COLUMNS = _make_columns(*_CALL_FIELDS, "device", "context", "stream", "graph_node", "bytes", "continues")
 _OPERATOR_COLUMNS = _make_columns(*_EVENT_FIELDS, "sequence", "forward_thread")
+#: The columns of the kinds of events that have more columns than ``EVENT``.
 COLUMNS = {
     **dict.fromkeys(("kernel", "memcpy", "memset"), _OPERATION_COLUMNS),
     **dict.fromkeys(("operator", OLD_OPERATOR), _OPERATOR_COLUMNS),
@@ -72,7 +73,6 @@ COLUMNS = {
     # Bytes that PyTorch's allocator allocated (positive) or freed (negative). Device -1 is the host.
     "memory": _make_columns(*_EVENT_FIELDS, "bytes", "device", "allocated"),
 }
-"""The columns of the kinds of events that have more columns than ``EVENT``."""
 
 
 class Arguments(

@@ -40,23 +40,22 @@ from nsys_analyzer.trace.kineto.events import (
     read_times,
 )
 
+#: The hint for a file that is not a trace of PyTorch's profiler.
 RECORD_HINT = "Record it with torch.profiler and export_chrome_trace(), or with: nsys-analyze run --profiler torch"
-"""The hint for a file that is not a trace of PyTorch's profiler."""
 
+#: The hint for a damaged trace.
 RECORD_AGAIN_HINT = "Copy it again, or record it again"
-"""The hint for a damaged trace."""
 
 _GZIP_MAGIC = b"\x1f\x8b"
+#: The approximate size of the pieces in which a trace is decoded. A piece contains a few thousand events.
 _PIECE_BYTES = 1 << 20
-"""The approximate size of the pieces in which a trace is decoded. A piece contains a few thousand events."""
 
+#: The maximum ratio of a trace's size to its compressed size. Kineto's traces expand 10 to 30 times, and 50 times with
+#: deep indentation. Deflate can reach 1,000.
 MAX_EXPANSION = 200
-"""The maximum ratio of a trace's size to its compressed size. Kineto's traces expand 10 to 30 times, and 50 times with
-deep indentation. Deflate can reach 1,000.
-"""
 
+#: A trace up to this size is read regardless of its compression ratio.
 _ALWAYS_READ_BYTES = 64 << 20
-"""A trace up to this size is read regardless of its compression ratio."""
 
 # The JSON of profilers may contain control characters in texts, decimal commas of some locales, values such as NaN, and
 # backslashes that escape nothing. Inside a JSON text, a backslash always precedes '":'.
