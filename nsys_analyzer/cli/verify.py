@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nsys_analyzer import __version__
 from nsys_analyzer.cli.help import CRITERIA, INPUT, OUTPUT, RECORDING, RUNNING, command, option
 from nsys_analyzer.cli.options import PATH, tell
 from nsys_analyzer.configuration import LEDGER
@@ -89,7 +90,7 @@ def verify(
     plan = make_plan(options=options, recording=recording, program=program)
     request = Request(
         folder, plan, old_command, commit, finding, time_limit_s=time_limit, timeout_s=timeout, output_dir=output_dir,
-        is_recorded=profiler != "none",
+        is_recorded=profiler != "none", version=__version__,
     )  # fmt: skip
     with handle_interruption(output_dir, ""):
         result = verify_change(request, tell)

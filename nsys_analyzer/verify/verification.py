@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from nsys_analyzer import __version__
 from nsys_analyzer.analysis.comparison.turns import ProcessPairs, TimedProcess
 from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Summary
@@ -42,6 +41,7 @@ class Request:
         timeout_s: the time limit of each pair and of the recording, in seconds.
         output_dir: the folder for the logs and the capture of the new program.
         is_recorded: whether the new program is recorded after the measurement.
+        version: the version of nsys-analyze, which the ledger keeps.
     """
 
     folder: Path
@@ -53,6 +53,7 @@ class Request:
     timeout_s: float
     output_dir: Path
     is_recorded: bool
+    version: str
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def verify(request: Request, tell: Callable[[str], None]) -> Verification:
         verdict=judge_change(change, reasons), time=time_of_end, before=old, after=new, before_ms=change.before_ms,
         after_ms=change.after_ms, change_ms=change.ms, low_ms=change.low_ms, high_ms=change.high_ms,
         pairs=len(turns.pairs), reasons=reasons, prediction=prediction,
-        held=prediction_holds(prediction, change) if prediction else None, version=__version__,
+        held=prediction_holds(prediction, change) if prediction else None, version=request.version,
         **{name: getattr(conditions, name, None) for name in ("gpu", "host_cpu", "torch", "git_commit", "git_dirty")},
     )  # fmt: skip
     return Verification(entry, turns.more_pairs, " ".join(filter(None, remarks)), before, after)
