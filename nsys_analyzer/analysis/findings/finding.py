@@ -58,7 +58,7 @@ class Finding:
         disproof: an experiment that would show that the finding is wrong.
         place: what a timeline highlights for the finding; None if it highlights nothing.
         lines: the lines of the program that cause the finding, if stacks were sampled.
-        saves_ms: the estimated saving per step, ms. It is the middle of the interval before the interval was limited
+        saves_ms: the estimated saving per step, ms: the middle of the interval before the interval was limited
             to the time of the cause, but at most ``saves_ms_high``.
         left_ms: the length of a step after only this finding was fixed, ms.
         share_of_step: ``saves_ms`` as a share of ``step_ms``.

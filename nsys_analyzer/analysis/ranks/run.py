@@ -212,7 +212,7 @@ class ParallelRun(msgspec.Struct, frozen=True):
         strategies: how the ranks share the work, such as "data parallel (DDP)", inferred from their collectives.
         world_size: the number of ranks of the run; None if it is not known.
         missing: the ranks without a capture.
-        steps: the number of steps that all ranks have with equal collectives. The figures are means over these steps.
+        steps: the number of steps that all ranks have with equal collectives. Figures are means over these steps.
         ranks: the figures of each rank.
         collectives: the figures of the collectives.
         slowest, fastest: the positions of the ranks with the longest and the shortest own time; None if waiting is not

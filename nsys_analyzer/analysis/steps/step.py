@@ -82,7 +82,7 @@ class KernelTime(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class PhaseParts(Parts):
-    """The parts of a device's time in one phase of a step. A gap belongs to the phase of the operation after it."""
+    """The parts of a device's time in one phase of a step. A gap belongs to the phase of the next operation."""
 
     phase: str
 

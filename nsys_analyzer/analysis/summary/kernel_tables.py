@@ -27,10 +27,11 @@ _INVISIBLE_SHARE = 0.0005
 
 
 class KernelRow(msgspec.Struct, frozen=True):
-    """The figures of one kernel of a phase, as means per instance. ``share`` is its share of the total kernel time.
+    """The figures of one kernel of a phase, as means per instance.
 
-    A kernel has a row for each of its classes: a GEMM that a convolution launches counts as convolution. The ``label``
-    is a short name that is unique among all captures of a report.
+    ``share`` is the kernel's share of the total kernel time of the phase. A kernel has a row for each of its classes: a
+    GEMM that a convolution launches counts as convolution. The ``label`` is a short name that is unique among all
+    captures of a report.
     """
 
     name: str
@@ -199,7 +200,7 @@ def make_memory_rows(count: Ints, duration_ns: Ints, instances: int) -> tuple[Me
 
 @dataclass(frozen=True)
 class Leader:
-    """The kernel with the most time in a scope, such as a phase. It is a collective only if no other kernel ran."""
+    """The kernel with the most time in a scope, such as a phase. A collective counts only if no other kernel ran."""
 
     scope: str
     kernel: KernelRow

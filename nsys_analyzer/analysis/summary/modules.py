@@ -89,12 +89,12 @@ class Modules:
         per: the unit that the figures are a mean over: "step", "forward", or "capture".
         modules: the modules in depth-first order, siblings in the order of their first calls.
         outside_forward, outside_backward: the kernels outside all modules.
-        communication_forward, communication_backward: the collectives. They belong to no module, because a bucket of
-            gradients belongs to many.
+        communication_forward, communication_backward: the collectives. Collectives belong to no module, because a
+            bucket of gradients belongs to many modules.
         forward_ms, backward_ms: the kernel time of all passes. Forward includes everything that is neither backward nor
             an optimizer.
-        forward_coverage, backward_coverage: the share of the time without collectives that belongs to a module; None
-            without such time.
+        forward_coverage, backward_coverage: the share of the kernel time without collectives that belongs to a
+            module; None if there is no such time.
     """
 
     source: str

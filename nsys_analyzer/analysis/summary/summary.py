@@ -153,7 +153,7 @@ class BusyShare:
 
     Attributes:
         unprofiled: whether the wall time was measured in a run without the profiler.
-        low, high: the bounds of the share. They are equal if the wall time is unprofiled. ``high`` is 1 if no upper
+        low, high: the bounds of the share. Both are equal if the wall time is unprofiled. ``high`` is 1 if no upper
             bound is known.
         estimated: the bounds of the share if the unprofiled length of the step is an estimate; otherwise None.
         verdict: the verdict on both bounds; "undecided" if the verdicts on the two bounds differ.
