@@ -59,17 +59,17 @@ def _find_topmost_intervals(low: Ints, high: Ints) -> Ints:
     the index of its interval on to its two halves. This takes n log n steps and no loop over the intervals.
     """
     length = int(high.max(initial=0)) + 1
-    top = np.full(length, NONE, np.int64)
+    topmost = np.full(length, NONE, np.int64)
     index = np.arange(len(low))
     level = np.log2(np.maximum(high - low, 1)).astype(np.int64)
     for power in range(int(level.max(initial=0)), -1, -1):
         at_level = level == power
-        np.maximum.at(top, low[at_level], index[at_level])
-        np.maximum.at(top, high[at_level] - (1 << power), index[at_level])
+        np.maximum.at(topmost, low[at_level], index[at_level])
+        np.maximum.at(topmost, high[at_level] - (1 << power), index[at_level])
         if power:
             half = 1 << (power - 1)
-            top[half:] = np.maximum(top[half:], top[:-half].copy())
-    return top
+            topmost[half:] = np.maximum(topmost[half:], topmost[:-half].copy())
+    return topmost
 
 
 def is_in_any_range(group: Ints, start: Ints, end: Ints, at_group: Ints, at_time: Ints) -> Bools:
@@ -143,12 +143,12 @@ def measure_unions(group: Integers, start: Ints, end: Ints, groups: int) -> tupl
         Three arrays of shape (groups,), ns: covered time, first start and last end. A group without intervals has 0.
     """
     covered, first, last = np.zeros((3, groups), np.int64)
-    owner, begin, stop = merge_ranges(group, start, end)
-    first_of_group = np.flatnonzero(np.diff(owner, prepend=NONE))
+    merged_group, merged_start, merged_end = merge_ranges(group, start, end)
+    first_of_group = np.flatnonzero(np.diff(merged_group, prepend=NONE))
     if len(first_of_group):
-        covered[owner[first_of_group]] = np.add.reduceat(stop - begin, first_of_group)
-        first[owner[first_of_group]] = begin[first_of_group]
-        last[owner] = stop  # the last assignment to a group is its last end
+        covered[merged_group[first_of_group]] = np.add.reduceat(merged_end - merged_start, first_of_group)
+        first[merged_group[first_of_group]] = merged_start[first_of_group]
+        last[merged_group] = merged_end  # the last assignment to a group is its last end
     return covered, first, last
 
 
@@ -198,15 +198,16 @@ class Cover:
         first = np.searchsorted(self.end, start, side="right")  # the first covering interval that ends after `start`
         stop = np.searchsorted(self.start, end, side="left")  # the first covering interval that starts after `end`
         count = np.maximum(stop - first, 0) + 1  # n covering intervals leave at most n + 1 gaps
-        owner = np.repeat(np.arange(len(start)), count)
-        gap = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
-        next_cover = first[owner] + gap
+        interval_index = np.repeat(np.arange(len(start)), count)
+        gap = np.arange(len(interval_index)) - np.repeat(np.cumsum(count) - count, count)
+        next_cover = first[interval_index] + gap
         ends, starts = np.append(self.end, 0), np.append(self.start, 0)
-        low = np.where(gap == 0, start[owner], ends[np.maximum(next_cover - 1, 0)])
-        high = np.where(gap == count[owner] - 1, end[owner], starts[np.minimum(next_cover, len(self.start))])
-        low, high = np.maximum(low, start[owner]), np.minimum(high, end[owner])
+        low = np.where(gap == 0, start[interval_index], ends[np.maximum(next_cover - 1, 0)])
+        is_last = gap == count[interval_index] - 1
+        high = np.where(is_last, end[interval_index], starts[np.minimum(next_cover, len(self.start))])
+        low, high = np.maximum(low, start[interval_index]), np.minimum(high, end[interval_index])
         is_gap = high > low
-        return owner[is_gap], low[is_gap], high[is_gap]
+        return interval_index[is_gap], low[is_gap], high[is_gap]
 
 
 def find_overlaps(start: Ints, end: Ints, at_start: Ints, at_end: Ints) -> tuple[Ints, Ints, Ints, Ints]:
@@ -219,11 +220,11 @@ def find_overlaps(start: Ints, end: Ints, at_start: Ints, at_end: Ints) -> tuple
     """
     first = np.searchsorted(end, at_start, side="right")
     count = np.maximum(np.searchsorted(start, at_end, side="left") - first, 0)
-    owner = np.repeat(np.arange(len(at_start)), count)
-    interval = first[owner] + np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
-    low, high = np.maximum(start[interval], at_start[owner]), np.minimum(end[interval], at_end[owner])
+    at_index = np.repeat(np.arange(len(at_start)), count)
+    interval = first[at_index] + np.arange(len(at_index)) - np.repeat(np.cumsum(count) - count, count)
+    low, high = np.maximum(start[interval], at_start[at_index]), np.minimum(end[interval], at_end[at_index])
     is_common = high > low
-    return owner[is_common], interval[is_common], low[is_common], high[is_common]
+    return at_index[is_common], interval[is_common], low[is_common], high[is_common]
 
 
 class Axis:

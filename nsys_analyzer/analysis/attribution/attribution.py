@@ -98,8 +98,8 @@ class Attribution:
         inheriting = np.flatnonzero(self.inherited_thread != NONE)
         inherited = timeline.open_at(self.inherited_thread[inheriting], self.time[inheriting])
         launching = outermost[inheriting]
-        keeps_own = (inherited == NONE) | (self.prefers_own_phase[inheriting] & (launching != NONE))
-        outermost[inheriting] = np.where(keeps_own, launching, inherited)
+        keeps_own_range = (inherited == NONE) | (self.prefers_own_phase[inheriting] & (launching != NONE))
+        outermost[inheriting] = np.where(keeps_own_range, launching, inherited)
         return np.append(index, NONE).astype(np.int32)[outermost]
 
     def find_innermost(self, is_candidate: Bools, operations: Ints) -> Ints:
@@ -162,19 +162,19 @@ def _find_inherited_threads(
     if len(inheriting) and len(trace.ranges):
         process, launch_time = process_of(thread[inheriting]), time[inheriting]
         without_ranges = ~in_range[inheriting] | is_on_engine[inheriting]
-        waiting = find_inherited_ranges(trace, roles, engine_threads, process, launch_time, without_ranges)
-        inherited_thread[inheriting] = np.append(trace.ranges.thread, NONE)[waiting]
+        inherited_range = find_inherited_ranges(trace, roles, engine_threads, process, launch_time, without_ranges)
+        inherited_thread[inheriting] = np.append(trace.ranges.thread, NONE)[inherited_range]
         phases = trace.ranges.select(roles.is_phase_or_step & ~np.isin(trace.ranges.thread, engine_threads))
         group, start, end = merge_ranges(phases.thread, phases.start, phases.end)
         open_phases = count_open_ranges(process_of(group), start, end, process, launch_time)
-        is_ambiguous[inheriting] = (waiting != NONE) & (open_phases > 1)
+        is_ambiguous[inheriting] = (inherited_range != NONE) & (open_phases > 1)
     # If a thread with phases has no steps, its phases are part of the step that is open on another thread.
     steps = trace.ranges.select(roles.has_role(STEP))
-    stepless = np.flatnonzero(in_phase & (inherited_thread == NONE) & ~np.isin(thread, steps.thread))
-    if len(stepless) and len(steps):
+    stepless_operations = np.flatnonzero(in_phase & (inherited_thread == NONE) & ~np.isin(thread, steps.thread))
+    if len(stepless_operations) and len(steps):
         open_step = make_timeline(steps, np.ones(len(steps), np.bool_), innermost=True, by_process=True)[0]
-        open_step_index = open_step.open_at(process_of(thread[stepless]), time[stepless])
-        inherited_thread[stepless] = np.append(steps.thread, NONE)[open_step_index]
+        open_step_index = open_step.open_at(process_of(thread[stepless_operations]), time[stepless_operations])
+        inherited_thread[stepless_operations] = np.append(steps.thread, NONE)[open_step_index]
     return inherited_thread, is_ambiguous
 
 
@@ -215,18 +215,18 @@ def find_inherited_ranges(
         process, time: shape (launches,), the process and the start of each launch.
         without_ranges: shape (launches,), True if no range is open on the launching thread.
     """
-    waiting = np.full(len(time), NONE, np.int64)
+    inherited_range = np.full(len(time), NONE, np.int64)
     is_outside_engine = ~np.isin(trace.ranges.thread, engine_threads)
     is_any_range = np.ones(len(trace.ranges), np.bool_)
     preferences = (roles.has_role("backward"), roles.is_leaf_phase, roles.is_phase_or_step, is_any_range)
     for preference, is_candidate in enumerate(preferences):
-        undecided = np.flatnonzero((waiting == NONE) & (without_ranges | (preference < len(preferences) - 1)))
+        undecided = np.flatnonzero((inherited_range == NONE) & (without_ranges | (preference < len(preferences) - 1)))
         if len(undecided):
             timeline, index = make_timeline(
                 trace.ranges, is_candidate & is_outside_engine, innermost=True, by_process=True
             )
-            waiting[undecided] = np.append(index, NONE)[timeline.open_at(process[undecided], time[undecided])]
-    return waiting
+            inherited_range[undecided] = np.append(index, NONE)[timeline.open_at(process[undecided], time[undecided])]
+    return inherited_range
 
 
 def make_timeline(
@@ -328,10 +328,10 @@ def make_range_paths(trace: Trace, attribution: Attribution) -> tuple[Ints, list
         first path is empty.
     """
     ranges, captures = trace.ranges, attribution.captures
-    captured = np.full((2, len(attribution.launch)), NONE, np.int64)
-    captured[:, captures.operation] = captures.thread, captures.time
-    thread = np.concatenate([attribution.inherited_thread, attribution.thread, captured[0]])
-    time = np.concatenate([attribution.time, attribution.time, captured[1]])
+    capture_columns = np.full((2, len(attribution.launch)), NONE, np.int64)
+    capture_columns[:, captures.operation] = captures.thread, captures.time
+    thread = np.concatenate([attribution.inherited_thread, attribution.thread, capture_columns[0]])
+    time = np.concatenate([attribution.time, attribution.time, capture_columns[1]])
     stack_codes, stacks = find_open_stacks(ranges, thread, time)
     codes_by_stack = stack_codes.reshape(3, len(attribution.launch))
     first, codes = distinct_rows(*codes_by_stack)
@@ -345,8 +345,8 @@ def make_range_paths(trace: Trace, attribution: Attribution) -> tuple[Ints, list
         texts.append(PATH_SEPARATOR.join([*replay, *capture[last_repeated + 1 :]]))
     # Different combinations of stacks may have the same text. The paths must be distinct, because they become the
     # categories of a pandas Categorical.
-    paths, recode = np.unique(np.array(texts, np.object_), return_inverse=True)
-    return recode[1:][codes], paths.tolist()
+    paths, code_of_text = np.unique(np.array(texts, np.object_), return_inverse=True)
+    return code_of_text[1:][codes], paths.tolist()
 
 
 def find_open_stacks(ranges: Ranges, thread: Ints, time: Ints) -> tuple[Ints, list[RangeStack]]:
@@ -360,9 +360,10 @@ def find_open_stacks(ranges: Ranges, thread: Ints, time: Ints) -> tuple[Ints, li
     """
     # Leave out ranges that contain none of the times. Most of these are operators that launch nothing.
     index = np.flatnonzero(contains_any_time(thread, time, ranges.thread, ranges.start, ranges.end))
-    entered = ranges.select(index)
-    axis = Axis(entered.thread, entered.start, entered.end)
-    opened, closed = axis.place(entered.thread, entered.start), axis.place(entered.thread, entered.end)
+    entered_ranges = ranges.select(index)
+    axis = Axis(entered_ranges.thread, entered_ranges.start, entered_ranges.end)
+    opened = axis.place(entered_ranges.thread, entered_ranges.start)
+    closed = axis.place(entered_ranges.thread, entered_ranges.end)
     boundaries = distinct(np.concatenate([opened, closed]))
     # The stack is constant between two boundaries. The segment is NONE before the first boundary and off the axis.
     segment = np.searchsorted(boundaries, axis.place(thread, time), side="right") - 1
@@ -371,8 +372,8 @@ def find_open_stacks(ranges: Ranges, thread: Ints, time: Ints) -> tuple[Ints, li
     order = np.lexsort((index, -closed, opened))
     code_of_stack: dict[RangeStack, int] = {(): 0}
     sweep = _sweep_stacks(index[order].tolist(), opened[order].tolist(), closed[order].tolist(), used_boundaries)
-    swept = [code_of_stack.setdefault(stack, len(code_of_stack)) for stack in sweep]
-    code_of_segment = [0] * (len(used_segments) - len(used_boundaries)) + swept
+    swept_codes = [code_of_stack.setdefault(stack, len(code_of_stack)) for stack in sweep]
+    code_of_segment = [0] * (len(used_segments) - len(used_boundaries)) + swept_codes
     return np.array(code_of_segment, np.int64)[codes], list(code_of_stack)
 
 
@@ -385,14 +386,14 @@ def _sweep_stacks(
         index, opened, closed: the index, start and end of each range, sorted by start.
         boundaries: the sorted positions at which a range starts or ends.
     """
-    closing = sorted(range(len(index)), key=closed.__getitem__)
+    closing_order = sorted(range(len(index)), key=closed.__getitem__)
     stack: dict[int, None] = {}  # a dict keeps the order of opening, even if ranges close in another order
     next_open = next_close = 0
     for boundary in boundaries:
         while next_open < len(index) and opened[next_open] <= boundary:
             stack[index[next_open]] = None
             next_open += 1
-        while next_close < len(closing) and closed[closing[next_close]] <= boundary:
-            del stack[index[closing[next_close]]]
+        while next_close < len(closing_order) and closed[closing_order[next_close]] <= boundary:
+            del stack[index[closing_order[next_close]]]
             next_close += 1
         yield tuple(stack)

@@ -115,10 +115,10 @@ def _place_correlation_ids(launches: Launches) -> tuple[Axis, Ints]:
     return axis, axis.place(process_of(launches.thread), launches.correlation)
 
 
-def _search_keys(keys: Ints, searched: Ints) -> tuple[Ints, Bools]:
+def _search_keys(keys: Ints, searched_keys: Ints) -> tuple[Ints, Bools]:
     """Returns the first position of each searched key in the sorted ``keys``, and whether ``keys`` contains the key."""
-    position = np.searchsorted(keys, searched).clip(max=len(keys) - 1)
-    return position, keys[position] == searched
+    position = np.searchsorted(keys, searched_keys).clip(max=len(keys) - 1)
+    return position, keys[position] == searched_keys
 
 
 @dataclass(frozen=True)
@@ -155,8 +155,8 @@ def find_graph_captures(trace: Trace) -> GraphCaptures:
         position, has_original = _search_keys(key, original[first_captured_as])
         first_captured_as = np.where(has_original, position, first_captured_as)
     position, is_known = _search_keys(key, axis.place(operations.process[replayed], operations.graph_node[replayed]))
-    created = order[first_captured_as[position[is_known]]]
-    return GraphCaptures(replayed[is_known], nodes.thread[created], nodes.start[created])
+    creation_row = order[first_captured_as[position[is_known]]]
+    return GraphCaptures(replayed[is_known], nodes.thread[creation_row], nodes.start[creation_row])
 
 
 def exclude_impossible_times(trace: Trace) -> tuple[Trace, SmallInts, Ints, Ints]:
@@ -174,17 +174,17 @@ def exclude_impossible_times(trace: Trace) -> tuple[Trace, SmallInts, Ints, Ints
     wait = measure_launch_waits(operations.start, trace.launches.start, launch)
     clock_offset = _estimate_clock_offsets(operations, launch, wait)
     wait -= clock_offset
-    early = wait < -_SYNCHRONIZED_ERROR_NS
-    are_few = np.count_nonzero(early) <= max(1, _MAX_EARLY_SHARE * np.count_nonzero(launch != NONE))
+    is_early = wait < -_SYNCHRONIZED_ERROR_NS
+    are_few = np.count_nonzero(is_early) <= max(1, _MAX_EARLY_SHARE * np.count_nonzero(launch != NONE))
     if not are_few or trace.metadata.platform not in _PLATFORMS_WITH_SYNCHRONIZED_CLOCKS:
-        early = wait < -_CLOCK_ERROR_NS
+        is_early = wait < -_CLOCK_ERROR_NS
     if trace.metadata.profiler == "nsys":
         trace = _exclude_wrong_call_ends(trace)
-    if early.any():
-        left_out = (*trace.left_out, *_describe_left_out(operations, "a start before the launch", early))
-        unmeasured = np.concatenate([unmeasured, launch[early]])
-        trace = replace(trace, operations=operations.select(~early), left_out=left_out)
-        launch, clock_offset = launch[~early], clock_offset[~early]
+    if is_early.any():
+        left_out = (*trace.left_out, *_describe_left_out(operations, "a start before the launch", is_early))
+        unmeasured = np.concatenate([unmeasured, launch[is_early]])
+        trace = replace(trace, operations=operations.select(~is_early), left_out=left_out)
+        launch, clock_offset = launch[~is_early], clock_offset[~is_early]
     if trace.metadata.platform == CUDA:
         trace = _shorten_to_next_start(trace, launch)
     return trace, launch, clock_offset, np.unique(unmeasured[unmeasured != NONE])
@@ -237,12 +237,12 @@ def _shorten_to_next_start(trace: Trace, launch: SmallInts) -> Trace:
     next_start = np.append(operations.start[order], np.iinfo(np.int64).max)[next_operation]
     next_start[np.append(stream[order], NONE)[next_operation] != stream[order]] = np.iinfo(np.int64).max
     start, end = operations.start[order], operations.end[order]
-    late = (end - _ROUNDING_NS > next_start) & (next_start > start)
-    if not late.any():
+    is_late = (end - _ROUNDING_NS > next_start) & (next_start > start)
+    if not is_late.any():
         return trace
-    ends, wrong = operations.end.copy(), np.zeros(count, np.bool_)
-    ends[order[late]], wrong[order[late]] = next_start[late], True
-    rows = _describe_left_out(operations, "an end after the next start on their stream", wrong)
+    ends, is_wrong = operations.end.copy(), np.zeros(count, np.bool_)
+    ends[order[is_late]], is_wrong[order[is_late]] = next_start[is_late], True
+    rows = _describe_left_out(operations, "an end after the next start on their stream", is_wrong)
     left_out = (*trace.left_out, *(replace(row, is_shortened=True) for row in rows))
     return replace(trace, operations=replace(operations, end=ends), left_out=left_out)
 
@@ -253,14 +253,14 @@ def _exclude_wrong_call_ends(trace: Trace) -> Trace:
     Such an end was recorded wrongly, because a thread makes one call at a time.
     """
     calls = trace.launches
-    long = np.flatnonzero(calls.end - calls.start > _LONG_CALL_NS)
-    if not len(long):
+    long_calls = np.flatnonzero(calls.end - calls.start > _LONG_CALL_NS)
+    if not len(long_calls):
         return trace
     calls_inside = count_times_inside(
-        calls.thread, calls.start, calls.thread[long], calls.start[long] + 1, calls.end[long]
+        calls.thread, calls.start, calls.thread[long_calls], calls.start[long_calls] + 1, calls.end[long_calls]
     )
     is_wrong = np.zeros(len(calls), np.bool_)
-    is_wrong[long] = calls_inside >= _MIN_CALLS_INSIDE_WRONG_CALL
+    is_wrong[long_calls] = calls_inside >= _MIN_CALLS_INSIDE_WRONG_CALL
     if not is_wrong.any():
         return trace
     ends = np.where(is_wrong, calls.start, calls.end)

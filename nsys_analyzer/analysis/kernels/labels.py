@@ -144,13 +144,13 @@ def _join_words(*words: str) -> str:
 
 def _label_elementwise(kernel: _Kernel, _: re.Match[str]) -> str:
     operator = kernel.find_operator()
-    source = re.search(r"lambda\((?:bool, )?([^)]+)\)", kernel.arguments) if "copy" in operator else None
-    types = _TYPE_LABELS.get(source.group(1), "") if source else kernel.find_type()
-    target = {"bfloat16_copy": "to bf16", "float16_copy": "to half", "direct_copy": ""}.get(operator)
+    source_type = re.search(r"lambda\((?:bool, )?([^)]+)\)", kernel.arguments) if "copy" in operator else None
+    type_label = _TYPE_LABELS.get(source_type.group(1), "") if source_type else kernel.find_type()
+    target_label = {"bfloat16_copy": "to bf16", "float16_copy": "to half", "direct_copy": ""}.get(operator)
     return (
-        _join_words("elementwise", operator, types)
-        if target is None
-        else _join_words("elementwise copy", types, target)
+        _join_words("elementwise", operator, type_label)
+        if target_label is None
+        else _join_words("elementwise copy", type_label, target_label)
     )
 
 
@@ -215,15 +215,15 @@ def _find_differing_words(group: Sequence[_Kernel]) -> list[str]:
     common = set.intersection(*map(set, words_of_names))
     values = [" ".join(dict.fromkeys([word for word in words if word not in common][:3])) for words in words_of_names]
     same_letters = takewhile(lambda letters: len(set(letters)) == 1, zip(*values, strict=False))
-    start = "".join(letters[0] for letters in same_letters).rpartition("_")[0]
-    return [value[len(start) + 1 :] if len(start) > _MAX_COMMON_START else value for value in values]
+    common_start = "".join(letters[0] for letters in same_letters).rpartition("_")[0]
+    return [value[len(common_start) + 1 :] if len(common_start) > _MAX_COMMON_START else value for value in values]
 
 
 def _fit_label(base: str, distinguishing_words: Sequence[str], limit: int) -> str:
     """Returns ``base (word, …)`` in at most ``limit`` characters. The ends of long parts are cut off."""
-    extra = _shorten(", ".join(distinguishing_words), max(limit // 2, limit - len(base) - 3))
-    tail = f" ({extra})" if extra else ""
-    return _shorten(base, max(limit - len(tail), 4)) + tail
+    words_text = _shorten(", ".join(distinguishing_words), max(limit // 2, limit - len(base) - 3))
+    words_in_parentheses = f" ({words_text})" if words_text else ""
+    return _shorten(base, max(limit - len(words_in_parentheses), 4)) + words_in_parentheses
 
 
 def _shorten(text: str, limit: int) -> str:

@@ -87,14 +87,14 @@ def dissect_steps(windows: Windows, operations: Operations, index: Integers, act
         activity: shape (operations,), the activity of each operation of the trace.
     """
     # An operation that spans several steps makes several fragments, so the fragments have to be sorted again.
-    cut = find_overlaps(windows.start, windows.end, operations.start[index], operations.end[index])
-    order = np.argsort(cut[2], kind="stable")
-    position, step, start, end = (column[order] for column in cut)
+    overlaps = find_overlaps(windows.start, windows.end, operations.start[index], operations.end[index])
+    order = np.argsort(overlaps[2], kind="stable")
+    position, step, start, end = (column[order] for column in overlaps)
     operation = index[position].astype(np.int64)
     exposed_ns = measure_exposed_ns(start, end, activity[operation])
     fragments = Fragments(operation, step, start, end, activity[operation], exposed_ns)
-    key = fragments.activity.astype(np.int64) * len(windows) + fragments.step
-    work_ns = np.rint(np.bincount(key, exposed_ns, len(ACTIVITIES) * len(windows))).astype(np.int64)
+    part_of_step = fragments.activity.astype(np.int64) * len(windows) + fragments.step
+    work_ns = np.rint(np.bincount(part_of_step, exposed_ns, len(ACTIVITIES) * len(windows))).astype(np.int64)
     work_ns = work_ns.reshape(len(ACTIVITIES), -1)
     idle_ns = windows.length - work_ns.sum(axis=0)
     return Anatomy(np.vstack([work_ns, idle_ns]), fragments, _find_gaps(windows, fragments, operations, index))
@@ -108,19 +108,19 @@ def measure_exposed_ns(start: Ints, end: Ints, activity: Codes) -> Floats:
     """
     if (start[1:] >= end[:-1]).all():
         return (end - start).astype(np.float64)
-    shares = np.zeros(len(start))
+    exposed_ns = np.zeros(len(start))
     time, position = np.unique(np.concatenate([start, end]), return_inverse=True)
     start_position, end_position = position[: len(start)], position[len(start) :]
     # The time from each of these times to the next time, or 0 if an earlier activity hides the other activities.
     free_ns = np.diff(time, append=time[-1:])
-    for code in ACTIVITIES:
-        has_activity = activity == code
+    for activity_code in ACTIVITIES:
+        has_activity = activity == activity_code
         starts = np.bincount(start_position[has_activity], minlength=len(time))
-        running = np.cumsum(starts - np.bincount(end_position[has_activity], minlength=len(time)))
-        share_until = np.append(0, np.cumsum(free_ns / np.maximum(running, 1)))
-        shares[has_activity] = share_until[end_position[has_activity]] - share_until[start_position[has_activity]]
-        free_ns[running > 0] = 0
-    return shares
+        running_count = np.cumsum(starts - np.bincount(end_position[has_activity], minlength=len(time)))
+        share_until = np.append(0, np.cumsum(free_ns / np.maximum(running_count, 1)))
+        exposed_ns[has_activity] = share_until[end_position[has_activity]] - share_until[start_position[has_activity]]
+        free_ns[running_count > 0] = 0
+    return exposed_ns
 
 
 def find_latest_earlier_ends(end: Ints) -> Ints:
@@ -144,6 +144,6 @@ def _find_gaps(windows: Windows, fragments: Fragments, operations: Operations, i
     gap = np.flatnonzero((start[1:] > latest_end[:-1]) & (step[1:] == step[:-1])) + 1
     next_operation = operation[gap]
     at_step_end = next_operation == NONE  # the next operation on the device is in a later step
-    position = np.searchsorted(operations.start[index], start[gap][at_step_end])
-    next_operation[at_step_end] = np.append(index, NONE)[position]
+    next_index = np.searchsorted(operations.start[index], start[gap][at_step_end])
+    next_operation[at_step_end] = np.append(index, NONE)[next_index]
     return Gaps(latest_end[gap - 1], start[gap], step[gap], next_operation)

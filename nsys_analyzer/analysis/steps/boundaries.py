@@ -80,7 +80,7 @@ def _find_steps_in_ranges(work: LaunchedWork) -> Windows | None:
     attributed, instances, ranges = work.attributed, work.attributed.instances, work.attributed.trace.ranges
     # A step ends no later than another step of any kind begins. Steps of two threads may begin at the same time.
     bounds = np.unique(np.append(instances.start[work.is_instance_of(STEP, OTHER_STEP)], work.warmups.start))
-    never = np.iinfo(np.int64).max
+    no_bound = np.iinfo(np.int64).max
     for phase in (STEP, OTHER_STEP):
         is_step = work.is_instance_of(phase) & instances.is_measured
         if not is_step.any():
@@ -93,9 +93,9 @@ def _find_steps_in_ranges(work: LaunchedWork) -> Windows | None:
         start, first = np.unique(instances.start[is_step], return_index=True)
         range_end = instances.end[is_step][first]
         names_of_steps = [ranges.names[code] for code in ranges.name[instances.range[is_step][first]].tolist()]
-        next_bound = np.append(bounds, never)[np.searchsorted(bounds, start, side="right")]
-        ends_alone = (next_bound == never) | (_precede_missing_steps(names_of_steps) & (not is_served))
-        end = np.where(ends_alone, range_end, next_bound)
+        next_bound = np.append(bounds, no_bound)[np.searchsorted(bounds, start, side="right")]
+        ends_with_range = (next_bound == no_bound) | (_precede_missing_steps(names_of_steps) & (not is_served))
+        end = np.where(ends_with_range, range_end, next_bound)
         source: Source = "range"
         unit = f"a range {names[0]}" if len(names) == 1 else f"a range such as {names[0]}"
         if names[0].startswith(_PROFILER_STEP):
@@ -103,8 +103,8 @@ def _find_steps_in_ranges(work: LaunchedWork) -> Windows | None:
         windows = Windows.of_program(source, unit, start, end, np.minimum(range_end, end))
         if is_served:  # the time in which a server has no request does not belong to a step
             body_end = work.end_with_work(windows).body_end
-            between = windows.end - body_end
-            is_pause = between > _SERVER_PAUSE_FACTOR * (np.median(between) + np.median(body_end - windows.start))
+            between_ns = windows.end - body_end
+            is_pause = between_ns > _SERVER_PAUSE_FACTOR * (np.median(between_ns) + np.median(body_end - windows.start))
             end = np.where(is_pause, body_end, windows.end)
             windows = replace(windows, end=end, cpu_end=end)
         return windows
@@ -124,7 +124,7 @@ def _contain_passes(work: LaunchedWork, is_step: Bools) -> bool:
         return False
     is_part = mask_by_name(ranges, lambda name: name.endswith(tuple(PIPELINE_PASS_SUFFIXES)))[instances.range]
     forward = np.sort(instances.start[work.is_instance_of("forward") & ~is_part])
-    first, end = (np.searchsorted(forward, edge[is_step]) for edge in (instances.start, instances.end))
+    first, end = (np.searchsorted(forward, bound[is_step]) for bound in (instances.start, instances.end))
     is_generation = bool(np.median(end - first) >= _MIN_PASSES_OF_GENERATION)
     return not is_generation or runs_training(work.attributed, work.process)
 
@@ -139,8 +139,8 @@ def _precede_missing_steps(names: list[str]) -> Bools:
     if len(numbers) < len(names) or len(names) < 2:
         return np.zeros(len(names), np.bool_)
     increase = np.diff(numbers)
-    usual = 1 if names[0].startswith(_PROFILER_STEP) else max(np.median(increase), 1)
-    return np.append(increase > usual, False)
+    usual_increase = 1 if names[0].startswith(_PROFILER_STEP) else max(np.median(increase), 1)
+    return np.append(increase > usual_increase, False)
 
 
 # --- phases
@@ -173,16 +173,16 @@ def _find_steps_in_phases(work: LaunchedWork, *, by_threads: bool = False) -> Wi
         return _find_steps_between_optimizers(work, index[letters == "O"])
     # A step ends with its optimizer steps. Without optimizer steps, it ends with its backward passes. Without backward
     # passes, each forward pass is a step.
-    closing = next((letter for letter in "OB" if letter in text), "F")
-    pattern = f"[^{closing}]*{closing}+" if closing != "F" else "F"
+    closing_letter = next((letter for letter in "OB" if letter in text), "F")
+    pattern = f"[^{closing_letter}]*{closing_letter}+" if closing_letter != "F" else "F"
     spans = [match.span() for match in re.finditer(pattern, text)]
-    spans = _exclude_evaluation(spans, text) if closing != "F" else spans
+    spans = _exclude_evaluation(spans, text) if closing_letter != "F" else spans
     first_phase, end_phase = (np.array([span[side] for span in spans], np.int64) for side in (0, 1))
     start, end = instances.start[index], np.maximum.accumulate(instances.end[index])
     bounds = np.unique(np.append(start, work.warmups.start))
     next_bound = np.searchsorted(bounds, start[end_phase - 1], side="right")
     own_end = end[end_phase - 1]
-    if closing == "F" and len(spans) > 1:  # the work after the last forward pass belongs to it
+    if closing_letter == "F" and len(spans) > 1:  # the work after the last forward pass belongs to it
         own_end[-1] = max(own_end[-1], work.end[work.time >= start[-1]].max(initial=start[-1]))
     step_end = np.where(next_bound == len(bounds), own_end, np.append(bounds, 0)[next_bound])
     measured_before = np.append(0, np.cumsum(instances.is_measured[index]))
@@ -191,12 +191,12 @@ def _find_steps_in_phases(work: LaunchedWork, *, by_threads: bool = False) -> Wi
     )
     columns = start[first_phase][is_step], step_end[is_step], np.minimum(own_end, step_end)[is_step]
     windows = Windows.of_program("phases", "from one forward pass to the next", *columns)
-    if closing == "F" and len(windows):
+    if closing_letter == "F" and len(windows):
         windows = work.end_with_work(windows)
     if len(windows) < 2:
         inside_ns = work.duration_ns[windows.step_at(work.time) != NONE].sum() if len(windows) else 0
-        spans_all = inside_ns and inside_ns >= _MIN_TIME_IN_PHASES * work.duration_ns.sum()
-        return replace(windows, unit="the one step that its phases span") if spans_all else None
+        spans_capture = inside_ns and inside_ns >= _MIN_TIME_IN_PHASES * work.duration_ns.sum()
+        return replace(windows, unit="the one step that its phases span") if spans_capture else None
     return _join_alternating_steps(windows, work) if "O" in text else windows
 
 
@@ -211,12 +211,12 @@ def _exclude_evaluation(spans: list[tuple[int, int]], text: str) -> list[tuple[i
         spans: the positions in ``text`` of the first phase of each step, and of the phase after its last phase.
         text: the letters of all phases in order.
     """
-    leading = [len(text[first:end]) - len(text[first:end].lstrip("F")) for first, end in spans]
-    usual = Counter(count for count in leading if count).most_common(1)[0][0] if any(leading) else 0
+    leading_counts = [len(text[first:end]) - len(text[first:end].lstrip("F")) for first, end in spans]
+    usual_count = Counter(count for count in leading_counts if count).most_common(1)[0][0] if any(leading_counts) else 0
     return [
-        (first + max(count - usual, 0), end)
-        for (first, end), count in zip(spans, leading, strict=True)
-        if count >= min(usual, 1)
+        (first + max(count - usual_count, 0), end)
+        for (first, end), count in zip(spans, leading_counts, strict=True)
+        if count >= min(usual_count, 1)
     ]
 
 
@@ -242,17 +242,18 @@ def _join_alternating_steps(windows: Windows, work: LaunchedWork) -> Windows:
     in_step = step != NONE
     counts = np.zeros((len(windows), int(symbol.max()) + 1))
     np.add.at(counts, (step[in_step], symbol[in_step]), 1)
-    for turns in range(1, len(windows) // 2 + 1):
-        later, earlier = counts[turns:], counts[:-turns]
-        same_count, largest_count = np.minimum(later, earlier).sum(1), np.maximum(later, earlier).sum(1)
+    for joined_count in range(1, len(windows) // 2 + 1):
+        later_counts, earlier_counts = counts[joined_count:], counts[:-joined_count]
+        same_count = np.minimum(later_counts, earlier_counts).sum(1)
+        largest_count = np.maximum(later_counts, earlier_counts).sum(1)
         if (same_count >= _MIN_SAME_OPERATIONS * largest_count).all():
             break
     else:
         return windows
-    first = np.arange(0, len(windows) - turns + 1, turns)
-    last = first + turns - 1
-    bounds = windows.start[first], windows.end[last], windows.body_end[last]
-    unit = f"{turns} optimizer steps that take turns" if turns > 1 else windows.unit
+    first_step = np.arange(0, len(windows) - joined_count + 1, joined_count)
+    last_step = first_step + joined_count - 1
+    bounds = windows.start[first_step], windows.end[last_step], windows.body_end[last_step]
+    unit = f"{joined_count} optimizer steps that take turns" if joined_count > 1 else windows.unit
     return Windows.of_program("phases", unit, *bounds)
 
 
@@ -294,7 +295,7 @@ def _are_passes_of_loop(work: LaunchedWork, windows: Windows, index: Ints, repea
     attributed, operations = work.attributed, work.attributed.trace.operations
     # If all units lie in a single phase, or in a single call of a model, they are parts of one pass.
     roles, ranges = attributed.roles, attributed.trace.ranges
-    is_call = np.array([*(name.startswith(MODULE_RANGE_PREFIX) for name in ranges.names), False])[ranges.name]
+    is_call = mask_by_name(ranges, lambda name: name.startswith(MODULE_RANGE_PREFIX))
     is_around = (roles.is_phase_or_step | is_call) & (process_of(ranges.thread) == work.process)
     if (is_around & (ranges.start <= windows.cpu_start[0]) & (ranges.end >= windows.cpu_start[-1])).any():
         return False
@@ -305,16 +306,16 @@ def _are_passes_of_loop(work: LaunchedWork, windows: Windows, index: Ints, repea
         return False
     unit = index[int(repeats.starts[0]) : int(repeats.starts[0]) + repeats.period]
     classes = np.array([*attributed.kernels.classes, ""])[attributed.kernels.code[unit]]
-    computes = np.isin(classes, _CLASSES_OF_LAYERS)
-    if "optimizer" in classes and computes.any():
+    is_layer_work = np.isin(classes, _CLASSES_OF_LAYERS)
+    if "optimizer" in classes and is_layer_work.any():
         return True
     is_replayed = (operations.kind[unit] == GRAPH) | (operations.graph_node[unit] != 0)
-    replays = len(distinct(np.sort(attributed.attribution.launch[unit[is_replayed]])))
+    replay_count = len(distinct(np.sort(attributed.attribution.launch[unit[is_replayed]])))
     # If a CUDA graph contains a single layer, the attention of the layer runs outside the graph. If a CUDA graph
     # contains a pass, only the sampling of tokens runs outside the graph.
-    if replays == 1 and not computes[~is_replayed].any():
+    if replay_count == 1 and not is_layer_work[~is_replayed].any():
         return True
-    return has_layers(work.symbols(unit), computes)
+    return has_layers(work.symbols(unit), is_layer_work)
 
 
 # --- the clock of the GPU
@@ -333,13 +334,13 @@ def _align_with_gpu_work(windows: Windows, work: LaunchedWork) -> Windows:
     time, end = attribution.time[index], operations.end[index]
     work_end = find_work_ends(windows, time, end)
     middle = max(0, (len(windows) - _STEPS_CHECKED_FOR_LAG) // 2)
-    sample = slice(middle, middle + _STEPS_CHECKED_FOR_LAG)
-    lag = np.median(np.maximum(work_end - windows.end, 0)[sample])
+    checked_steps = slice(middle, middle + _STEPS_CHECKED_FOR_LAG)
+    lag_ns = np.median(np.maximum(work_end - windows.end, 0)[checked_steps])
     first_start = int(windows.start[0])
     first_step_operations = index[windows.step_at(time) == 0]
     # Work that was launched before the capture began is not recorded, but may delay the work of the first step.
     first_work = int(operations.start[first_step_operations].min()) if len(first_step_operations) else first_start
-    if lag <= _GPU_LAG * np.median(windows.length[sample]):
+    if lag_ns <= _GPU_LAG * np.median(windows.length[checked_steps]):
         end = np.append(windows.end[:-1], max(int(windows.end[-1]), int(work_end[-1])))
         min_wait_ns = _MIN_UNRECORDED_WAIT * int(windows.length[0])
         if first_work < end[0] and _waits_for_unrecorded_work(work, index, first_start, min_wait_ns):
@@ -350,10 +351,10 @@ def _align_with_gpu_work(windows: Windows, work: LaunchedWork) -> Windows:
     first_work = first_work if first_work - first_start > _GPU_LAG * usual_length else first_start
     earlier_end = np.append(first_work, np.maximum.accumulate(end))[np.searchsorted(time, windows.start)]
     starts = np.maximum.reduce([earlier_end, windows.start, np.append(earlier_end[0], step_ends[:-1])])
-    has_time = step_ends > starts
-    if not has_time.any():
+    has_length = step_ends > starts
+    if not has_length.any():
         return windows
-    return replace(windows, start=starts, end=step_ends, on_gpu=True).select(has_time)
+    return replace(windows, start=starts, end=step_ends, on_gpu=True).select(has_length)
 
 
 def _waits_for_unrecorded_work(work: LaunchedWork, index: Ints, time: int, min_wait_ns: float) -> bool:

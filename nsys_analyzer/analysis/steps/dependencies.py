@@ -172,39 +172,40 @@ def _find_waits(calls: Launches, operations: LaunchedOperations) -> _Waits:
     duration, positions = calls.end - calls.start, np.arange(len(calls))
     is_long = duration > _MIN_BLOCKING_NS
     awaited = np.full(len(calls), NONE)
-    queued = dict[int, Ints]()  # for each device, the number of launches in its queue at the start of each call
+    queue_lengths = dict[int, Ints]()  # for each device, the number of launches in its queue at the start of each call
     for device in np.unique(stream >> DEVICE_SHIFT).tolist():
         earlier_ends = np.sort(operations.earlier_end[operations.earlier_stream >> DEVICE_SHIFT == device])
-        queued[device] = len(earlier_ends) - np.searchsorted(earlier_ends, calls.start, side="right")
-    for code in np.unique(stream).tolist():
-        on_stream = np.flatnonzero(stream == code)
+        queue_lengths[device] = len(earlier_ends) - np.searchsorted(earlier_ends, calls.start, side="right")
+    for stream_code in np.unique(stream).tolist():
+        on_stream = np.flatnonzero(stream == stream_code)
         latest_end = np.maximum.accumulate(end[on_stream])
         last_launched = np.searchsorted(launch[on_stream], positions, side="right") - 1
         last_ended = np.searchsorted(latest_end, calls.end + CLOCK_SKEW_NS, side="right") - 1
         last_operation = np.minimum(last_launched, last_ended)
         is_later = (last_operation >= 0) & ((awaited == NONE) | (end[on_stream[last_operation]] > end[awaited]))
         awaited = np.where(is_later, on_stream[last_operation], awaited)
-        queued[code >> DEVICE_SHIFT] += last_launched + 1 - np.searchsorted(latest_end, calls.start, side="right")
-    ran_meanwhile = (awaited >= 0) & (np.append(end, 0)[awaited] >= calls.start)
+        ended_count = np.searchsorted(latest_end, calls.start, side="right")
+        queue_lengths[stream_code >> DEVICE_SHIFT] += last_launched + 1 - ended_count
+    ran_during_call = (awaited >= 0) & (np.append(end, 0)[awaited] >= calls.start)
     synchronizes = (calls.call == SYNCHRONIZE) & (awaited >= 0)
-    blocks = np.isin(calls.call, (COPY, FREE)) & ran_meanwhile & is_long
+    blocks = np.isin(calls.call, (COPY, FREE)) & ran_during_call & is_long
     # A copy of pageable memory uses a buffer of the driver, so the call ends shortly before or after the operation.
     own_copy = np.full(len(calls), NONE)
     own_copy[launch[operations.is_pageable]] = np.flatnonzero(operations.is_pageable)
     is_pageable = (calls.call == COPY) & (own_copy != NONE) & is_long
     is_pageable &= np.append(end, 0)[own_copy] - calls.end < duration // 2
     awaited = np.where(is_pageable, own_copy, awaited)
-    awaited_end, ran_meanwhile = np.append(end, 0)[awaited], ran_meanwhile | is_pageable
-    is_queue_full = np.max(list(queued.values()), axis=0) >= _FULL_QUEUE_LAUNCHES
+    awaited_end, ran_during_call = np.append(end, 0)[awaited], ran_during_call | is_pageable
+    is_queue_full = np.max(list(queue_lengths.values()), axis=0) >= _FULL_QUEUE_LAUNCHES
     waits_for_room = ~is_pageable & is_long & is_queue_full
-    waits = synchronizes | blocks | (waits_for_room & ran_meanwhile) | is_pageable
+    waits = synchronizes | blocks | (waits_for_room & ran_during_call) | is_pageable
     until_end = np.where(is_pageable, calls.end - awaited_end, np.maximum(calls.end - awaited_end, 0))
-    shortest = np.minimum(duration, _MIN_SYNCHRONIZATION_NS)
+    shortest_ns = np.minimum(duration, _MIN_SYNCHRONIZATION_NS)
     return _Waits(
         awaited=np.where(waits, awaited, NONE),
-        min_wait_ns=np.where(ran_meanwhile, shortest, duration).astype(np.float64),
-        return_ns=np.where(ran_meanwhile, until_end, shortest).astype(np.float64),
-        is_blocked=waits_for_room & ~ran_meanwhile,
+        min_wait_ns=np.where(ran_during_call, shortest_ns, duration).astype(np.float64),
+        return_ns=np.where(ran_during_call, until_end, shortest_ns).astype(np.float64),
+        is_blocked=waits_for_room & ~ran_during_call,
     )
 
 
@@ -231,12 +232,12 @@ def _find_joins(calls: Launches, operations: LaunchedOperations) -> Ints:
     on_main_stream = stream[waiting] == streams[counts.argmax()]
     is_certain = np.zeros(len(launch), np.bool_)
     is_certain[waiting[~(records_between & on_main_stream)]] = True
-    for code in streams.tolist():
-        on_stream = np.flatnonzero(stream == code)
+    for stream_code in streams.tolist():
+        on_stream = np.flatnonzero(stream == stream_code)
         latest_end = np.maximum.accumulate(end[on_stream])
         ended = np.searchsorted(latest_end, start[waiting] + CLOCK_SKEW_NS, side="right")
         last_operation = np.append(on_stream, NONE)[np.minimum(np.searchsorted(on_stream, waiting), ended) - 1]
-        joins = (last_operation != NONE) & (stream[waiting] != code)
+        joins = (last_operation != NONE) & (stream[waiting] != stream_code)
         joins &= end[last_operation] > np.where(joined[waiting] != NONE, end[joined[waiting]], LONG_AGO)
         joined[waiting[joins]] = last_operation[joins]
     joined_end, previous_operation = end[joined], find_previous_on_stream(stream)

@@ -159,12 +159,12 @@ def _count_cold_steps(
     the same reason, the first steps of a generation are a cold call only if the first batch is not larger than the
     median batch.
     """
-    cold = np.flatnonzero(is_usual[: int(np.argmin(is_longer))])
-    if len(cold) < _MIN_COLD_STEPS or runs_training(attributed, process):
+    cold_steps = np.flatnonzero(is_usual[: int(np.argmin(is_longer))])
+    if len(cold_steps) < _MIN_COLD_STEPS or runs_training(attributed, process):
         return 0
     batches = [mark.batch or 0 for mark, usual in zip(marks, is_usual.tolist(), strict=False) if usual]
     is_generation = all(mark.inferred for mark in marks) and (not marks or batches[0] <= np.median(batches))
-    return int(cold[-1]) + 1 if is_generation else 0
+    return int(cold_steps[-1]) + 1 if is_generation else 0
 
 
 def _group_steps_by_work(attributed: AttributedTrace, process: int, recorded: Windows) -> list[GroupKind]:
@@ -181,18 +181,18 @@ def _group_steps_by_work(attributed: AttributedTrace, process: int, recorded: Wi
     between_ns = np.median((recorded.cpu_end - recorded.body_end)[first:-1]) if steps > first + 1 else 0
     is_last_incomplete = has_open_end and between_ns > _INCOMPLETE_LAST_STEP_GAP * np.median(length[first:])
     end = steps - int(is_last_incomplete)
-    between = slice(first, end)
-    clusters = _cluster_values(launches[between] + _ADDED_OPERATIONS) * steps
-    clusters += _cluster_values(compute_ns[between] + _MIN_DIFFERENCE_NS)
-    largest = max(
+    inner_steps = slice(first, end)
+    clusters = _cluster_values(launches[inner_steps] + _ADDED_OPERATIONS) * steps
+    clusters += _cluster_values(compute_ns[inner_steps] + _MIN_DIFFERENCE_NS)
+    largest_cluster = max(
         np.unique(clusters).tolist(),
-        key=lambda cluster: ((clusters == cluster).sum(), length[between][clusters == cluster].sum()),
+        key=lambda cluster: ((clusters == cluster).sum(), length[inner_steps][clusters == cluster].sum()),
     )
-    usual_ns = np.median(body_ns[between][clusters == largest])
+    usual_ns = np.median(body_ns[inner_steps][clusters == largest_cluster])
     has_usual_length = (body_ns <= _UNUSUAL_LENGTH_FACTOR * usual_ns) & (body_ns >= usual_ns / _UNUSUAL_LENGTH_FACTOR)
     # Work of one step may run in a neighboring step on another stream, so a step of the usual length is always usual.
-    is_usual = has_usual_length[between] | (clusters == largest)
-    kinds[between] = ["usual" if usual else "other work" for usual in is_usual.tolist()]
+    is_usual = has_usual_length[inner_steps] | (clusters == largest_cluster)
+    kinds[inner_steps] = ["usual" if usual else "other work" for usual in is_usual.tolist()]
     kinds[:first], kinds[end:] = ["first"] * first, ["last"] * (steps - end)
     return kinds
 
@@ -202,10 +202,10 @@ def _is_first_step_long(
 ) -> bool:
     """Checks whether the first step is longer than the other steps because the program initializes itself in it."""
     length = recorded.length
-    complete = length[1 : len(recorded) - has_open_end]
+    complete_lengths = length[1 : len(recorded) - has_open_end]
     is_long = bool(body_ns[0] > _UNUSUAL_LENGTH_FACTOR * np.median(body_ns[1:]))
-    if len(complete):
-        is_long |= bool(length[0] > _UNUSUAL_LENGTH_FACTOR * np.median(complete) + _MIN_DIFFERENCE_NS)
+    if len(complete_lengths):
+        is_long |= bool(length[0] > _UNUSUAL_LENGTH_FACTOR * np.median(complete_lengths) + _MIN_DIFFERENCE_NS)
     # Inference may begin with a long prompt. The first step is then longer in proportion to its work.
     work_ratio = compute_ns[0] / max(np.median(compute_ns[1:]), 1)
     is_in_proportion = body_ns[0] <= _UNUSUAL_LENGTH_FACTOR * work_ratio * np.median(body_ns[1:])

@@ -192,12 +192,13 @@ class StackSamples:
         launches = work_ns[self.call] > 0
         if launches.sum() < _MIN_SAMPLES:
             return ()
-        sampled, index = np.unique(position[self.call[launches]], return_inverse=True)
-        next_sampled = np.minimum(np.searchsorted(sampled, position), len(sampled) - 1)
+        sampled_positions, index = np.unique(position[self.call[launches]], return_inverse=True)
+        next_sampled = np.minimum(np.searchsorted(sampled_positions, position), len(sampled_positions) - 1)
         last_sampled = np.maximum(next_sampled - 1, 0)
-        is_last_nearer = position - sampled[last_sampled] <= sampled[next_sampled] - position
-        nearest = np.where(is_last_nearer, last_sampled, next_sampled)
-        work_per_weight = np.bincount(nearest, work_ns, len(sampled)) / np.bincount(index, self.weight[launches])
+        is_last_nearer = position - sampled_positions[last_sampled] <= sampled_positions[next_sampled] - position
+        nearest_index = np.where(is_last_nearer, last_sampled, next_sampled)
+        weight_at_position = np.bincount(index, self.weight[launches])
+        work_per_weight = np.bincount(nearest_index, work_ns, len(sampled_positions)) / weight_at_position
         ms = float(work_ns.sum()) / steps / NS_PER_MS
         return _rank_lines(self.stacks, self.stack[launches], self.weight[launches] * work_per_weight[index], ms)
 
@@ -212,25 +213,25 @@ def _rank_lines(stacks: Stacks, stack: Ints, weight: Floats, ms: float | None = 
         ms: the time that is divided among the lines by weight, ms; None if it is unknown.
     """
     weight_of_callers: dict[StackFrame, dict[str, float]] = {}
-    used, position = np.unique(stack, return_inverse=True)
-    for code, ns in zip(used.tolist(), np.bincount(position, weight).tolist(), strict=True):
-        if frames := stacks.stacks[code]:
+    used_stacks, position = np.unique(stack, return_inverse=True)
+    for used_stack, ns in zip(used_stacks.tolist(), np.bincount(position, weight).tolist(), strict=True):
+        if frames := stacks.stacks[used_stack]:
             callers = weight_of_callers.setdefault(_in_named_function(frames[0]), {})
             caller = _find_caller(frames)
             callers[caller] = callers.get(caller, 0.0) + ns
-    ranked = sorted(weight_of_callers, key=lambda frame: -sum(weight_of_callers[frame].values()))[:_MAX_LINES]
-    total = float(weight.sum())
+    ranked_frames = sorted(weight_of_callers, key=lambda frame: -sum(weight_of_callers[frame].values()))[:_MAX_LINES]
+    total_weight = float(weight.sum())
     lines: list[Line] = []
-    for frame in ranked:
+    for frame in ranked_frames:
         callers = weight_of_callers[frame]
-        share = sum(callers.values()) / total
+        share = sum(callers.values()) / total_weight
         if share >= _MIN_SHARE:
             source: tuple[str, ...] = ()
             if not lines:
-                text = stacks.source.get(frame.file, {})
+                code = stacks.source.get(frame.file, {})
                 numbers = range(frame.line - _SOURCE_CONTEXT, frame.line + _SOURCE_CONTEXT + 1)
-                marks = {frame.line: ">"}
-                source = tuple(f"{marks.get(n, ' ')} {n:>4} {text[n]}" for n in numbers if n in text)
+                mark_of_line = {frame.line: ">"}
+                source = tuple(f"{mark_of_line.get(n, ' ')} {n:>4} {code[n]}" for n in numbers if n in code)
             caller = max(callers, key=lambda name: callers[name])
             lines.append(Line(*frame, caller, share, None if ms is None else share * ms, source))
     return tuple(lines)
@@ -241,12 +242,12 @@ def find_hottest_stacks(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, t
     codes: dict[tuple[StackFrame, ...], int] = {(): 0}
     code = np.array([codes.setdefault(frames, len(codes)) for frames in stacks.stacks], np.int64)
     sample, stretch, weight = _find_samples(stacks, start, end)
-    sampled = code[stacks.stack[sample]]
-    first, pair = distinct_rows(stretch, sampled)
+    sampled_stack = code[stacks.stack[sample]]
+    first, pair = distinct_rows(stretch, sampled_stack)
     by_weight = first[np.argsort(np.bincount(pair, weight, len(first)), kind="stable")]
-    hottest = np.zeros(len(start), np.int64)
-    hottest[stretch[by_weight]] = sampled[by_weight]  # of equal indices, the last assignment remains
-    return hottest, tuple(codes)
+    hottest_stack = np.zeros(len(start), np.int64)
+    hottest_stack[stretch[by_weight]] = sampled_stack[by_weight]  # of equal indices, the last assignment remains
+    return hottest_stack, tuple(codes)
 
 
 def _find_samples(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, Ints, Floats]:

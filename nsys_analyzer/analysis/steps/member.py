@@ -227,17 +227,17 @@ def _find_collectives(attributed: AttributedTrace, windows: Windows, index: Ints
     last_call[position] = call
     # A kernel may send and receive at the same time.
     is_receive = np.array([bool(_RECEIVE.search(name)) for name in (*calls.names, "")])[calls.name]
-    sent, received = np.zeros((2, len(index)), np.int64)
-    for total, mask in ((sent, ~is_receive), (received, is_receive)):
-        np.add.at(total, position, np.where(mask, calls.bytes, 0)[call])
-    with_peer = np.flatnonzero(calls.peer[call] >= 0)
-    pairs, _ = distinct_rows(position[with_peer], calls.peer[call[with_peer]])
-    by_kernel = np.array([_find_kind(name) for name in (*operations.names, "")])[operations.name[index]]
-    by_call = np.array([_find_kind(name) for name in (*calls.names, "")])[np.append(calls.name, NONE)[last_call]]
-    kind = np.where(by_call != OTHER_KIND, by_call, by_kernel)
-    unnamed = np.flatnonzero(kind == OTHER_KIND)  # RCCL runs the same kernel for all kinds
-    callers = find_launching_collectives(trace, attributed.attribution, index[unnamed])
-    kind[unnamed] = [_find_kind(name) for name in callers]
+    sent_bytes, received_bytes = np.zeros((2, len(index)), np.int64)
+    for total_bytes, mask in ((sent_bytes, ~is_receive), (received_bytes, is_receive)):
+        np.add.at(total_bytes, position, np.where(mask, calls.bytes, 0)[call])
+    calls_with_peer = np.flatnonzero(calls.peer[call] >= 0)
+    pairs, _ = distinct_rows(position[calls_with_peer], calls.peer[call[calls_with_peer]])
+    kind_by_kernel = np.array([_find_kind(name) for name in (*operations.names, "")])[operations.name[index]]
+    kind_by_call = np.array([_find_kind(name) for name in (*calls.names, "")])[np.append(calls.name, NONE)[last_call]]
+    kind = np.where(kind_by_call != OTHER_KIND, kind_by_call, kind_by_kernel)
+    unnamed_index = np.flatnonzero(kind == OTHER_KIND)  # RCCL runs the same kernel for all kinds
+    collective_names = find_launching_collectives(trace, attributed.attribution, index[unnamed_index])
+    kind[unnamed_index] = [_find_kind(name) for name in collective_names]
     communicator = np.append(calls.communicator, 0)[last_call]
     last_begun_step = np.searchsorted(windows.cpu_start, launched_at, side="right") - 1
     has_size = np.append(calls.bytes, UNKNOWN_NUMBER)[last_call] != UNKNOWN_NUMBER
@@ -249,10 +249,10 @@ def _find_collectives(attributed: AttributedTrace, windows: Windows, index: Ints
         last_begun_step=last_begun_step,
         kind=kind,
         communicator=np.where(communicator != 0, communicator, -operations.stream[index] - 1),
-        bytes=np.where(has_size, np.maximum(sent, received), UNKNOWN_NUMBER),
+        bytes=np.where(has_size, np.maximum(sent_bytes, received_bytes), UNKNOWN_NUMBER),
         peer=np.append(calls.peer, UNKNOWN_NUMBER)[last_call],
         ranks=np.append(calls.ranks, 0)[last_call],
-        peers=np.bincount(position[with_peer[pairs]], minlength=len(index)),
+        peers=np.bincount(position[calls_with_peer[pairs]], minlength=len(index)),
         phase=np.append(instances.phase, NONE)[attributed.instances_of_operations[0][index]],
         names=instances.phases,
     )
@@ -279,18 +279,18 @@ def _match_nccl_calls(attributed: AttributedTrace, index: Ints) -> tuple[Ints, I
     # If one call launches collectives on several devices, a stable sort keeps them in the order of their starts.
     order = np.argsort(axis_position, kind="stable")
     next_collective = np.searchsorted(axis_position[order], axis.place(calls.thread, calls.start))
-    matched = np.flatnonzero((next_collective < len(order)) & np.isin(calls.thread, thread))
-    matched = matched[thread[order[next_collective[matched]]] == calls.thread[matched]]
-    first, group, count = np.unique(next_collective[matched], return_inverse=True, return_counts=True)
+    matched_calls = np.flatnonzero((next_collective < len(order)) & np.isin(calls.thread, thread))
+    matched_calls = matched_calls[thread[order[next_collective[matched_calls]]] == calls.thread[matched_calls]]
+    first, group, count = np.unique(next_collective[matched_calls], return_inverse=True, return_counts=True)
     end = np.minimum(np.append(first[1:], len(order)), np.searchsorted(thread[order], thread[order[first]], "right"))
     kernels = end - first
     per_kernel = np.where(kernels > count, 1, np.where(count % kernels == 0, count // kernels, 0))[group]
-    by_group = np.argsort(group, kind="stable")  # the calls are in order of start
+    order_by_group = np.argsort(group, kind="stable")  # the calls are in order of start
     call_number = np.empty_like(group)
-    call_number[by_group] = np.arange(len(group)) - np.repeat(np.cumsum(count) - count, count)
+    call_number[order_by_group] = np.arange(len(group)) - np.repeat(np.cumsum(count) - count, count)
     is_even = per_kernel > 0
-    at_kernel = first[group[is_even]] + call_number[is_even] // per_kernel[is_even]
-    return launched[order[at_kernel]], matched[is_even]
+    kernel_of_call = first[group[is_even]] + call_number[is_even] // per_kernel[is_even]
+    return launched[order[kernel_of_call]], matched_calls[is_even]
 
 
 def _find_kind(name: str) -> int:

@@ -228,21 +228,21 @@ class ProcessWork:
             index, calls = np.insert(index, 0, NONE), replace(calls, **columns)
         self.launch_index, self.calls = index, calls
         duration = calls.end - calls.start
-        waits = (calls.call == SYNCHRONIZE) | ((calls.call == COPY) & (duration > _BLOCKING_COPY_NS))
+        is_waiting = (calls.call == SYNCHRONIZE) | ((calls.call == COPY) & (duration > _BLOCKING_COPY_NS))
         # If another thread makes a call during this call, the program does not wait.
-        waits &= np.append(calls.start, np.iinfo(np.int64).max)[1:] >= calls.end - CLOCK_SKEW_NS
-        allocates = np.isin(calls.call, (ALLOCATE, FREE))
-        is_slow = ~np.isin(calls.call, (SYNCHRONIZE, COPY)) & ~allocates & (duration >= PAUSE_NS)
-        self.waiting_calls, self.allocating_calls = np.flatnonzero(waits), np.flatnonzero(allocates)
+        is_waiting &= np.append(calls.start, np.iinfo(np.int64).max)[1:] >= calls.end - CLOCK_SKEW_NS
+        is_allocating = np.isin(calls.call, (ALLOCATE, FREE))
+        is_slow = ~np.isin(calls.call, (SYNCHRONIZE, COPY)) & ~is_allocating & (duration >= PAUSE_NS)
+        self.waiting_calls, self.allocating_calls = np.flatnonzero(is_waiting), np.flatnonzero(is_allocating)
         self.slow_calls = np.flatnonzero(is_slow)
         self.profiler_busy = find_profiler_busy_times(self.attributed.trace, self.process, distinct(calls.thread))
         operations = self.attributed.trace.operations
         ends = np.sort(operations.end[operations.process == self.process])
         last_end = np.append(LONG_AGO, ends)[np.searchsorted(ends, calls.end + CLOCK_SKEW_NS, side="right")]
         last_end = np.clip(last_end, calls.start, calls.end)
-        after_work = calls.end - last_end - self.profiler_busy.covered_within(last_end, calls.end)
-        is_unrecorded = waits & (calls.call == SYNCHRONIZE) & (after_work >= _UNRECORDED_WAIT_NS)
-        self.unrecorded_wait_ns = np.where(is_unrecorded, after_work, 0)
+        wait_after_work = calls.end - last_end - self.profiler_busy.covered_within(last_end, calls.end)
+        is_unrecorded = is_waiting & (calls.call == SYNCHRONIZE) & (wait_after_work >= _UNRECORDED_WAIT_NS)
+        self.unrecorded_wait_ns = np.where(is_unrecorded, wait_after_work, 0)
 
     def _find_delays(self, first: int, last: int) -> Stretches:
         """Finds the stretches between two times in which the program pauses, allocates, or executes a slow call."""
@@ -250,8 +250,8 @@ class ProcessWork:
         start, end, *columns = (np.concatenate(pair) for pair in pairs)
         # Remove the profiler's own work from these stretches, and add it as stretches of its own.
         position, start, end = self.profiler_busy.find_gaps(start, end)
-        none = np.full(len(self.profiler_busy.start), NONE)
-        profiler = (self.profiler_busy.start, self.profiler_busy.end, np.full_like(none, _PROFILER), none, none)
+        records, no_code = self.profiler_busy, np.full(len(self.profiler_busy.start), NONE)
+        profiler = (records.start, records.end, np.full_like(no_code, _PROFILER), no_code, no_code)
         program = (start, end, *(column[position] for column in columns))
         columns = [np.concatenate(pair) for pair in zip(program, profiler, strict=True)]
         return Stretches(*columns).select(np.argsort(columns[0], kind="stable"))
@@ -303,8 +303,8 @@ class ProcessWork:
         to_device = (operations.kind == MEMCPY) & ~np.isin(operations.copy, (*INTO_HOST, ON_DEVICE, BETWEEN_DEVICES))
         copies = attributed.attribution.launch[to_device]
         # Calls of the kind OTHER_CALL only query something, such as whether a stream is captured.
-        acting = np.flatnonzero(self.calls.call != OTHER_CALL)
-        next_call = np.append(acting, NONE)[np.searchsorted(acting, np.searchsorted(self.calls.start, end))]
+        acting_calls = np.flatnonzero(self.calls.call != OTHER_CALL)
+        next_call = np.append(acting_calls, NONE)[np.searchsorted(acting_calls, np.searchsorted(self.calls.start, end))]
         next_launch = np.append(self.launch_index, NONE)[next_call]
         copies_next = (next_call != NONE) & np.isin(next_launch, copies[copies != NONE])
         instances = attributed.instances
@@ -340,9 +340,9 @@ class ProcessWork:
         stretch, part, part_start, part_end = find_overlaps(self.delays.start, self.delays.end, start, end)
         loads, duration = self.delays.cause[part] == _DATA, part_end - part_start
         order = np.lexsort((duration, loads, stretch))
-        range_ = self.find_range_codes((start + end) // 2)
-        range_[stretch[order]] = self.delays.range[part[order]]  # of equal indices, the last assignment remains
-        return np.bincount(stretch[loads], duration[loads], len(start)).astype(np.int64), range_
+        range_code = self.find_range_codes((start + end) // 2)
+        range_code[stretch[order]] = self.delays.range[part[order]]  # of equal indices, the last assignment remains
+        return np.bincount(stretch[loads], duration[loads], len(start)).astype(np.int64), range_code
 
     def measure_parts(self, windows: Windows, device: int) -> Ints:
         """Returns the parts of each step on a device, as in ``Anatomy.parts``; shape (4, steps), ns.
@@ -366,8 +366,9 @@ class ProcessWork:
         block, parts = (np.cumsum(high - low) - 1) // OPERATIONS_PER_BLOCK, []
         for number in np.unique(block).tolist():
             in_block = np.flatnonzero(block == number)
-            steps, near = windows.select(in_block), index[int(low[in_block].min()) : int(high[in_block].max())]
-            anatomy = dissect_steps(steps, operations, near, self.activity)
+            steps = windows.select(in_block)
+            nearby_operations = index[int(low[in_block].min()) : int(high[in_block].max())]
+            anatomy = dissect_steps(steps, operations, nearby_operations, self.activity)
             parts.append(anatomy.parts)
             yield steps, anatomy
         self._parts.setdefault(device, (windows, np.hstack(parts)))
@@ -392,7 +393,7 @@ class ProcessWork:
         late_until = np.where(is_queued, gaps.start, np.clip(launch, gaps.start, gaps.end))
         # Before `late_until`, the cause of the idle time is the cause of the stretch of `self.delays`, if there is one.
         gap, part, start, end = find_overlaps(self.delays.start, self.delays.end, gaps.start, late_until)
-        busy = self.delays.select(part)
+        delays = self.delays.select(part)
         # The cause of the remaining idle time is the call that waits when the gap begins, or the launch.
         waiting = self.waiting_calls
         last_wait = np.searchsorted(self.calls.start[waiting], gaps.start + CLOCK_SKEW_NS, side="right") - 1
@@ -407,19 +408,19 @@ class ProcessWork:
         )
         call = np.where(waits & ~is_queued, np.append(waiting, NONE)[last_wait], NONE)
         has_call = call != NONE
-        range_, api = np.full((2, len(call)), NONE)
-        range_[has_call] = self.find_range_codes(self.calls.start[call[has_call]])
-        api[has_call] = self.calls.name[call[has_call]]
+        range_code, api_code = np.full((2, len(call)), NONE)
+        range_code[has_call] = self.find_range_codes(self.calls.start[call[has_call]])
+        api_code[has_call] = self.calls.name[call[has_call]]
         gap_of_rest, *bounds = Cover.from_intervals(start, end).find_gaps(gaps.start, gaps.end)
         first_of_part, first_of_rest = (
             np.append(True, of_gap[1:] != of_gap[:-1])[: len(of_gap)] for of_gap in (part, gap_of_rest)
         )
         no_pause = np.zeros(len(gap), np.bool_)
-        in_delays = (start, end, busy.cause, busy.range, busy.api, gaps.step[gap], first_of_part, no_pause)
-        cause, range_, api, step, is_pause = (
-            column[gap_of_rest] for column in (cause, range_, api, gaps.step, is_device_pause)
+        in_delays = (start, end, delays.cause, delays.range, delays.api, gaps.step[gap], first_of_part, no_pause)
+        cause, range_code, api_code, step, is_pause = (
+            column[gap_of_rest] for column in (cause, range_code, api_code, gaps.step, is_device_pause)
         )
-        rest = (*bounds, cause, range_, api, step, first_of_rest, is_pause)
+        rest = (*bounds, cause, range_code, api_code, step, first_of_rest, is_pause)
         columns = [np.concatenate(pair) for pair in zip(in_delays, rest, strict=True)]
         return IdleStretches(*columns).select(np.argsort(columns[0], kind="stable"))
 

@@ -84,9 +84,9 @@ def find_repeats(
     # Two launches count as equal if they have the same number of operations and the same hash. The hash is the sum of
     # one random number per symbol.
     starts = np.flatnonzero(begins_launch)
-    numbers = np.random.default_rng(0).integers(1 << 40, size=int(symbols.max()) + 1)
+    random_numbers = np.random.default_rng(0).integers(1 << 40, size=int(symbols.max()) + 1)
     bounds = np.append(starts, len(symbols))
-    _, launched = distinct_rows(np.add.reduceat(numbers[symbols], starts), np.diff(bounds))
+    _, launched = distinct_rows(np.add.reduceat(random_numbers[symbols], starts), np.diff(bounds))
     for repeats in _find_repetitions(launched, np.add.reduceat(ns, starts), pause[starts], count):
         unit, after = repeats.starts[0], len(symbols) - int(bounds[len(starts) - repeats.after])
         period = int(bounds[unit + repeats.period] - bounds[unit])
@@ -95,7 +95,7 @@ def find_repeats(
 
 def _find_repetitions(symbols: Integers, ns: Ints, pause: Ints, count: int) -> Iterator[Repetition]:
     """Yields the periods of one sequence, the best period first; see ``find_repeats``."""
-    total, running = float(ns.sum()), np.append(0, np.cumsum(ns))
+    total, duration_before = float(ns.sum()), np.append(0, np.cumsum(ns))
     candidates = []
     for period in _find_candidate_periods(symbols):
         first, stop, same_share = _find_longest_repeating_part(symbols, period)
@@ -103,20 +103,20 @@ def _find_repetitions(symbols: Integers, ns: Ints, pause: Ints, count: int) -> I
             continue
         starts = _find_unit_starts(symbols, pause, period, first, stop)
         end = int(min(starts[-1] + period, len(symbols)))
-        low, high = min(first, int(starts[0])), max(stop, end)
+        repeating_start, repeating_end = min(first, int(starts[0])), max(stop, end)
         # If equal units follow each other up to the end, only the program's initialization precedes them. It may take
         # long, so the share of operations is compared instead of the share of time.
         is_exact = same_share == 1 and (first, stop) == (starts[0], len(symbols)) and len(starts) >= _MIN_LAYERS
-        covered = stop - first if is_exact else running[high] - running[low]
+        covered = stop - first if is_exact else duration_before[repeating_end] - duration_before[repeating_start]
         if covered < _MIN_COVERED_TIME * (len(symbols) if is_exact else total) or count not in (0, len(starts)):
             continue
         # A few additional operations between two units do not end the repetition.
         bounds = np.append(starts, end)
         is_regular = np.abs(np.diff(bounds) - period) <= (1 - _MIN_SAME_IN_UNIT) * period
         first_regular, end_regular = _find_longest_run(is_regular)
-        regular_ns = running[bounds[end_regular]] - running[bounds[first_regular]]
-        covered_ns = max(running[stop] - running[first], regular_ns)
-        repeats = Repetition(period, starts, end, low, len(symbols) - high)
+        regular_ns = duration_before[bounds[end_regular]] - duration_before[bounds[first_regular]]
+        covered_ns = max(duration_before[stop] - duration_before[first], regular_ns)
+        repeats = Repetition(period, starts, end, repeating_start, len(symbols) - repeating_end)
         candidates.append((-same_share * float(covered_ns), period, repeats))
     yield from (repeats for _, _, repeats in sorted(candidates, key=lambda candidate: candidate[:2]))
 
@@ -145,20 +145,21 @@ def _find_candidate_periods(symbols: Integers, min_same: float = _MIN_SAME_AT_LA
         return
     # Each symbol is mapped to a random complex number of absolute value 1. In the autocorrelation, only the products of
     # equal symbols add up, so its value at a lag is the number of equal pairs plus noise.
-    random, equal = np.random.default_rng(0), np.zeros(len(sequence) // 2)
+    generator, equal_pairs = np.random.default_rng(0), np.zeros(len(sequence) // 2)
     for _ in range(_RANDOM_MAPPINGS):
-        direction = np.exp(2j * np.pi * random.random(int(sequence.max()) + 1))
-        spectrum = np.fft.fft(direction[sequence], 2 * len(sequence))
-        equal += np.fft.ifft(np.abs(spectrum) ** 2).real[1 : len(equal) + 1] / _RANDOM_MAPPINGS
-    estimated_same = equal / (len(sequence) - np.arange(1, len(equal) + 1))
-    same_at: dict[int, float] = {}
+        number_of_symbol = np.exp(2j * np.pi * generator.random(int(sequence.max()) + 1))
+        spectrum = np.fft.fft(number_of_symbol[sequence], 2 * len(sequence))
+        equal_pairs += np.fft.ifft(np.abs(spectrum) ** 2).real[1 : len(equal_pairs) + 1] / _RANDOM_MAPPINGS
+    estimated_same = equal_pairs / (len(sequence) - np.arange(1, len(equal_pairs) + 1))
+    equal_share_of_lag: dict[int, float] = {}
     for lag in (np.flatnonzero(estimated_same >= min_same - _ESTIMATION_ERROR) + 1).tolist():
         equal_share = float((sequence[:-lag] == sequence[lag:]).mean())
         is_multiple = any(
-            lag % shorter == 0 and same_at[shorter] >= equal_share - _MIN_GAIN_OF_MULTIPLE for shorter in same_at
+            lag % shorter_lag == 0 and equal_share_of_lag[shorter_lag] >= equal_share - _MIN_GAIN_OF_MULTIPLE
+            for shorter_lag in equal_share_of_lag
         )
         if equal_share >= min_same and not is_multiple:
-            same_at[lag] = equal_share
+            equal_share_of_lag[lag] = equal_share
             yield lag
 
 
@@ -203,12 +204,14 @@ def _find_unit_starts(symbols: Integers, pause: Ints, period: int, first: int, s
     starts = np.arange(offset, stop - period + 1, period)
     # A longer unit shifts the units after it, so units are found by their first operations. The first operations of the
     # first, the middle or the last unit are searched, whichever are found most often.
-    typical = sorted({int(starts[0]), int(starts[len(starts) // 2]), int(starts[-1])})
-    heads = max((_find_same_heads(symbols, start, min(period, _HEAD_LENGTH)) for start in typical), key=len)
-    heads_inside = heads[(heads >= first) & (heads < stop)]
+    typical_starts = sorted({int(starts[0]), int(starts[len(starts) // 2]), int(starts[-1])})
+    head_starts = max(
+        (_find_same_heads(symbols, start, min(period, _HEAD_LENGTH)) for start in typical_starts), key=len
+    )
+    heads_inside = head_starts[(head_starts >= first) & (head_starts < stop)]
     if len(heads_inside) > units + 1:  # the same operations also occur inside units
         return starts
-    return heads[: -1 if len(symbols) - heads[-1] < _MIN_SAME_IN_UNIT * period else None]
+    return head_starts[: -1 if len(symbols) - head_starts[-1] < _MIN_SAME_IN_UNIT * period else None]
 
 
 def _find_same_heads(symbols: Integers, start: int, length: int) -> Ints:

@@ -247,8 +247,8 @@ class Replay:
 
     def _earlier_work_ends(self, operation_ends: Floats) -> Floats:
         """Returns the end of the work that was launched before each step, and the end of all work; ns."""
-        latest = np.append(operation_ends[-1], np.maximum.accumulate(operation_ends[:-1]))
-        return latest[np.searchsorted(self.launch, self.first_call)]
+        latest_end = np.append(operation_ends[-1], np.maximum.accumulate(operation_ends[:-1]))
+        return latest_end[np.searchsorted(self.launch, self.first_call)]
 
     @cached_property
     def previous_operation(self) -> Ints:
@@ -265,10 +265,9 @@ class Replay:
         offsets, waits = np.append(0.0, np.cumsum(self.cpu_ns)), np.flatnonzero(self.awaited >= 0)
         collective = self.collective if len(self.collective) else np.full(len(self.work_ns), NONE)
         waits_for_ranks = self.waits_for_ranks if len(self.collective) else np.ones(len(self.work_ns), np.bool_)
-        linked = np.flatnonzero((self.joined != NONE) | (collective != NONE))
-        links = dict(
-            zip(linked.tolist(), _rows(linked, self.joined, self.join_gap_ns, collective, waits_for_ranks), strict=True)
-        )
+        linked_operations = np.flatnonzero((self.joined != NONE) | (collective != NONE))
+        links = _rows(linked_operations, self.joined, self.join_gap_ns, collective, waits_for_ranks)
+        link_of_operation = dict(zip(linked_operations.tolist(), links, strict=True))
         earliest_starts = offsets[self.launch] + self.latency_ns
         operations = _rows(slice(None), earliest_starts, self.previous_operation, self.spacing_ns, self.work_ns)
         launched_count = np.searchsorted(self.launch, np.arange(len(self.cpu_ns)), side="right")
@@ -279,8 +278,8 @@ class Replay:
             shift = shifts[-1]
             for earliest, previous_operation, spacing, work in islice(operations, end_operation - operation):
                 start = max(earliest + shift, operation_ends[previous_operation] + spacing)
-                if operation in links:
-                    joined, gap, collective_of_operation, waits_for_others = links[operation]
+                if operation in link_of_operation:
+                    joined, gap, collective_of_operation, waits_for_others = link_of_operation[operation]
                     start = max(start, operation_ends[joined] + gap)
                     if collective_of_operation != NONE:
                         start = yield CollectiveArrival(collective_of_operation, start, waits_for_others)
@@ -354,7 +353,7 @@ class Replay:
         """Finds the dependencies that determined when each call and each operation of this rank could continue."""
         call_starts, operation_ends = run
         waits = np.flatnonzero(self.awaited >= 0)
-        gpu_done = operation_ends[self.awaited[waits]] + self.return_ns[waits]
+        gpu_done_ns = operation_ends[self.awaited[waits]] + self.return_ns[waits]
         starts = operation_ends[:-1] - self.work_ns - _ROUNDING_NS
         by_join = (self.joined != NONE) & (operation_ends[self.joined] + self.join_gap_ns >= starts)
         by_stream = operation_ends[self.previous_operation] + self.spacing_ns >= starts
@@ -364,7 +363,7 @@ class Replay:
         if len(self.collective):
             last_arrivals = np.flatnonzero((self.collective != NONE) & (by_join | by_stream | by_launch))
             arrivals = [*_rows(last_arrivals, starts, self.collective, np.arange(len(starts)))]
-        is_limited = gpu_done > call_starts[waits] + self.min_wait_ns[waits]
+        is_limited = gpu_done_ns > call_starts[waits] + self.min_wait_ns[waits]
         return _Limits(waits[is_limited], limiting_operation.tolist(), arrivals)
 
     # --- changes
@@ -387,8 +386,8 @@ class Replay:
             calls: shape (calls,), True for each call whose pause is shortened.
             ns: the longest pause, ns: one number, or an array of shape (calls,).
         """
-        saved = np.where(calls, np.maximum(self.pause_ns - ns, 0.0), 0.0)
-        return replace(self, cpu_ns=self.cpu_ns - saved, pause_ns=self.pause_ns - saved)
+        saved_ns = np.where(calls, np.maximum(self.pause_ns - ns, 0.0), 0.0)
+        return replace(self, cpu_ns=self.cpu_ns - saved_ns, pause_ns=self.pause_ns - saved_ns)
 
     def scale_launches(self, factor: Floats, max_saved_ns: float = np.inf) -> Replay:
         """Returns the steps with the launch time multiplied by a factor: the CPU's time without pauses.
@@ -397,8 +396,8 @@ class Replay:
             factor: shape (calls,), the factor for the time from each call to the next call.
             max_saved_ns: the maximum time that is saved from one call to the next call, ns.
         """
-        saved = np.minimum((self.cpu_ns - self.pause_ns) * (1 - factor), max_saved_ns)
-        return replace(self, cpu_ns=self.cpu_ns - saved)
+        saved_ns = np.minimum((self.cpu_ns - self.pause_ns) * (1 - factor), max_saved_ns)
+        return replace(self, cpu_ns=self.cpu_ns - saved_ns)
 
     def scale_work(self, factor: Floats) -> Replay:
         """Returns the steps with the duration of each operation multiplied by a factor, shape (operations,).
@@ -450,45 +449,46 @@ class Replay:
             node_ns: the maximum time by which the gap before each node is shortened, ns.
         """
         is_graph = np.bincount(self.launch, minlength=len(self.cpu_ns)) > 1
-        saved = np.where(is_graph, np.maximum(self.cpu_ns - self.pause_ns - launch_ns, 0.0), 0.0)
-        node_saved = np.where(is_graph[self.launch], np.clip(self.spacing_ns, 0.0, node_ns), 0.0)
+        saved_ns = np.where(is_graph, np.maximum(self.cpu_ns - self.pause_ns - launch_ns, 0.0), 0.0)
+        saved_spacing_ns = np.where(is_graph[self.launch], np.clip(self.spacing_ns, 0.0, node_ns), 0.0)
         return replace(
             self,
-            cpu_ns=self.cpu_ns - saved,
-            latency_ns=np.maximum(self.latency_ns - saved[self.launch], 0.0),
-            spacing_ns=self.spacing_ns - node_saved,
+            cpu_ns=self.cpu_ns - saved_ns,
+            latency_ns=np.maximum(self.latency_ns - saved_ns[self.launch], 0.0),
+            spacing_ns=self.spacing_ns - saved_spacing_ns,
         )
 
 
 def replay_ranks(ranks: Sequence[Replay]) -> list[ReplayedTimes]:
     """Replays ranks together. Each collective begins to transfer data when its last rank has started it."""
-    running: list[Any] = [rank.run() for rank in ranks]
-    missing = Counter(collective for rank in ranks for collective in rank.collective.tolist())
+    generators: list[Any] = [rank.run() for rank in ranks]
+    missing_arrivals = Counter(collective for rank in ranks for collective in rank.collective.tolist())
     arrived = defaultdict[int, dict[int, float]](dict)  # for each collective that has not begun, the start on each rank
-    passed: set[tuple[int, int]] = set()  # (collective, rank) of each arrival that did not wait for other ranks
-    ended: dict[int, ReplayedTimes] = {}
-    ready: list[tuple[int, float | None]] = [(rank, None) for rank in range(len(ranks))]
-    while len(ended) < len(ranks):
-        if ready:
-            rank, begin = ready.pop()
+    passed_arrivals = set[tuple[int, int]]()  # (collective, rank) of each arrival that did not wait for other ranks
+    times_of_rank: dict[int, ReplayedTimes] = {}
+    ready_ranks: list[tuple[int, float | None]] = [(rank, None) for rank in range(len(ranks))]
+    while len(times_of_rank) < len(ranks):
+        if ready_ranks:
+            rank, begin = ready_ranks.pop()
             try:
-                arrival = running[rank].send(begin)
+                arrival = generators[rank].send(begin)
             except StopIteration as end:
-                ended[rank] = end.value
+                times_of_rank[rank] = end.value
                 continue
             collective = arrival.collective
             if not arrival.waits:
-                ready.append((rank, arrival.start_ns))
-                passed.add((collective, rank))
+                ready_ranks.append((rank, arrival.start_ns))
+                passed_arrivals.add((collective, rank))
             arrived[collective][rank] = arrival.start_ns
-            missing[collective] -= 1
+            missing_arrivals[collective] -= 1
         else:  # ranks launch collectives in different orders, so the earliest collective begins without some ranks
             collective = min(arrived, key=lambda number: max(arrived[number].values()))
-            missing[collective] = 0
-        if missing[collective] <= 0:
+            missing_arrivals[collective] = 0
+        if missing_arrivals[collective] <= 0:
             starts = arrived.pop(collective)
-            ready += [(rank, max(starts.values())) for rank in starts if (collective, rank) not in passed]
-    return [ended[rank] for rank in range(len(ranks))]
+            begin = max(starts.values())
+            ready_ranks += [(rank, begin) for rank in starts if (collective, rank) not in passed_arrivals]
+    return [times_of_rank[rank] for rank in range(len(ranks))]
 
 
 def find_previous_on_stream(stream: Ints) -> Ints:

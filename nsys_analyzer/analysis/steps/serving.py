@@ -138,22 +138,24 @@ class Serving:
     requests: Requests | None = None
 
     def with_memory_bounds(
-        self, weights: float, of_position: float | None, bytes_per_s: float | None, *, counted: bool
+        self, weights_bytes: float, token_bytes: float | None, bytes_per_s: float | None, *, counted: bool
     ) -> Serving:
         """Returns a copy with the minimum bytes that a decode step reads.
 
         Args:
-            weights: the bytes of the weights.
-            of_position: the bytes of the cache for each position; None if unknown.
+            weights_bytes: the bytes of the weights.
+            token_bytes: the bytes of the cache for each token; None if unknown.
             bytes_per_s: the peak rate of the memory, bytes per second; None if unknown.
             counted: as in ``StepKind``.
         """
 
         def with_bytes(kind: StepKind) -> StepKind:
             """Returns the kind of step with the lower bound of its memory traffic."""
-            cache = None if kind.positions is None or of_position is None else of_position * kind.positions
-            least = (weights + (cache or 0)) / bytes_per_s * MS_PER_S if bytes_per_s else None
-            return replace(kind, weights_bytes=weights, cache_bytes=cache, least_ms=least, counted=counted)
+            cache_bytes = None if kind.positions is None or token_bytes is None else token_bytes * kind.positions
+            least_ms = (weights_bytes + (cache_bytes or 0)) / bytes_per_s * MS_PER_S if bytes_per_s else None
+            return replace(
+                kind, weights_bytes=weights_bytes, cache_bytes=cache_bytes, least_ms=least_ms, counted=counted
+            )
 
         return replace(self, kinds=tuple(with_bytes(kind) if kind.kind == "decode" else kind for kind in self.kinds))
 
@@ -198,8 +200,8 @@ def _summarize_kind(work: ProcessWork, steps: Steps, kind: ServedStepKind, mask:
 
 def _median(values: list[int | None]) -> float | None:
     """Returns the median of the values, or None if a value is None."""
-    present = [value for value in values if value is not None]
-    return float(np.median(present)) if present and len(present) == len(values) else None
+    known_values = [value for value in values if value is not None]
+    return float(np.median(known_values)) if known_values and len(known_values) == len(values) else None
 
 
 def _find_held_up(steps: Steps, kind: npt.NDArray[np.str_]) -> HeldUp | None:

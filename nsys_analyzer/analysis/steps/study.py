@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,8 +19,6 @@ from nsys_analyzer.trace.schema import NS_PER_MS
 
 #: From this bit on, the code of a stream contains the number of the stream's device minus that of the studied device.
 DEVICE_SHIFT = 32
-#: Words in the names of API calls that begin and end the capture of a CUDA graph (cudaStreamBeginCapture_v10000).
-_BEGINS_CAPTURE, _ENDS_CAPTURE = "StreamBeginCapture", "StreamEndCapture"
 
 
 @dataclass(frozen=True)
@@ -175,24 +173,19 @@ class Study:
 
     def of_class(self, *classes: str) -> Bools:
         """Returns True for each operation whose kernel belongs to one of the given classes."""
-        mask: Bools = np.array([*(name in classes for name in self.classes), False])[self.operations.kernel]
-        return mask
+        return _mask_by_text(self.classes, classes.__contains__, self.operations.kernel)
 
     def in_phase(self, *phases: str) -> Bools:
         """Returns True for each operation that one of the given phases launched."""
-        mask: Bools = np.array([*(name in phases for name in self.phases), False])[self.operations.phase]
-        return mask
+        return _mask_by_text(self.phases, phases.__contains__, self.operations.phase)
 
     def in_attention_part(self, *parts: str) -> Bools:
         """Returns True for each operation that was launched in one of the given parts of attention."""
-        mask: Bools = np.array([*(name in parts for name in ATTENTION_PARTS), False])[self.operations.attention_part]
-        return mask
+        return _mask_by_text(ATTENTION_PARTS, parts.__contains__, self.operations.attention_part)
 
     def kernel_matches(self, pattern: re.Pattern[str]) -> Bools:
         """Returns True for each operation whose kernel name contains a match of the pattern."""
-        matches = [*(bool(pattern.search(name)) for name in self.kernels), False]
-        mask: Bools = np.array(matches)[self.operations.kernel]
-        return mask
+        return _mask_by_text(self.kernels, pattern.search, self.operations.kernel)
 
     # --- masks of calls, shape (calls,)
 
@@ -214,16 +207,16 @@ class Study:
         The first mask is True for each call that starts in such a range, even if an inner range contains it. The second
         mask is True for each call if such a range contains the middle of the time between the call and the next call.
         """
-        has_name = np.array([*(text == name for text in self.ranges), False])[self.spans.name]
+        has_name = _mask_by_text(self.ranges, name.__eq__, self.spans.name)
         masks = []
         for first, end in (
             (self.spans.first_call, self.spans.end_call),
             (self.spans.first_pause, self.spans.end_pause),
         ):
-            opened = np.zeros(len(self.calls) + 1, np.int64)
-            np.add.at(opened, first[has_name], 1)
-            np.add.at(opened, end[has_name], -1)
-            masks.append(opened.cumsum()[:-1] > 0)
+            open_range_changes = np.zeros(len(self.calls) + 1, np.int64)
+            np.add.at(open_range_changes, first[has_name], 1)
+            np.add.at(open_range_changes, end[has_name], -1)
+            masks.append(open_range_changes.cumsum()[:-1] > 0)
         return masks[0], masks[1]
 
     # --- figures
@@ -245,10 +238,8 @@ class Study:
     @property
     def recording_share(self) -> float:
         """Returns the share of the CPU's time in which CUDA graphs are captured, so that launches run nothing."""
-        begins, ends = (
-            np.cumsum(np.array([*(word in api for api in self.apis), False])[self.calls.api])
-            for word in (_BEGINS_CAPTURE, _ENDS_CAPTURE)
-        )
+        begins = np.cumsum(_mask_by_text(self.apis, re.compile("StreamBeginCapture").search, self.calls.api))
+        ends = np.cumsum(_mask_by_text(self.apis, re.compile("StreamEndCapture").search, self.calls.api))
         cpu_ns = self.replay.cpu_ns
         return float(cpu_ns[begins > ends].sum() / cpu_ns.sum()) if cpu_ns.any() else 0.0
 
@@ -296,13 +287,19 @@ class Study:
         """
         if not self.call_samples:
             return ()
-        not_backward = operations & ~self.in_phase("backward")
-        work_ns = np.where(not_backward if not_backward.any() else operations, self.operations.exposed_ns, 0.0)
+        is_not_backward = operations & ~self.in_phase("backward")
+        work_ns = np.where(is_not_backward if is_not_backward.any() else operations, self.operations.exposed_ns, 0.0)
         launched_ns = np.bincount(self.replay.launch, work_ns, len(self.calls)).astype(np.float64)
         # If all steps have the same number of calls, call i of a step corresponds to call i of any other step.
         lengths = set(np.diff(self.replay.first_call).tolist())
         period = lengths.pop() if len(lengths) == 1 else len(self.calls)
         return self.call_samples.lines_of(launched_ns, np.arange(len(self.calls)) % period, self.steps)
+
+
+def _mask_by_text(texts: Sequence[str], test: Callable[[str], object], codes: Integers) -> Bools:
+    """Returns True for each code, an index in ``texts``, whose text passes the test; False for ``NONE``."""
+    mask: Bools = np.array([*map(bool, map(test, texts)), False])[codes]
+    return mask
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from nsys_analyzer.analysis.steps.dependencies import LaunchedOperations, Launch
 from nsys_analyzer.analysis.steps.groups import Steps
 from nsys_analyzer.analysis.steps.process import PAUSE_NS, ProcessWork
 from nsys_analyzer.analysis.steps.profiler_cost import RecordedEvents
-from nsys_analyzer.analysis.steps.replay import MIN_STEPS, Replay, ReplayedTimes
+from nsys_analyzer.analysis.steps.replay import MIN_STEPS, ReplayedTimes
 from nsys_analyzer.analysis.steps.study import (
     DEVICE_SHIFT,
     RangeSpans,
@@ -42,8 +42,8 @@ def study_groups(work: ProcessWork, steps: Steps, device: int) -> Study | None:
         return None
     groups = []
     for name, group in steps.unmeasured_groups:
-        if of_group := study_steps(work, group, device):
-            groups.append(StudiedGroup(name, len(group.windows), group.length_ms, of_group))
+        if study_of_group := study_steps(work, group, device):
+            groups.append(StudiedGroup(name, len(group.windows), group.length_ms, study_of_group))
     return replace(study, other_groups=tuple(groups))
 
 
@@ -65,6 +65,13 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
     events = RecordedEvents(work.attributed.as_recorded, work.process)
     min_cost_ns, max_cost_ns = events.bound_costs(calls.table.start, calls.next_start)
     replay = make_replay(work, calls, operations, max_cost_ns, is_single_pass=windows.source == "pass")
+    if replay.steps >= MIN_STEPS:
+        call_starts = np.append(calls.table.start, calls.next_start[-1])
+        recorded = ReplayedTimes(call_starts, np.append(operations.end, operations.stream_ready.max()))
+        profiled_step_ns = float(replay.step_lengths_ns(recorded)[1:].mean())
+    else:  # measured from the first call of the steps to the first call after the steps
+        first_delay_ns, end_delay_ns = calls.delays_ns
+        profiled_step_ns = float(windows.length.sum() + end_delay_ns - first_delay_ns) / replay.steps
     attributed = work.attributed
     kernels, ranges = attributed.kernels, attributed.trace.ranges
     leaf_phases = np.unique(ranges.name[attributed.roles.is_leaf_phase]).tolist()
@@ -84,7 +91,7 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
         callers=tuple(caller_codes),
         ranges=ranges.names,
         phase_ranges=frozenset(ranges.names[code] for code in leaf_phases),
-        profiled_step_ns=_measured_ns(replay, windows, calls, operations),
+        profiled_step_ns=profiled_step_ns,
         min_cost_share=float(min_cost_ns.sum() / max_cost_ns.sum()) if max_cost_ns.any() else 1.0,
         gpu=attributed.trace.metadata.gpu(pid_of(work.process), device),
         group=steps.group_names[steps.positions[0]],
@@ -105,21 +112,21 @@ def _select_windows(steps: Steps, call_starts: Ints) -> Windows:
         windows = windows.select(windows.cpu_start < steps.recorded.cpu_start[-1])
     call_counts = np.searchsorted(call_starts, windows.cpu_end) - np.searchsorted(call_starts, windows.cpu_start)
     calls_per_step = max(1, int(np.median(call_counts)))
-    is_apart = windows.cpu_start[1:] != windows.cpu_end[:-1]
-    sequences = np.split(np.arange(len(windows)), np.flatnonzero(is_apart) + 1)
+    begins_sequence = windows.cpu_start[1:] != windows.cpu_end[:-1]
+    sequences = np.split(np.arange(len(windows)), np.flatnonzero(begins_sequence) + 1)
     max_steps = min(int(np.clip(_MAX_CALLS // calls_per_step, 1, _MAX_STEPS)), max(map(len, sequences)))
     total_ms = np.append(0, np.cumsum(windows.end - windows.start)) / NS_PER_MS
-    best = (np.inf, 0, 0)  # difference of the mean, first step, number of steps
+    best_choice = (np.inf, 0, 0)  # difference of the mean, first step, number of steps
     for count in range(max_steps, min(max_steps, MIN_STEPS) - 1, -1):
         long_sequences = [sequence for sequence in sequences if len(sequence) >= count]
         first = np.concatenate([sequence[: len(sequence) - count + 1] for sequence in long_sequences])
-        difference = np.abs((total_ms[first + count] - total_ms[first]) / count - steps.length_ms)
+        difference_ms = np.abs((total_ms[first + count] - total_ms[first]) / count - steps.length_ms)
         from_middle = np.abs(first + count / 2 - len(windows) / 2)  # decides between equal differences
-        closest = int(np.lexsort((from_middle, difference.round(6)))[0])
-        best = min(best, (float(difference[closest]), int(first[closest]), count))
-        if best[0] <= _TYPICAL_STEPS_TOLERANCE * steps.length_ms:
+        closest = int(np.lexsort((from_middle, difference_ms.round(6)))[0])
+        best_choice = min(best_choice, (float(difference_ms[closest]), int(first[closest]), count))
+        if best_choice[0] <= _TYPICAL_STEPS_TOLERANCE * steps.length_ms:
             break
-    _, start, count = best
+    _, start, count = best_choice
     return windows.select(np.arange(start, start + count))
 
 
@@ -150,7 +157,7 @@ def _find_calls(work: ProcessWork, steps: Steps, windows: Windows) -> LaunchingC
 
 
 def _find_operations(work: ProcessWork, device: int, calls: LaunchingCalls) -> LaunchedOperations | None:
-    """Returns the operations that the given calls launched, or None if they launched nothing on the device."""
+    """Returns the operations that the given calls launched, or None if the calls launched nothing on the device."""
     attributed, table = work.attributed, work.attributed.trace.operations
     call_of_launch = np.full(len(attributed.trace.launches) + 1, NONE, np.int32)
     call_of_launch[work.launch_index[calls.positions]] = np.arange(len(calls.table))
@@ -177,9 +184,11 @@ def _find_operations(work: ProcessWork, device: int, calls: LaunchingCalls) -> L
     launched_at = work.launched_at[process_operations]
     is_earlier = ~is_studied & (launched_at < calls.table.start[0]) & (launched_at > LONG_AGO)
     stream_ready = []
-    for code in np.unique(stream):
-        precedes = (streams == code) & (table.start[process_operations] < start[stream == code].min())
-        stream_ready.append(table.end[process_operations[precedes]].max(initial=LONG_AGO))
+    for stream_code in np.unique(stream):
+        is_before_steps = (streams == stream_code) & (
+            table.start[process_operations] < start[stream == stream_code].min()
+        )
+        stream_ready.append(table.end[process_operations[is_before_steps]].max(initial=LONG_AGO))
     return LaunchedOperations(
         index,
         stream,
@@ -247,14 +256,3 @@ def _find_spans(work: ProcessWork, calls: LaunchingCalls) -> RangeSpans:
     bounds = [np.searchsorted(times, edges) for times in (calls.table.start, middles) for edges in (start, end)]
     has_calls = (bounds[0] < bounds[1]) | (bounds[2] < bounds[3])
     return RangeSpans(*(column[has_calls] for column in (name, *bounds)))
-
-
-def _measured_ns(replay: Replay, windows: Windows, calls: LaunchingCalls, operations: LaunchedOperations) -> float:
-    """Returns the mean length of the recorded steps, ns, computed as in a replay."""
-    if replay.steps >= MIN_STEPS:
-        call_starts = np.append(calls.table.start, calls.next_start[-1])
-        recorded = ReplayedTimes(call_starts, np.append(operations.end, operations.stream_ready.max()))
-        return float(replay.step_lengths_ns(recorded)[1:].mean())
-    # Measure from the first call of the steps to the first call after the steps.
-    first_delay_ns, end_delay_ns = calls.delays_ns
-    return float(windows.length.sum() + end_delay_ns - first_delay_ns) / replay.steps

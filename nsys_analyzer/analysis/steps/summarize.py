@@ -18,7 +18,6 @@ from nsys_analyzer.analysis.steps.anatomy import (
     ACTIVITIES,
     COMPUTE,
     Anatomy,
-    Fragments,
     dissect_steps,
     measure_exposed_ns,
 )
@@ -28,7 +27,6 @@ from nsys_analyzer.analysis.steps.process import (
     CAUSES,
     OPERATIONS_PER_BLOCK,
     OUTSIDE_PHASES,
-    IdleStretches,
     ProcessWork,
     is_loading,
 )
@@ -52,7 +50,7 @@ from nsys_analyzer.analysis.steps.step import (
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.steps.study_steps import study_groups
 from nsys_analyzer.analysis.steps.windows import Windows, find_bounds_near_median
-from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct, distinct_rows
+from nsys_analyzer.trace.arrays import Ints, SmallInts, distinct, distinct_rows
 from nsys_analyzer.trace.columns import process_of
 from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP, map_by_shape
 from nsys_analyzer.trace.schema import NS_PER_MS, NS_PER_US
@@ -73,10 +71,10 @@ def summarize_steps(work: ProcessWork, steps: Steps) -> tuple[StepSummary, Study
     trace, process, all_windows = work.attributed.trace, work.process, steps.windows
     # In a long capture, only evenly spread blocks of steps are dissected, which is sufficient for mean values.
     windows, operations = all_windows, sum(map(len, work.devices.values()))
-    stride = -(-operations // _MAX_OPERATIONS)
-    block = max(1, OPERATIONS_PER_BLOCK * len(windows) // max(operations, 1))
-    if stride > 1 and len(windows) >= 2 * stride * block:
-        windows = windows.select(np.flatnonzero(np.arange(len(windows)) // block % stride == 0))
+    block_stride = -(-operations // _MAX_OPERATIONS)
+    block_length = max(1, OPERATIONS_PER_BLOCK * len(windows) // max(operations, 1))
+    if block_stride > 1 and len(windows) >= 2 * block_stride * block_length:
+        windows = windows.select(np.flatnonzero(np.arange(len(windows)) // block_length % block_stride == 0))
     sampled = {}
     if process in trace.stacks:
         sampled = {device: SampledProgram(work, windows, device) for device in work.devices}
@@ -89,12 +87,14 @@ def summarize_steps(work: ProcessWork, steps: Steps) -> tuple[StepSummary, Study
     latency, queue = (None, None) if on_cpu else _measure_launches(work, all_windows, work.devices[main.device])
     marks = [steps.marks[position] for position in steps.positions.tolist() if steps.marks]
     batches = [mark.batch for mark in marks if mark.batch is not None]
-    sample = f" (of {len(all_windows):,}, {len(windows):,} are looked at)" if len(windows) < len(all_windows) else ""
+    sample_clause = (
+        f" (of {len(all_windows):,}, {len(windows):,} are looked at)" if len(windows) < len(all_windows) else ""
+    )
     summary = StepSummary(
         **vars(main),
         instances=len(all_windows),
         source=windows.source,
-        unit=f"{windows.unit}{sample}",
+        unit=f"{windows.unit}{sample_clause}",
         kind=marks[0].kind if marks else "",
         batch=median(batches) if batches else None,
         on_gpu_timeline=windows.on_gpu,
@@ -143,21 +143,21 @@ def _find_critical_path(work: ProcessWork, study: Study, step: StepSummary) -> I
     parts_on_gpu = [OnPath("GPU", name, ms) for name, ms in zip(names, by_name.tolist(), strict=True)]
     yield from _sort_by_time(parts_on_gpu)
     # While the main GPU is idle, critical work of another GPU replaces the cause of the idle time.
-    idle, elsewhere = work.find_idle_stretches(windows, step.device), critical[~on_main_device]
+    idle, on_other_devices = work.find_idle_stretches(windows, step.device), critical[~on_main_device]
     index, stretch, start, end = find_overlaps(
-        idle.start, idle.end, operations.start[elsewhere], operations.end[elsewhere]
+        idle.start, idle.end, operations.start[on_other_devices], operations.end[on_other_devices]
     )
     order = np.argsort(start, kind="stable")
-    operation, cause = elsewhere[index[order]], idle.cause[stretch[order]]
+    operation, cause = on_other_devices[index[order]], idle.cause[stretch[order]]
     ms_of_cause = {row.cause: row.ms for row in step.causes}
     idle_ms = np.array([ms_of_cause.get(name, 0.0) for name in CAUSES])
     ms_per_ns = idle_ms / np.maximum(np.bincount(idle.cause, idle.end - idle.start, len(CAUSES)), 1)
-    elsewhere_ms = measure_exposed_ns(start[order], end[order], work.activity[operation]) * ms_per_ns[cause]
+    other_devices_ms = measure_exposed_ns(start[order], end[order], work.activity[operation]) * ms_per_ns[cause]
     for device in distinct(np.sort(operations.device[operation])).tolist():
         on_device = operations.device[operation] == device
-        ms_of_name = np.bincount(name_code[operation[on_device]], elsewhere_ms[on_device], len(names))
+        ms_of_name = np.bincount(name_code[operation[on_device]], other_devices_ms[on_device], len(names))
         yield from _sort_by_time(OnPath("GPU", *row, device) for row in zip(names, ms_of_name.tolist(), strict=True))
-    idle_ms = (idle_ms - np.bincount(cause, elsewhere_ms, len(CAUSES))).round(9)
+    idle_ms = (idle_ms - np.bincount(cause, other_devices_ms, len(CAUSES))).round(9)
     yield from _sort_by_time(OnPath("idle", *row) for row in zip(CAUSES, idle_ms.tolist(), strict=True))
     program_ms = round(step.total_ms - step.idle_ms - sum(part.ms for part in parts_on_gpu), 6)
     yield from _sort_by_time([OnPath("CPU", PROGRAM, max(program_ms, 0.0))])
@@ -242,42 +242,34 @@ class _DeviceSums:
     def add(self, windows: Windows, anatomy: Anatomy) -> None:
         """Adds a block of steps."""
         shortest_ns, longest_ns = self._near_median
-        near = (windows.length >= shortest_ns) & (windows.length <= longest_ns)
+        is_near_median = (windows.length >= shortest_ns) & (windows.length <= longest_ns)
         part, step = np.indices(anatomy.parts.shape)
-        self.parts.add(step.ravel(), part.ravel(), anatomy.parts.ravel(), near)
+        self.parts.add(step.ravel(), part.ravel(), anatomy.parts.ravel(), is_near_median)
         self.busy_ns.append(windows.length - anatomy.parts[-1])
-        self._add_phases(anatomy, near)
-        self._add_compute(anatomy.fragments, near)
-        self._add_idle(self._work.find_idle_causes(anatomy.gaps), near)
-
-    def _add_phases(self, anatomy: Anatomy, near: Bools) -> None:
-        """Adds the work and the gaps of each phase. A gap belongs to the phase of the operation after the gap."""
+        # Add the work and the gaps of each phase. A gap belongs to the phase of the operation after the gap.
         fragments, gaps, phase = anatomy.fragments, anatomy.gaps, self._work.phase
         for activity in ACTIVITIES:
-            counts = (fragments.activity == activity) & near[fragments.step]
+            counts = (fragments.activity == activity) & is_near_median[fragments.step]
             of_fragments = phase[fragments.operation[counts]]
             self.phase_ns[activity] += np.bincount(of_fragments, fragments.exposed_ns[counts], len(self._work.phases))
-        gap_ns = (gaps.end - gaps.start) * near[gaps.step]
+        gap_ns = (gaps.end - gaps.start) * is_near_median[gaps.step]
         self.phase_ns[-1] += np.bincount(phase[gaps.next_operation], gap_ns, len(self._work.phases))
-
-    def _add_compute(self, fragments: Fragments, near: Bools) -> None:
-        """Adds the compute time and the launches of each kernel, and the compute time of each class."""
+        # Add the compute time and the launches of each kernel, and the compute time of each class.
         operations, kernels = self._work.attributed.trace.operations, self._work.attributed.kernels
         computes = fragments.activity == COMPUTE
         columns = (fragments.operation, fragments.exposed_ns, fragments.step)
         operation, exposed_ns, step = (column[computes] for column in columns)
         class_code, kernel_code = self._work.class_code[operation], kernels.code[operation]
         kernel = np.where(kernel_code == NONE, len(kernels.names) + class_code, kernel_code)
-        self.classes.add(step, class_code, exposed_ns, near)
-        self.kernels.add(step, kernel, exposed_ns, near)
-        starts = (fragments.start[computes] == operations.start[operation]) & near[step]
+        self.classes.add(step, class_code, exposed_ns, is_near_median)
+        self.kernels.add(step, kernel, exposed_ns, is_near_median)
+        starts = (fragments.start[computes] == operations.start[operation]) & is_near_median[step]
         starts &= operations.continues[operation] == 0
         self.launches += np.bincount(kernel[starts], minlength=len(self.launches))
-
-    def _add_idle(self, idle: IdleStretches, near: Bools) -> None:
-        """Adds the idle time by cause, range and API call."""
-        self.causes.add(idle.step, idle.cause, idle.end - idle.start, near)
-        idle = idle.select(near[idle.step])
+        # Add the idle time by cause, range and API call.
+        idle = self._work.find_idle_causes(gaps)
+        self.causes.add(idle.step, idle.cause, idle.end - idle.start, is_near_median)
+        idle = idle.select(is_near_median[idle.step])
         length = idle.end - idle.start
         self.device_pauses_ns += int(length[idle.is_device_pause].sum())
         first, group = distinct_rows(idle.cause, idle.range, idle.api)
@@ -332,10 +324,10 @@ def _measure_launches(
     Only operations that are launched in a few steps in the middle of the capture count.
     """
     middle = len(windows) // 2
-    low = max(0, middle - _STEPS_FOR_LAUNCH_LATENCY)
-    high = min(len(windows), middle + _STEPS_FOR_LAUNCH_LATENCY) - 1
+    first_step = max(0, middle - _STEPS_FOR_LAUNCH_LATENCY)
+    last_step = min(len(windows), middle + _STEPS_FOR_LAUNCH_LATENCY) - 1
     time = work.launched_at[index]
-    index = index[(time >= windows.cpu_start[low]) & (time < windows.cpu_end[high])]
+    index = index[(time >= windows.cpu_start[first_step]) & (time < windows.cpu_end[last_step])]
     if not len(index):
         return None, None
     # The nodes of a graph count as one launch, which starts with the first node and ends with the last node.
@@ -363,15 +355,15 @@ def _measure_phases_by_ranges(
     instances, ranges = work.attributed.instances, work.attributed.trace.ranges
     is_loading_range = np.array([*map_by_shape(ranges.names, is_loading), False])[ranges.name]
     is_loading_range &= process_of(ranges.thread) == work.process
-    spans = [(INPUT, ranges.start[is_loading_range], ranges.end[is_loading_range])]
+    ranges_of_phases = [(INPUT, ranges.start[is_loading_range], ranges.end[is_loading_range])]
     for code, name in enumerate(instances.phases[: -len((OTHER_STEP, STEP))]):
         is_phase = (instances.phase == code) & (instances.process == work.process)
-        spans.append((name, instances.start[is_phase], instances.end[is_phase]))
+        ranges_of_phases.append((name, instances.start[is_phase], instances.end[is_phase]))
     wall_ns = float(windows.length.sum())
     compute_of_phase = {phase.phase: phase.compute_ms for phase in device.phases}
     phases: list[PhaseParts] = []
     rest_ms = device.total_ms
-    for name, start, end in spans:
+    for name, start, end in ranges_of_phases:
         order = np.argsort(start, kind="stable")
         ns = Cover.from_intervals(start[order], end[order]).covered_within(windows.start, windows.end).sum()
         ms = min(float(ns) / wall_ns * device.total_ms, rest_ms) if wall_ns else 0.0

@@ -287,8 +287,8 @@ class _TrackMaker:
         for begin, finish, stack in zip(start.tolist(), end.tolist(), sampled.stack[samples].tolist(), strict=True):
             lines = [_describe_frame(frame) for frame in reversed(sampled.stacks[stack])]
             pairs = enumerate(zip(open_boxes, lines, strict=False))
-            differing = (depth for depth, (box, line) in pairs if box[2] != line or box[1] < begin)
-            common_depth = next(differing, min(len(open_boxes), len(lines)))
+            differing_depths = (depth for depth, (box, line) in pairs if box[2] != line or box[1] < begin)
+            common_depth = next(differing_depths, min(len(open_boxes), len(lines)))
             boxes += open_boxes[common_depth:]
             open_boxes = [(first, finish, line) for first, _, line in open_boxes[:common_depth]]
             open_boxes += [(begin, finish, line) for line in lines[common_depth:]]
@@ -307,10 +307,10 @@ class _TrackMaker:
             without_requests = (filterfalse(REQUEST_RANGE.fullmatch, names) for names in names_of_paths)
             paths = list(map(PATH_SEPARATOR.join, without_requests))
         track_of_thread = {thread: position for position, thread in enumerate(threads.tolist())}
-        critical = np.zeros(len(operations), np.bool_)
+        is_critical = np.zeros(len(operations), np.bool_)
         has_gpu = bool(self.devices) and not on_cpu
         if has_gpu and (study := study_steps(self.work, self.steps, self.devices[0], self.windows)):
-            critical[study.critical_operations] = True
+            is_critical[study.critical_operations] = True
         devices, streams = operations.device[self.index], operations.stream[self.index]
         first, code = distinct_rows(devices, streams)
         for number, (device, stream) in enumerate(zip(devices[first].tolist(), streams[first].tolist(), strict=True)):
@@ -336,7 +336,7 @@ class _TrackMaker:
                 thread=np.array(
                     [track_of_thread.get(thread, NONE) for thread in attribution.thread[index].tolist()], np.int64
                 ),
-                critical=critical[index],
+                critical=is_critical[index],
             )
 
     def _name_gpu(self, device: int) -> str:
@@ -346,10 +346,10 @@ class _TrackMaker:
     def _make_idle_track(self, device: int) -> IdleTrack:
         """Makes the track of a device's idle time: the cause of each stretch, and the program's range and stack."""
         idle, ranges = self.work.find_idle_stretches(self.windows, device), self.attributed.trace.ranges
-        around = np.append(ranges.name, len(ranges.names))[
+        range_codes = np.append(ranges.name, len(ranges.names))[
             self.work.find_innermost_ranges((idle.start + idle.end) // 2)
         ]
-        names, causes = self.names.codes((*ranges.names, ""), around), self.groups.codes(CAUSES, idle.cause)
+        names, causes = self.names.codes((*ranges.names, ""), range_codes), self.groups.codes(CAUSES, idle.cause)
         track = self._make_track(f"{self._name_gpu(device)} idle", "idle", idle.start, idle.end, names, causes)
         stack = np.zeros(len(idle), np.int64)
         if sampled := self.attributed.trace.stacks.get(self.process):
@@ -387,15 +387,15 @@ class _TrackMaker:
 
         The first time is the origin.
         """
-        uses, nothing = self.attributed.trace.memory, np.empty(0, np.int64)
+        uses, no_times = self.attributed.trace.memory, np.empty(0, np.int64)
         if uses is None:
-            return nothing, nothing
-        events, level = measure_memory_levels(uses, self.process)
+            return no_times, no_times
+        events, bytes_after = measure_memory_levels(uses, self.process)
         first = np.searchsorted(events.start, self.start, side="right")
-        inside = np.flatnonzero((events.start > self.start) & (events.start < self.end))
-        bytes_in_use = np.append(level[first], level[inside + 1])
-        times = np.append(0, events.start[inside] - self.start)
-        return (times, bytes_in_use) if bytes_in_use.any() else (nothing, nothing)
+        index_in_steps = np.flatnonzero((events.start > self.start) & (events.start < self.end))
+        bytes_in_use = np.append(bytes_after[first], bytes_after[index_in_steps + 1])
+        times = np.append(0, events.start[index_in_steps] - self.start)
+        return (times, bytes_in_use) if bytes_in_use.any() else (no_times, no_times)
 
 
 def _describe_frame(frame: StackFrame) -> str:
@@ -428,5 +428,5 @@ def measure_memory_levels(uses: MemoryUses, process: int) -> tuple[MemoryUses, I
     """
     events = uses.select(uses.process == process)
     events = events.select(np.argsort(events.start, kind="stable"))
-    level = np.where(events.alive >= 0, events.alive, events.bytes.cumsum())
-    return events, np.concatenate([level[:1] - events.bytes[:1] if len(events) else [0], level])
+    bytes_after = np.where(events.alive >= 0, events.alive, events.bytes.cumsum())
+    return events, np.concatenate([bytes_after[:1] - events.bytes[:1] if len(events) else [0], bytes_after])

@@ -85,8 +85,8 @@ def find_bounds_near_median(length: Ints) -> tuple[float, float]:
     If the number of steps is even, the bounds include the lengths of both middle steps.
     """
     median = float(np.median(length))
-    reach = max(_NEAR_MEDIAN * median, float(np.abs(length - median).min()))
-    return median - reach, median + reach
+    max_deviation = max(_NEAR_MEDIAN * median, float(np.abs(length - median).min()))
+    return median - max_deviation, median + max_deviation
 
 
 class LaunchedWork:
@@ -132,13 +132,13 @@ class LaunchedWork:
             mask_by_name(trace.profiler_events, lambda name: name.startswith(RECORDING_RANGE))
         )
         tables = (trace.ranges, trace.launches, trace.operators, recording)
-        recorded = [table.select(process_of(table.thread) == self.process) for table in tables]
-        first, last = self.bounds
-        warmup_ends = self.warmups.end[self.warmups.end <= first]
-        first_record = min(int(table.start.min(initial=first)) for table in recorded)
+        recorded_tables = [table.select(process_of(table.thread) == self.process) for table in tables]
+        first_launch, last_end = self.bounds
+        warmup_ends = self.warmups.end[self.warmups.end <= first_launch]
+        first_record = min(int(table.start.min(initial=first_launch)) for table in recorded_tables)
         # Ranges may have been opened before the profiler's session began.
-        start = min(max(first_record, int(warmup_ends.max(initial=first_record)), trace.metadata.time_shift_ns), first)
-        end = max(int(self.time.max()) + 1, *(int(table.end.max(initial=last)) for table in recorded))
+        start = min(max(int(warmup_ends.max(initial=first_record)), trace.metadata.time_shift_ns), first_launch)
+        end = max(int(self.time.max()) + 1, *(int(table.end.max(initial=last_end)) for table in recorded_tables))
         return Windows.of_program("pass", "the whole capture", np.array([start]), np.array([end]))
 
     def end_with_work(self, windows: Windows) -> Windows:
@@ -164,9 +164,9 @@ def find_work_ends(windows: Windows, time: Ints, end: Ints) -> Ints:
         end: shape (operations,), the end of each operation, ns.
     """
     step = windows.step_at(time)
-    latest = np.full(len(windows), windows.start[0])
-    np.maximum.at(latest, step[step != NONE], end[step != NONE])
-    return latest
+    latest_end = np.full(len(windows), windows.start[0])
+    np.maximum.at(latest_end, step[step != NONE], end[step != NONE])
+    return latest_end
 
 
 def mask_instances(attributed: AttributedTrace, process: int, *phases: str) -> Bools:
