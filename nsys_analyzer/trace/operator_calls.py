@@ -235,18 +235,21 @@ def without_operator_steps(trace: Any) -> Any:
 
 
 def _find_late_operations(trace: Any, is_late: Callable[[Ints, Ints], Bools]) -> tuple[Ints, Bools]:
-    """Returns the late launch of each operation, or -1, and True for each operation that is late itself."""
+    """Returns the launch of each operation, or -1, and True for each operation that was launched late.
+
+    An operation without a launch is late if it starts late.
+    """
     launches, operations = trace.launches, trace.operations
-    late = np.flatnonzero(is_late(launches.start, process_of(launches.thread)))
-    launch_process, launch = process_of(launches.thread[late]), np.full(len(operations), -1)
-    for process in np.unique(launch_process).tolist():  # correlation IDs are unique within a process
-        of_process, own = np.flatnonzero(operations.process == process), late[launch_process == process]
+    process_of_launch, launch = process_of(launches.thread), np.full(len(operations), -1)
+    for process in np.unique(process_of_launch).tolist():  # correlation IDs are unique within a process
+        of_process, own = np.flatnonzero(operations.process == process), np.flatnonzero(process_of_launch == process)
         own = own[np.argsort(launches.correlation[own], kind="stable")]
         position = np.searchsorted(launches.correlation[own], operations.correlation[of_process])
         candidate = own[np.minimum(position, len(own) - 1)]
         matches = launches.correlation[candidate] == operations.correlation[of_process]
         launch[of_process] = np.where(matches, candidate, -1)
-    return launch, (launch >= 0) | is_late(operations.start, operations.process)
+    begins_late = is_late(np.where(launch >= 0, launches.start[launch], operations.start), operations.process)
+    return launch, begins_late
 
 
 def _name_operations(trace: Any, index: Ints) -> tuple[str, ...]:
