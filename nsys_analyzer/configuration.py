@@ -1,4 +1,4 @@
-"""Declares the configuration of a run once, for command lines, manifests, tables of times and reports."""
+"""Declares the configuration of a run, which command lines, manifests, tables of times and reports use."""
 
 # ruff: noqa: RUF009 - `option` makes a field of a dataclass
 
@@ -26,24 +26,29 @@ CountFromZero = Annotated[int, Meta(ge=0, le=LARGEST_EXACT_INTEGER)]
 Seed = Annotated[int, Meta(ge=-LARGEST_EXACT_INTEGER, le=LARGEST_EXACT_INTEGER)]
 Value: TypeAlias = str | int | float | bool
 
-#: The type of an option's value if it is unknown: None, or NoReturn if every option must have a value.
+#: The type of an unknown value of an option: None, or NoReturn if each option must have a value.
 Unknown = TypeVar("Unknown")
 
 
 @dataclass(frozen=True)
 class Option:
-    """The spelling of an option of a target or an experiment on command lines, in names of results and in reports.
+    """Describes how an option of a target or an experiment is shown on command lines, in names and in reports.
 
     Attributes:
-        default: the default value, whose type is that of the option. It is None if the program decides, and a tuple if
-            an experiment takes several values.
-        default_on_cpu: a smaller default for ``nsys-analyze run`` and experiments on a CPU.
-        unit: the name of a value in help texts.
-        spelling: the name on a command line without the dashes; empty if the name is the field's name.
+        default: the default value, which determines the type of the option. It is None if the program chooses the
+            value, and a tuple if an experiment takes several values.
+        help: the help text.
+        choices: the possible values; empty if they are not limited to a list.
+        default_on_cpu: a smaller default for ``nsys-analyze run`` and experiments on a CPU; None without one.
+        least: the smallest value of a number.
+        unit: the placeholder for a value in help texts.
+        spelling: the name on a command line without the dashes; empty if it is ``name``.
         several: whether a sweep takes several values.
-        in_run: whether ``nsys-analyze run`` has the option. Other options are passed on by ``--target-option``.
-        in_name: the part of a result's name for a value other than the default; empty if names do not include it.
-        column: the column in the report; empty if another table shows the value.
+        in_run: whether ``nsys-analyze run`` has the option. Other options can be given by ``--target-option``.
+        in_name: the part of a result's name for a value other than the default. It is empty if names do not contain
+            the value, and None for the name of the option with the value.
+        column: the column in the report. It is empty if another table shows the value, and None for the option's name.
+        name: the name of the field.
     """
 
     default: Any
@@ -75,14 +80,14 @@ class Option:
         return self.default_on_cpu if device == "cpu" and self.default_on_cpu is not None else self.default
 
     def arguments(self, value: Value) -> list[str]:
-        """Returns the command-line arguments for a value; none if it is the default on every machine."""
+        """Returns the command-line arguments for a value. They are empty for a value that is the default everywhere."""
         if self.kind is bool:
             return [self.flag] if value else []
         is_default = not self.several and self.default_on_cpu is None and value == self.default
         return [] if is_default else [self.flag, str(value)]
 
     def name_part(self, value: Value) -> str:
-        """Returns the part of a result's name for this value; empty if the name does not include it."""
+        """Returns the part of a result's name for this value; empty if the name does not contain the value."""
         if value == self.default or self.in_name == "":
             return ""
         word = self.name.replace("_", "-")
@@ -90,7 +95,7 @@ class Option:
 
 
 def option(default: Value | None, help: str, choices: tuple[str, ...] = (), **attributes: Any) -> Any:
-    """Returns a dataclass field of :class:`Options` with its :class:`Option`; its default, None, means unknown."""
+    """Returns a field of :class:`Options` with its :class:`Option`. The default of the field is None, for unknown."""
     return field(default=None, metadata={"option": Option(default, help, choices, **attributes)})
 
 
@@ -98,8 +103,8 @@ def option(default: Value | None, help: str, choices: tuple[str, ...] = (), **at
 class Options(Generic[Unknown]):
     """The options of the transformer target: each field is an option of ``nsys-analyze run`` and of the target.
 
-    ``Options[None]`` may have unknown values, ``Options[NoReturn]`` is complete. A new option needs a new field here,
-    and a line in the target that uses it. Command lines, names and tables list options in the order of the fields.
+    ``Options[None]`` may have unknown values, and ``Options[NoReturn]`` has none. A new option needs a field here, and
+    a line in the target that uses it. Command lines, names and tables list the options in the order of the fields.
     """
 
     context_length: Count | Unknown = option(
@@ -135,7 +140,7 @@ OPTIONS: dict[str, Option] = {
 }
 
 
-#: A number of FLOPs. A step of a large model has 1e16 FLOPs, which exceeds the limit of other counts.
+#: A number of FLOPs. A step of a large model may have 1e16 FLOPs, which exceeds the maximum of ``Count``.
 Flops = Annotated[float, Meta(ge=0, le=1e24)]
 #: FLOPs by two keys: by phase and kernel class, or by module and phase.
 NestedFlops: TypeAlias = dict[str, dict[str, Flops]]
@@ -172,13 +177,13 @@ class CountedFlops:
 
     @property
     def flops_per_step(self) -> float:
-        """Returns the FLOPs of the model in one step, without recomputed passes and without the optimizer."""
+        """Returns the FLOPs of one step, without recomputed passes and without the optimizer."""
         return sum(self.flops_of_phase(phase) for phase in self.classes if phase not in ("recomputed", "optimizer"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Options[None]):
-    """The manifest of a run, which is flat JSON with these keys. Each key is optional; None means unknown.
+    """The manifest of a run, which is a JSON object with these keys. Each key is optional. None means unknown.
 
     Attributes:
         model: the name of the model. Dimensions given beside the name take precedence over the name.
@@ -191,7 +196,7 @@ class Run(Options[None]):
         profile_command: the command line of the target with the profiler.
         run: the ``nsys-analyze run`` command that started the timed and the recorded run.
         capture: the file name of the trace that the manifest belongs to.
-        stacks: the file names of the stacks that were sampled during the recording.
+        stacks: the names of the files with Python stacks that were sampled during the recording.
         rank: the rank of the capture's process.
         world_size: the number of ranks of the run.
         rank_pids: the process ID of each rank, if one capture records all of them.
@@ -200,11 +205,11 @@ class Run(Options[None]):
         weights_bytes: the bytes of weights that each pass of a decoding model reads.
         cache_bytes: the bytes of keys and values of one position in all layers.
         flops: the FLOPs that were counted while the user's program ran.
-        waits: how often each line of the program waits for the GPU in a step, according to PyTorch's warnings.
-        lines: file and line of ``forward`` of the program's module classes, and of the first call of each phase.
+        waits: the number of waits for the GPU per step, by line of the program, from PyTorch's warnings.
+        lines: the file and line of each module class's ``forward``, and of the first call of each phase.
         hooks_ms: the CPU time that the hooks take in a step of the timed run.
         stopped_after: the step after which the user's program was ended, because the recording was complete.
-        not_annotated: the parts of the user's program that were not found, and the reason.
+        not_annotated: the parts of the user's program that the hooks did not find, and the reason.
         timed_by: ``hooks`` if hooks measured the times without a profiler, instead of the program itself.
     """
 
@@ -249,24 +254,24 @@ class Run(Options[None]):
     not_annotated: str | None = None
 
 
-#: The phases that a run of each mode times, in the order of a step.
+#: The phases that a run times, in the order of a step, by the mode of the run.
 PHASES_OF_MODE = {
     "forward": ("forward", "step"),
     "forward+backward": ("forward", "loss", "backward", "step"),
     "train": ("forward", "loss", "backward", "optimizer", "step"),
 }
-#: The keys of a run that describe its model besides the name.
+#: The keys of a run with the dimensions of its model.
 DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size")
 
 
 def update_run(run: Run, update: Run) -> Run:
-    """Returns the run, with the values of another description of the run where that description has values."""
+    """Returns the run, in which the known values of ``update`` replace the run's values."""
     names = [declared.name for declared in fields(update)]
     return replace(run, **{name: value for name in names if (value := getattr(update, name)) is not None})
 
 
 def manifest_values(run: Run) -> dict[str, Any]:
-    """Returns the known keys of a manifest with their values."""
+    """Returns the keys of a manifest whose values are known, with these values."""
     values = {declared.name: getattr(run, declared.name) for declared in fields(run)}
     return {
         name: asdict(value) if isinstance(value, CountedFlops) else value

@@ -1,4 +1,4 @@
-"""Defines the package's errors. Each one says what failed and what to do about it."""
+"""Defines the package's errors. Each error says what failed, and what the user can do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ DEBUG_VARIABLE = "NSYS_ANALYZE_DEBUG"
 #: The user's program in an example command line, and the command that records it.
 PROGRAM_ARGUMENTS = "-- python train.py"
 RECORD_COMMAND = f"nsys-analyze run {PROGRAM_ARGUMENTS}"
-#: The command that records a capture with a GPU, for a capture that was recorded on a CPU only.
+#: The hint for a capture that was recorded without a GPU: the command that records it with a GPU.
 RECORD_ON_GPU_COMMAND = f"{RECORD_COMMAND}, on a machine with a GPU"
 #: The command that also records the kernels inside CUDA graphs.
 RECORD_GRAPH_NODES_COMMAND = f"nsys-analyze run --nsys-option=--cuda-graph-trace=node {PROGRAM_ARGUMENTS}"
@@ -18,8 +18,8 @@ class NsysAnalyzerError(Exception):
     """An error for the user.
 
     Attributes:
-        message: one line that says what failed. A long message, such as one that quotes a file, loses its middle.
-        hint: one line that says what to do; it may be empty.
+        message: one line that says what failed. The middle of a very long message is left out.
+        hint: one line that says what the user can do; it may be empty.
         exit_status: exit status of a command that fails with this error.
     """
 
@@ -37,20 +37,20 @@ class NsysAnalyzerError(Exception):
 
 
 class CannotAnswerError(NsysAnalyzerError):
-    """A question that a capture cannot answer. ``message`` is the reason, ``hint`` names the command that would."""
+    """A question that a capture cannot answer. ``message`` is the reason, and ``hint`` names a command that helps."""
 
     @property
     def data(self) -> dict[str, dict[str, str]]:
-        """The JSON that every command writes instead of an answer."""
+        """The JSON that a command writes in place of the answer."""
         return {"cannot_answer": {"why": self.message, "needs": self.hint}}
 
 
 class TraceError(NsysAnalyzerError):
-    """A trace that cannot be read because it is missing, damaged or not in a supported format."""
+    """A trace cannot be read, because it is missing, damaged or not in a supported format."""
 
 
 class MissingTableError(TraceError, CannotAnswerError):
-    """A trace that lacks a table the analysis needs."""
+    """A trace lacks a table that the analysis needs."""
 
 
 class ExportError(NsysAnalyzerError):
@@ -58,11 +58,11 @@ class ExportError(NsysAnalyzerError):
 
 
 class TimingsError(NsysAnalyzerError):
-    """A timings CSV that cannot be read or contradicts itself."""
+    """A table of times cannot be read, or contradicts itself."""
 
 
 class ConfigurationError(NsysAnalyzerError):
-    """An unknown model or an impossible configuration."""
+    """A model is unknown, or a configuration is impossible."""
 
 
 class CaptureError(NsysAnalyzerError):
@@ -70,14 +70,14 @@ class CaptureError(NsysAnalyzerError):
 
 
 class NoSpaceError(NsysAnalyzerError):
-    """A file that does not fit on the disk."""
+    """A file does not fit on the disk."""
 
 
 class ClusterError(NsysAnalyzerError):
-    """A Dask cluster that does not answer, or whose workers have another version or other files."""
+    """A Dask cluster does not answer, or its workers have another version of the package or other files."""
 
 
 class DifferentConditionsError(CannotAnswerError):
-    """Two runs with different hardware or ways of timing. Their times may differ for other reasons than the program."""
+    """Two runs have different hardware or were timed differently, so their times may differ for that reason."""
 
     exit_status = 4

@@ -1,10 +1,10 @@
 """Represents text for people as spans: plain text, code, emphasis and links.
 
-A report contains names that the package does not control: of captures, kernels, ranges and files, and messages of a
-profiler. These names must not change the formatting of the output. So a ``str`` is plain text: backticks, asterisks and
-tags in it are shown unchanged. Text with other spans is a :class:`Text`. Only this module creates texts: ``code``,
-``strong``, ``emphasis`` and ``link`` make a text from one value, and ``phrase`` makes a text from a literal template
-with marks and from plain values::
+A report contains texts that the package does not control, such as messages of a profiler, and names of captures,
+kernels, ranges and files. These texts must not change the formatting of the report. So a ``str`` is plain text, and its
+backticks, asterisks and tags are shown unchanged. Text with other spans is a :class:`Text`. Only this module creates
+such texts: ``code``, ``strong``, ``emphasis`` and ``link`` make a text from one value, and ``phrase`` makes a text from
+a template and values::
 
     phrase("The range `{}` holds **no** backward pass ({:,} kernels)", name, count)
 
@@ -23,31 +23,31 @@ from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias
 
 Kind = Literal["plain", "code", "strong", "emphasis", "link"]
 
-#: The marks of a template: code in backticks, strong in double asterisks, emphasis in single ones.
+#: Matches the marks of a template: `code`, **strong emphasis** and *emphasis*.
 _MARKS = re.compile(r"`(?P<code>[^`]+)`|\*\*(?P<strong>[^*]+)\*\*|\*(?P<emphasis>[^*]+)\*")
 
-#: Characters that must not reach a page or a terminal: control characters, characters that change the direction of
-#: writing, lone surrogates, which no file can hold, and noncharacters.
+#: Matches characters that must not reach a page or a terminal: control characters, characters that change the direction
+#: of writing, lone surrogates, which UTF-8 cannot encode, and noncharacters.
 _INVISIBLE = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef]")
 _BREAKS = re.compile("[\t\v\f\r\x85\u2028\u2029]")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"  # keeps a value and its unit on one line
-#: Maximum decimal places of a number. The sixth decimal of a millisecond is a nanosecond.
+#: The maximum number of decimal places. The sixth decimal place of a time in ms is a nanosecond.
 MAX_DECIMALS = 6
-#: Binary units. A value is written in the largest unit of which it is at least the threshold: 1,024.0 MiB is 1.0 GiB.
+#: The binary units. A size is written in the largest unit of which it is at least this fraction, so that 1,023.99 MiB
+#: is written as 1.0 GiB and not as 1,024.0 MiB.
 _BINARY_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _BINARY_UNIT_THRESHOLD = 0.99995
 
-_MISSING = object()
 #: The number of names that ``list_first`` lists.
 _MAX_NAMES = 3
 
 
 @dataclass(frozen=True)
 class Span:
-    """A part of a text that has one kind. ``target`` is the target of a link."""
+    """A part of a text, with one kind of formatting. ``target`` is the target of a link."""
 
     kind: Kind
     text: str
@@ -55,7 +55,7 @@ class Span:
 
 
 class Text:
-    """A text as spans in order. No span is both plain and empty.
+    """A text as a sequence of spans. A plain span is never empty.
 
     Texts and strings are concatenated by ``+`` and ``join_texts``; ``str(text)`` is the text without marks. JSON
     contains the text with code in backticks. The class is not a dataclass, because msgspec would write it as an object.
@@ -86,7 +86,7 @@ class Text:
         return plain(self)
 
     def __format__(self, _: str) -> NoReturn:
-        """Rejects the use of a text in an f-string, because an f-string would lose the spans.
+        """Rejects a text in an f-string, because the spans would be lost.
 
         Raises:
             TypeError: always.
@@ -99,7 +99,7 @@ if TYPE_CHECKING:
 else:
 
     class StrOrText(ABC):  # noqa: B024 - a common name for both types
-        """The type of fields that are ``str`` or ``Text``: msgspec does not support the union of these types."""
+        """The type of fields that are ``str`` or ``Text``, because msgspec does not support the union of both."""
 
     StrOrText.register(str)
     StrOrText.register(Text)
@@ -116,7 +116,7 @@ def strong(value: StrOrText) -> Text:
 
 
 def emphasis(value: StrOrText) -> Text:
-    """Returns a text with emphasis, such as a term where it is defined."""
+    """Returns a text with emphasis, for example for a term at its definition."""
     return Text((Span("emphasis", plain(value)),))
 
 
@@ -129,9 +129,9 @@ def phrase(template: str, *values: object) -> Text:
     """Returns a text made from a template and values.
 
     Args:
-        template: a literal with code in backticks, emphasis in asterisks, and fields for the values in order, as in
-            :meth:`str.format`: ``{}``, ``{:,}``.
-        values: plain values, or texts. If a field is inside a mark, the spans of its text are ignored.
+        template: a literal with code in backticks, emphasis in asterisks, and fields for the values in order. The
+            fields are those of :meth:`str.format`, such as ``{}`` and ``{:,}``.
+        values: texts or other values. If a field is inside a mark, the text gets the formatting of the mark.
 
     Raises:
         TypeError: the template has more or fewer fields than there are values.
@@ -146,18 +146,19 @@ def phrase(template: str, *values: object) -> Text:
         position = mark.end()
     parts += _fill_fields(template[position:], remaining_values)
     if unused := list(remaining_values):
-        raise TypeError(f"no place for {unused} in {template!r}")
+        raise TypeError(f"{template!r} has no field for {unused}")
     return Text(tuple(parts))
 
 
 def _fill_fields(template: str, values: Iterator[object]) -> Iterator[Span]:
-    """Yields the spans of a template without marks, after filling its fields in order."""
+    """Fills the fields of a template without marks, in order, and yields the spans of the result."""
     for literal, field, spec, _ in Formatter().parse(template):
         yield from spans(literal)
         if field is not None:
-            value = next(values, _MISSING)
-            if value is _MISSING:
-                raise TypeError(f"no value for each place in {template!r}")
+            try:
+                value = next(values)
+            except StopIteration:
+                raise TypeError(f"{template!r} has more fields than there are values") from None
             yield from spans(value if isinstance(value, Text) else format(value, spec or ""))
 
 
@@ -171,39 +172,39 @@ def join_texts(separator: str, parts: Iterable[StrOrText]) -> StrOrText:
 
 
 def spans(text: StrOrText) -> tuple[Span, ...]:
-    """Returns the spans of a text in order. No span is both plain and empty."""
+    """Returns the spans of a text in order. A plain span is never empty."""
     if isinstance(text, Text):
         return text.spans
     return (Span("plain", text),) if text else ()
 
 
 def plain(text: StrOrText, quote: str = "") -> str:
-    """Returns the text without its marks; ``quote`` is put around code."""
+    """Returns a text without formatting. ``quote`` is put before and after code."""
     if isinstance(text, str):
         return text
     return "".join(f"{quote}{span.text}{quote}" if span.kind == "code" else span.text for span in text.spans)
 
 
 def visible(text: str) -> str:
-    """Returns the text on one line, without invisible characters (see ``visible_lines``)."""
+    """Returns a text on one line, with a replacement for each invisible character (see ``visible_lines``)."""
     return visible_lines(text).replace("\n", " ")
 
 
 def visible_lines(text: str) -> str:
-    """Returns the text with a replacement for each invisible character, except for newlines.
+    """Returns a text with U+FFFD in place of each invisible character, except for newlines.
 
-    Invisible are C0, DEL and C1 characters, U+202A to U+202E, U+2066 to U+2069, lone surrogates and noncharacters. Line
-    breaks other than newlines become spaces.
+    Control characters (C0, DEL, C1), U+202A to U+202E, U+2066 to U+2069, lone surrogates and noncharacters are
+    invisible. Tabs, and line breaks other than newlines, become spaces.
     """
     return _INVISIBLE.sub(_REPLACEMENT, _BREAKS.sub(" ", text))
 
 
-#: The start of a text that a spreadsheet would read as a formula. In CSV files, an apostrophe is put before it.
+#: Matches the start of a text that a spreadsheet would execute as a formula. In CSV files, an apostrophe precedes it.
 FORMULA_START = r"^([=+\-@\t\r])"
 
 
 def join_names(names: Sequence[str], conjunction: str = "and") -> str:
-    """Joins names as in a sentence: "a", "a and b", "a, b and c"."""
+    """Joins names for a sentence: "a", "a and b", "a, b and c"."""
     return f" {conjunction} ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
@@ -214,7 +215,7 @@ def list_first(names: Sequence[str]) -> str:
 
 
 def plural(number: float, noun: str) -> str:
-    """Returns a noun in the singular or plural, as its number requires: "kernel" for 1, "kernels" for 2."""
+    """Returns a noun in the singular for the number 1, else in the plural: "kernel", "kernels"."""
     if number == 1:
         return noun
     if noun.endswith("y") and noun[-2:-1] not in "aeiou":
@@ -223,20 +224,23 @@ def plural(number: float, noun: str) -> str:
 
 
 def rounded(value: float) -> str:
-    """Formats a number with three digits, without trailing zeros or digits below a millionth: 52, 9.37, 1,235."""
+    """Formats a number with three significant digits, without trailing zeros and without digits below 1e-6.
+
+    Examples are 52, 9.37 and 1,235.
+    """
     places = min(max(2 - math.floor(math.log10(abs(value))), 0), MAX_DECIMALS) if value else 0
     written = format_fixed(value, places)
     return written.rstrip("0").rstrip(".") if places else written
 
 
 def rounded_percent(value: float, digits: int | None = None) -> str:
-    """Formats an estimated fraction as a percentage, for sentences: 48 %, 0.2 %."""
+    """Formats a fraction as a rounded percentage for a sentence: 48 %, 0.2 %."""
     places = (1 if 0 < value < 0.005 else 0) if digits is None else digits
     return f"{format_fixed(100 * value, places)}{NO_BREAK_SPACE}%"
 
 
 def format_bytes(value: float) -> str:
-    """Formats bytes in the binary unit that leaves one to four digits before the decimal point: 230.7 MiB."""
+    """Formats a size in bytes in a suitable binary unit: 230.7 MiB."""
     scale, unit = next(
         ((scale, unit) for scale, unit in _BINARY_UNITS if abs(value) >= scale * _BINARY_UNIT_THRESHOLD), (1, "B")
     )
@@ -244,5 +248,5 @@ def format_bytes(value: float) -> str:
 
 
 def format_fixed(value: float, places: int) -> str:
-    """Formats a number with the given decimal places; a zero has no minus sign."""
+    """Formats a number with this many decimal places. A zero has no minus sign."""
     return f"{round(value, places) + 0.0:,.{places}f}".replace("-", "\N{MINUS SIGN}")

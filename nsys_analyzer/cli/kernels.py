@@ -120,13 +120,12 @@ def _summarize_capture(trace: Path, given_path: Path, names: PhaseNames | None) 
         MissingTableError: the capture contains no kernels.
     """
     from nsys_analyzer.analysis.summary.summarize import summarize
-    from nsys_analyzer.text import plain
     from nsys_analyzer.trace.metadata import explain_missing_cuda
     from nsys_analyzer.trace.trace import Trace
 
     loaded = Trace.load(trace)
     if "kernel" not in loaded.tables:
-        why = "" if "graph" in loaded.tables else plain(explain_missing_cuda(loaded.metadata.diagnostics), "`")
+        why = "" if "graph" in loaded.tables else explain_missing_cuda(loaded.metadata.diagnostics)
         remedy = RECORD_GRAPH_NODES_COMMAND if "graph" in loaded.tables else RECORD_COMMAND
         raise MissingTableError(f"{trace} contains no kernels{': ' if why else ''}{why.removesuffix('.')}", remedy)
     return summarize(loaded, trace.name if trace == given_path else str(trace.relative_to(given_path)), names)

@@ -14,7 +14,6 @@ from nsys_analyzer.analysis.kernels.class_rules import FILLS, UNKNOWN
 from nsys_analyzer.analysis.kernels.classes import find_launching_operators, find_precision, known_classes
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.errors import MissingTableError
-from nsys_analyzer.text import plain
 from nsys_analyzer.trace.arrays import distinct
 from nsys_analyzer.trace.columns import COPY_KINDS, GRAPH, KERNEL, MEMCPY, OPERATION_KINDS, pid_of
 from nsys_analyzer.trace.metadata import explain_missing_cuda
@@ -130,11 +129,9 @@ def operation_frame(attributed: AttributedTrace) -> pd.DataFrame:
     import pandas as pd
 
     if not attributed.as_recorded.tables & {"kernel", "graph"}:
-        explanation = plain(explain_missing_cuda(attributed.as_recorded.metadata.diagnostics), "`")
-        path = attributed.as_recorded.path
-        raise MissingTableError(
-            f"{path} contains no CUDA kernels", explanation or "Capture again with --trace=cuda,nvtx"
-        )
+        explanation = explain_missing_cuda(attributed.as_recorded.metadata.diagnostics)
+        remedy = explanation or "Capture again with --trace=cuda,nvtx"
+        raise MissingTableError(f"{attributed.as_recorded.path} contains no CUDA kernels", remedy)
     trace, attribution, instances = attributed.trace, attributed.attribution, attributed.instances
     operations, kind, size = trace.operations, trace.operations.kind, trace.operations.size
     phase_instance, step = attributed.instances_of_operations

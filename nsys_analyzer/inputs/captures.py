@@ -98,7 +98,7 @@ def read_captures(
         _CaptureToRead(
             trace,
             titles[trace],
-            names or PhaseNames.parse(()),
+            names or PhaseNames(),
             dict(user_classes),
             overrides or Run(),
             is_only_input,

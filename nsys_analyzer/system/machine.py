@@ -18,19 +18,14 @@ _QUERY_TIMEOUT_S = 60
 
 
 def count_gpus() -> int:
-    """Returns the number of GPUs that CUDA sees, 0 without a driver. ``CUDA_VISIBLE_DEVICES`` is respected."""
-    driver, count = load_cuda_driver(), ctypes.c_int(0)
-    if driver is None or driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return 0
-    return count.value
-
-
-def load_cuda_driver() -> ctypes.CDLL | None:
-    """Returns the library of the CUDA driver; None if it is not installed."""
+    """Returns the number of GPUs that CUDA sees according to ``CUDA_VISIBLE_DEVICES``; 0 without a driver."""
     try:
-        return ctypes.CDLL("libcuda.so.1")
+        driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return None
+        return 0
+    count = ctypes.c_int(0)
+    has_count = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+    return count.value if has_count else 0
 
 
 def driver_version() -> str | None:

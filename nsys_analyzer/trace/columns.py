@@ -63,9 +63,6 @@ UNNAMED_KERNEL = "unknown kernel"
 
 _MAX_QUOTED_CHARACTERS = 120
 
-#: The fields of ``Columns`` that are not arrays. All rows share them.
-_SHARED_FIELDS = ("names",)
-
 #: The bits of a global thread ID that form the global process ID. The other 24 bits are the thread's own ID.
 PROCESS_MASK = ~0xFFFFFF
 
@@ -96,7 +93,7 @@ class Columns:
 
     def columns(self) -> dict[str, Any]:
         """Returns the arrays by field name."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _SHARED_FIELDS}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "names"}
 
     def select(self, mask: Any) -> Self:
         """Returns the rows that a mask, a slice or an index array selects. A mask of all rows copies nothing."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from nsys_analyzer.text import StrOrText, phrase
+from nsys_analyzer.text import StrOrText, phrase, plain
 from nsys_analyzer.trace.arrays import Frame, iterate_rows
 from nsys_analyzer.trace.schema import TIME_SHIFT
 
@@ -92,10 +92,10 @@ def find_missing_cuda_message(messages: Iterable[Diagnostic]) -> Diagnostic | No
     return next(matching, None)
 
 
-def explain_missing_cuda(messages: Iterable[Diagnostic]) -> StrOrText:
+def explain_missing_cuda(messages: Iterable[Diagnostic]) -> str:
     """Returns the profiler's message about a missing CUDA trace, with an explanation; an empty text without one."""
     reason = find_missing_cuda_message(messages)
-    return phrase("nsys: {} {}", first_sentence(reason.text), explain_message(reason.text)) if reason else ""
+    return f"nsys: {first_sentence(reason.text)} {plain(explain_message(reason.text), '`')}" if reason else ""
 
 
 #: The name of the device that represents the CPU in a trace without a GPU.

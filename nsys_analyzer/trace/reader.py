@@ -135,7 +135,7 @@ class Reader(ABC):
         row_filter = table.filter
         if row_filter is None or row_filter.column not in self.columns_of[name]:
             return None
-        return row_filter if (row_filter.table or name) in self.columns_of else None
+        return None if row_filter.of_strings and "StringIds" not in self.columns_of else row_filter
 
 
 def find_alias(column: Column, columns: Sequence[str]) -> str | None:

@@ -59,16 +59,11 @@ class Filter:
     excludes: bool = False
 
     @property
-    def table(self) -> str:
-        """The name of another table that the filter needs; an empty text if it needs none."""
-        return "StringIds" if self.of_strings else ""
-
-    @property
     def predicate(self) -> str:
         """The SQL condition that follows the column's name."""
         if self.of_strings:
             matching = " OR ".join(f"value GLOB '{glob}'" for glob in self.globs)
-            return f"{'NOT ' if self.excludes else ''}IN (SELECT id FROM {self.table} WHERE {matching})"
+            return f"{'NOT ' if self.excludes else ''}IN (SELECT id FROM StringIds WHERE {matching})"
         values = ", ".join(f"'{value}'" if isinstance(value, str) else str(value) for value in self.values)
         return " OR ".join([f"IN ({values})", *(f"{self.column} GLOB '{glob}'" for glob in self.globs)])
 

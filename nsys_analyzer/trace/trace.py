@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nsys_analyzer.errors import MissingTableError, TraceError
-from nsys_analyzer.text import plain
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import (
     Bools,
@@ -229,8 +228,8 @@ def check_recorded(reader: Reader, path: Path) -> None:
         MissingTableError: it contains neither. If a message of the profiler explains that, the hint is the explanation.
     """
     if not any(reader.name_of(table) for table in _LARGE_TABLES):
-        reason = plain(explain_missing_cuda(read_diagnostics(reader.read(schema.DIAGNOSTICS))), "`")
-        remedy = reason or "Capture again with: nsys profile --trace=cuda,nvtx"
+        explanation = explain_missing_cuda(read_diagnostics(reader.read(schema.DIAGNOSTICS)))
+        remedy = explanation or "Capture again with: nsys profile --trace=cuda,nvtx"
         raise MissingTableError(f"{path} contains neither CUDA activity nor NVTX ranges", remedy)
 
 
