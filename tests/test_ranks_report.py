@@ -16,15 +16,15 @@ from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.report.facts import say_all
 from nsys_analyzer.text import plain
 from tests.conftest import Main
-from tests.support.export import global_tid
+from tests.support.commands import make_command_test, section
+from tests.support.export import Export, global_tid
 from tests.support.hostile import controls
-from tests.support.ranks import Rank, one_capture, own_captures, write
+from tests.support.ranks import Noted, Rank, one_capture, own_captures, write
 from tests.support.rows import unpadded
 from tests.test_lines import AHEAD, write_stacks
 
 US = 1_000
 STEP = 1_000 * US
-STATS = ("n", "mean", "std", "min", "median", "max")
 
 
 def late(ranks: Sequence[Rank], name: str = "step", communicator: int = 5) -> list[Rank]:
@@ -38,9 +38,48 @@ def late(ranks: Sequence[Rank], name: str = "step", communicator: int = 5) -> li
     return list(ranks)
 
 
-@pytest.fixture
-def together(tmp_path: Path) -> list[Path]:
-    return write(late(one_capture(2)), tmp_path, "both")
+def exposed(ranks: Sequence[Rank]) -> list[Rank]:
+    """Of a step of 1000 µs 780 are a collective that nothing hides; rank 1 starts it 100 µs later."""
+    for number in range(3):
+        at = number * STEP
+        for rank in ranks:
+            ready = at + (300 if rank.number == 1 else 200) * US
+            rank.step(at, at + STEP).kernel(at + 20 * US, ready, at + US)
+            rank.collective("all-reduce", ready, at + 980 * US, at + 10 * US)
+    return list(ranks)
+
+
+def numbered(number: int) -> Export:
+    """The capture of a rank whose steps have the numbers 0 to 2, or 7 to 9 for rank 1."""
+    rank = own_captures(2)[number]
+    if number == 0:
+        return late([rank], "step {}")[0].export
+    for place in range(3):
+        rank.step(place * STEP, (place + 1) * STEP, f"step {place + 7}")
+        rank.collective("all-reduce", place * STEP + 10 * US, place * STEP + 20 * US, communicator=5)
+    return rank.export
+
+
+def late_export(number: int, count: int, noted: Noted = "json", communicator: int = 5) -> Export:
+    ranks = own_captures(count, noted, offsets=[5_000_000 * rank for rank in range(count)])
+    return late(ranks, communicator=communicator)[number].export
+
+
+def part_on_ranks(text: str) -> str:
+    """What a report says of the ranks: in a section of theirs, or before the first one."""
+    return section(text, "Ranks") if "\n## Ranks" in text else text.partition("\n## ")[0]
+
+
+test_ranks_report = make_command_test("ranks_report", builders={
+    "late": late_export, "numbered": numbered, "both": lambda: late(one_capture(2))[0].export,
+    "exposed": lambda number, count, noted="none": exposed(own_captures(count, noted))[number].export,
+}, figures={
+    "titles": lambda ended: [
+        finding["title"] for capture in json.loads(ended.out)["captures"] for finding in capture["findings"]
+    ],
+    "ranks": lambda ended: " ".join(part_on_ranks(ended.out).split()),
+    "tables_of_ranks": lambda ended: part_on_ranks(ended.out).partition("- For each rank,")[0],
+})  # fmt: skip
 
 
 @pytest.fixture
@@ -55,136 +94,29 @@ def data(run_main: Main, *arguments: object) -> dict[str, Any]:
     return read
 
 
-def assert_late(found: dict[str, Any], captures: list[str], *, one_clock: bool = False) -> None:
-    """What JSON says of the example, whatever its captures."""
-    parts = "compute_ms", "communication_ms", "exposed_communication_ms", "waiting_ms", "transfer_ms", "idle_ms"
-    expected = [[0.18, 0.2, 0.2, 0.1, 0.1, 0.62], [0.28, 0.1, 0.1, 0.0, 0.1, 0.62]]
-    for number, (row, capture, values) in enumerate(zip(found["ranks"], captures, expected, strict=True)):
-        assert (row["rank"], row["capture"], row["device"]) == (number, capture, number)
-        assert {key: row["step_ms"][key] for key in STATS} == {**dict.fromkeys(STATS, 1.0), "n": 3, "std": 0.0}
-        assert [row[name] for name in parts] == pytest.approx(values)
-        assert row["offset_ms"] == pytest.approx(0 if one_clock else 5 * number)
-    said = {"slowest_position": 1, "fastest_position": 0, "world_size": 2, "missing_ranks": []}
-    assert {key: found[key] for key in said} == said
-    assert found["skew_ms"] == pytest.approx(0.1)
-    assert found["clocks"]["one_clock"] is one_clock
-    (row,) = found["collectives"]
-    assert (row["kind"], row["bytes"], row["count"], row["ranks"]) == ("all-reduce", 1 << 20, 1, 2)
-    assert row["bus_bytes_per_s"] == pytest.approx((1 << 20) / 100e-6)
-
-
-def test_json_of_one_capture(run_main: Main, together: list[Path]) -> None:
-    found = data(run_main, *together)
-    assert_late(found, ["both", "both"], one_clock=True)
-    assert len(found["captures"]) == 2
-
-
 def test_json_of_a_capture_of_each_rank(run_main: Main, apart: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """In any order, or by their folder; they are joined once, though the findings of the run are the captures', too."""
-    joins = []
+    joins: list[int] = []
 
     def counted(members: Sequence[Member]) -> list[JoinedRanks]:
         joins.append(len(members))
         return join_members(members)
 
     monkeypatch.setattr("nsys_analyzer.analysis.ranks.join.join_members", counted)
-    found = data(run_main, *apart)
+    data(run_main, *apart)
     assert joins == [2]
-    assert_late(found, ["rank0", "rank1"])
-    assert data(run_main, *reversed(apart)) == data(run_main, apart[0].parent) == found
-
-
-def test_json_of_a_folder_of_each_rank(run_main: Main, tmp_path: Path) -> None:
-    places = [tmp_path / "rank0", tmp_path / "rank1"]
-    for rank, place in zip(late(own_captures(2, offsets=[0, 5_000_000])), places, strict=True):
-        place.mkdir()
-        rank.export.write(place / "trace.sqlite")
-    found = data(run_main, *places)
-    assert_late(found, [row["name"] for row in found["captures"]])
-
-
-def test_json_of_two_runs_and_of_none(run_main: Main, tmp_path: Path, step_trace: Path) -> None:
-    """That of three ranks comes first, the other one stands beside it."""
-    (tmp_path / "two").mkdir()
-    two = write(late(own_captures(2)), tmp_path / "two", "two{}")
-    found = data(run_main, *two, *write(late(own_captures(3), "step", 6), tmp_path))
-    assert [row["rank"] for row in found["ranks"]] == [0, 1, 2]
-    (other,) = found["other_runs"]
-    assert [row["capture"] for row in other["ranks"]] == ["two0", "two1"]
-    assert not {"ranks", "slowest_position", "skew_ms", "collectives"} & set(data(run_main, step_trace))
-
-
-def page(run_main: Main, tmp_path: Path, *paths: Path) -> tuple[str, str]:
-    """What a report's page says of the ranks, and what the terminal says."""
-    done = run_main("report", *paths, "-o", tmp_path / "report.md", "--no-figures")
-    assert done.code == 0, done.err
-    text = unpadded((tmp_path / "report.md").read_text(encoding="utf-8")).replace("\N{NO-BREAK SPACE}", " ")
-    _, title, section = text.partition("## Ranks")
-    return (section if title else text).partition("\n## ")[0], unpadded(done.out + done.err)
-
-
-def test_the_page_of_one_capture_and_of_one_of_each_rank(
-    run_main: Main, together: list[Path], apart: list[Path], tmp_path: Path
-) -> None:
-    for paths, clocks in (
-        (together, ["All ranks use one clock: "]),
-        (apart, ["aligned on the ends of 3 collectives that the ranks share"]),
-    ):
-        section, terminal = page(run_main, tmp_path, *paths)
-        for said in (
-            "2 ranks, data parallel (DDP): 1 ms per step under the profiler.",
-            "Rank 1 is late by 0.1 ms in 3 of 3 steps. Its largest loss is 0.1 ms of compute (matmul) in backward.",
-            "A step of rank 0 has 0.2 ms of exposed communication, 20 % of the step: 0.1 ms of it is waiting.",
-            "| rank 0 | 1.000 | 0.180 | 0.100 | 0.100 | 0.620 | 0.000 | 0.900 | 0.000 |",
-            "| rank 1 | 1.000 | 0.280 | 0.000 | 0.100 | 0.620 | 0.000 | 1.000 | 0.100",
-            *clocks,
-        ):
-            assert said in section
-        assert "Rank 1 is late by 0.1 ms" in " ".join(terminal.split())
-
-
-def test_the_page_of_a_rank_alone(run_main: Main, apart: list[Path], tmp_path: Path) -> None:
-    section, terminal = page(run_main, tmp_path, apart[0])
-    for text in (section, " ".join(terminal.split())):
-        assert "It is not known which rank waits for which." in text
-    assert "There is no capture of rank 1: which ranks wait for it is unknown." in section
-    assert "own time" not in section.partition("- For each rank,")[0]  # no table has a column of unknown figures
-    section, _ = page(run_main, tmp_path, *write(late(own_captures(1, "none")), tmp_path, "unknown"))
-    assert "1 device, data parallel (DDP)" in section
-    assert "--include-blobs=true" in section
-
-
-def test_the_page_of_ranks_that_share_no_step(run_main: Main, tmp_path: Path) -> None:
-    ranks = own_captures(2)
-    late(ranks[:1], "step {}")
-    for number in range(3):
-        ranks[1].step(number * STEP, (number + 1) * STEP, f"step {number + 7}")
-        ranks[1].collective("all-reduce", number * STEP + 10 * US, number * STEP + 20 * US, communicator=5)
-    section, _ = page(run_main, tmp_path, *write(ranks, tmp_path))
-    assert "The ranks have no step number in common" in section
-    assert "It is not known which rank waits for which." in section
+    assert data(run_main, *reversed(apart)) == data(run_main, apart[0].parent) == data(run_main, *apart)
 
 
 def test_hostile_names_act_on_nothing(run_main: Main, tmp_path: Path) -> None:
     """A step, a phase and a file with names that would turn text, end a table or start a tag."""
     ranks = late(own_captures(2), "step\x1b[31m|<script>`{}")
     paths = write(ranks, tmp_path, "a`|<b>{}")
-    section, terminal = page(run_main, tmp_path, *paths)
-    assert not controls(section)
-    assert not controls(terminal)
-    assert not re.search(r"(?<!\\)<(?:script|b)>", section)
-
-
-def test_explain_says_it_too(run_main: Main, apart: list[Path]) -> None:
-    done = run_main("explain", *apart)
-    assert done.code == 0, done.err
-    said = " ".join(done.out.split())
-    assert "is late by" in said
-    # The programs need the CPU for all of a step: without the lateness it would be as long, and nothing is to be saved.
-    assert (
-        "Without this delay, a step would hardly be shorter. The other ranks are limited by the CPU: each needs" in said
-    )
-    assert "All ranks wait for one" not in said
+    done = run_main("report", *paths, "-o", tmp_path / "report.md", "--no-figures")
+    assert not controls(unpadded(done.out + done.err))
+    on_ranks = part_on_ranks((tmp_path / "report.md").read_text(encoding="utf-8").replace("\N{NO-BREAK SPACE}", " "))
+    assert not controls(on_ranks)
+    assert not re.search(r"(?<!\\)<(?:script|b)>", on_ranks)
 
 
 def test_the_line_that_makes_a_rank_late(run_main: Main, tmp_path: Path) -> None:
@@ -205,90 +137,6 @@ def test_the_line_that_makes_a_rank_late(run_main: Main, tmp_path: Path) -> None
     assert "in 3 of 3 steps. Its largest loss is 0.3 ms of idle time (other CPU work, train.py:30)" in said
     (row, *_) = data(run_main, *paths)["lost"]
     assert [(line["line"], line["called_from"]) for line in row["lines"]] == [(30, "train.py:9")]
-
-
-# --- ranks that nothing in the captures tells ---
-
-
-def exposed(ranks: Sequence[Rank]) -> list[Rank]:
-    """Of a step of 1000 µs 780 are a collective that nothing hides; rank 1 starts it 100 µs later."""
-    for number in range(3):
-        at = number * STEP
-        for rank in ranks:
-            ready = at + (300 if rank.number == 1 else 200) * US
-            rank.step(at, at + STEP).kernel(at + 20 * US, ready, at + US)
-            rank.collective("all-reduce", ready, at + 980 * US, at + 10 * US)
-    return list(ranks)
-
-
-def told(run_main: Main, *arguments: object) -> tuple[object, list[int | None], list[str]]:
-    """What tells the ranks, those of the first run, and the findings of the captures: of one, that collectives cost."""
-    found = data(run_main, *arguments)
-    findings = [one["title"] for capture in found["captures"] for one in capture["findings"]]
-    return found["ranks_from"], [row["rank"] for row in found["ranks"]], findings
-
-
-@pytest.mark.parametrize(
-    ("names", "ranks"),
-    [
-        (("ddp_rank{}", "ddp_rank{}"), [0, 1]),
-        (("rank-{}", "rank-{}"), [0, 1]),
-        (("ddp.rank{}.profile", "ddp.rank{}.profile"), [0, 1]),
-        (("ddp_R{}_b", "ddp_R{}_b"), [0, 1]),
-        (("rank{}", "rank{}"), [0, 1]),
-        (("ddp_rank{}", "other_rank{}"), [None]),  # of two runs
-        (("ddp_rank0_{}", "ddp_rank0_{}"), [None]),  # one rank twice
-        (("worker{}", "worker{}"), [None]),
-        (("ddp_r{}1", "ddp_r{}1"), [None]),  # two runs: r01, r11
-        (("crank{}", "crank{}"), [None]),
-    ],
-)
-def test_the_names_of_the_files_tell_the_ranks(
-    run_main: Main, tmp_path: Path, names: tuple[str, str], ranks: list[int | None]
-) -> None:
-    of_each = zip(exposed(own_captures(2, "none")), names, strict=True)
-    paths = [path for rank, name in of_each for path in write([rank], tmp_path, name)]
-    said = "file names" if ranks == [0, 1] else None
-    assert told(run_main, *reversed(paths)) == (said, ranks, [])
-    assert told(run_main, *paths, "--ranks") == ("order of the call", [0, 1], [])
-    run = data(run_main, tmp_path)
-    assert any("taken from its file name" in note for note in run["run_notes"]) is bool(said)
-    # Rank 1 computes 100 µs more.
-    assert (run["slowest_position"], run["skew_ms"]) == ((1, pytest.approx(0.1)) if said else (None, None))
-
-
-def test_a_rank_that_a_capture_tells_outranks_its_name(run_main: Main, tmp_path: Path) -> None:
-    ranks = exposed(own_captures(2))
-    paths = [*write(ranks[:1], tmp_path, "ddp_rank1"), *write(ranks[1:], tmp_path, "ddp_rank0")]
-    found = data(run_main, *paths)
-    assert [(row["rank"], row["capture"]) for row in found["ranks"]] == [(0, "ddp_rank1"), (1, "ddp_rank0")]
-    assert found["ranks_from"] is None
-
-
-def test_what_is_not_joined_is_said_with_the_line_to_write(
-    run_main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether collectives wait for another rank is not known of one side alone."""
-    write(exposed(own_captures(2, "none")), tmp_path, "worker{}")
-    monkeypatch.chdir(tmp_path)
-    for words, names in (("worker1.sqlite worker0.sqlite", "worker0, worker1"), ("worker0.sqlite", "worker0")):
-        said = f"The collectives of {names} could not be joined with those of another rank."
-        text = " ".join(run_main("explain", *words.split()).out.split())
-        assert said in text
-        assert "Give the captures of all ranks, in order, with --ranks." in text
-        text = " ".join(run_main("report", *words.split(), "--no-figures", "-o", "report.md").out.split())
-        assert said in text  # on the first screen, too
-    assert told(run_main, "worker0.sqlite") == (None, [None], [])
-
-
-def test_a_process_alone_in_its_run_keeps_its_findings(run_main: Main, tmp_path: Path) -> None:
-    (path,) = write(exposed(own_captures(1)), tmp_path, "alone")
-    assert told(run_main, path) == (None, [0], ["Collectives take most of the step"])
-
-
-def test_the_step_of_the_ranks_of_one_run(run_main: Main, apart: list[Path]) -> None:
-    captures = data(run_main, *apart, "--step-ms", "0.9")["captures"]
-    assert [one["unprofiled"]["phases"]["step"]["mean"] for one in captures] == [0.9, 0.9]
 
 
 # --- the pace without the profiler
