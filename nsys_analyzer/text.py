@@ -209,9 +209,9 @@ def join_names(names: Sequence[str], conjunction: str = "and") -> str:
 
 
 def list_first(names: Sequence[str]) -> str:
-    """Returns the first names and the number of the remaining names: "a, b, c and 2 more"."""
-    number_of_others = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return ", ".join(names[:_MAX_NAMES]) + number_of_others
+    """Returns the first names and the number of the remaining names: "a, b, c and 2 more"; empty without names."""
+    others = [f"{len(names) - _MAX_NAMES} more"] if len(names) > _MAX_NAMES else []
+    return join_names([*names[:_MAX_NAMES], *others]) if names else ""
 
 
 def plural(number: float, noun: str) -> str:

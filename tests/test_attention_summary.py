@@ -180,4 +180,4 @@ def test_softmax_at_context_1024_is_memory_bound(real_capture: Callable[[str], P
     assert traffic.score_bytes == 4 * 12 * 1024**2 * 4
     assert traffic.peak_share == pytest.approx(0.613, abs=0.001)
     assert not traffic.fits_in_l2
-    assert "61.3 % of the memory's peak bandwidth: it is memory-bound." in section_e(summary)
+    assert "61.3 % of the memory's peak bandwidth, so softmax is memory-bound." in section_e(summary)

@@ -256,10 +256,10 @@ def test_all_large_classes_by_one_factor(after: tuple[float, ...], factor: float
     ]
     step = compared_steps(*map(side, sides))
     assert step.common_factor == (None if factor is None else pytest.approx(factor))
-    asked = f"The times of all large classes changed by the factor {factor or 0:.2f}: do batch sizes differ?"
+    asked = f"The times of all large classes changed by the factor {factor or 0:.2f}. Do batch sizes differ?"
     assert (asked in remarks_of(*sides)) == (factor is not None)
     batches = [replace(one, configuration=Configuration(batch_size=4)) for one in sides]
-    assert not any("do batch sizes differ" in line for line in remarks_of(*batches)), "it is known"
+    assert not any("Do batch sizes differ" in line for line in remarks_of(*batches)), "it is known"
 
 
 def test_runs_of_one_program_are_no_other_work() -> None:

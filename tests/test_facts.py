@@ -47,7 +47,7 @@ def test_each_id_is_made_somewhere() -> None:
 
 def test_a_fact_is_its_sentence_in_json_and_a_sentence_stays_as_it_is() -> None:
     fact = Fact("missing_range", name="fwd", phase="forward")
-    assert to_plain_data([fact]) == ["No range is called `fwd`, as was given for forward."]
+    assert to_plain_data([fact]) == ["No range has the name `fwd`, which was given for forward."]
     assert say("read from JSON") == "read from JSON"
     assert [plain(text) for text in say_all((fact, "read"))] == [plain(say(fact)), "read"]
 

@@ -425,7 +425,7 @@ def test_a_larger_saving_stands_before_a_smaller_cause() -> None:
     assert [one.id for one in findings] == ["launch_bound", "data_loading"]
 
 
-START_UP = "cudaFree 3,000 ms, cudaMalloc 900 ms"
+START_UP = "cudaFree 3,000 ms and cudaMalloc 900 ms"
 
 
 @pytest.mark.parametrize(
@@ -457,7 +457,9 @@ def test_an_out_of_memory_capture_says_what_ran_out(real_capture: Callable[[str]
         "was launched afterwards."
     )
     assert (capture.status, capture.message, capture.findings) == ("oom", said, None)
-    assert capture.findings_missing == f"No saving can be derived here: the program ran out of memory: {said}"
+    assert (
+        capture.findings_missing == f"No saving can be derived for this capture: the program ran out of memory: {said}"
+    )
 
 
 def test_json_has_the_findings_and_the_shares_of_markdown() -> None:
@@ -544,7 +546,9 @@ def test_steps_that_a_replay_does_not_reproduce_have_no_findings() -> None:
     assert diagnosis.findings == ()
     assert diagnosis.doubt
     assert diagnosis.doubt.values["error"] == pytest.approx(1_000 / 1_300 - 1)
-    sentence = "No saving can be derived here: the replayed steps are 23\xa0% shorter than the recorded steps."
+    sentence = (
+        "No saving can be derived for this capture: the replayed steps are 23\xa0% shorter than the recorded steps."
+    )
     assert say(diagnosis.doubt) == sentence
 
 
@@ -585,7 +589,7 @@ def test_idle_time_in_no_range_is_said_by_its_call() -> None:
     """Of 1.2 ms 1 is in launches of graphs: what to type is of them."""
     idle = texts_of_idle_time("launch", (None, "cudaGraphLaunch", 1.0), (None, None, 0.2))
     text = plain(idle.evidence[0]).replace("\N{NO-BREAK SPACE}", " ")
-    assert "Of the remaining time, this idle time takes 1.1 ms, mostly in cudaGraphLaunch." in text
+    assert "This idle time takes 1.1 ms of a step, mostly in cudaGraphLaunch." in text
     assert "--cuda-graph-trace=graph" in idle.remedy[0]
 
 
@@ -595,7 +599,7 @@ def test_a_pause_here_and_there_is_mostly_nowhere() -> None:
     for number in range(11):
         steps.call(EVENT, 5_000, pause=f"part {number}")
     (candidate,) = find_host_stall(steps.kernel(100).case())
-    assert "makes no CUDA call." in evidence_of(candidate)
+    assert "makes no CUDA call for 55 ms" in evidence_of(candidate)
 
 
 @pytest.mark.parametrize(

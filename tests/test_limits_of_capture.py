@@ -227,7 +227,7 @@ def test_no_rate_of_causal_attention_is_above_the_peak() -> None:
         ({"configuration": Configuration(replace(MODEL, num_layers=3), 10, 2)}, "needs at least 13 matmuls", ""),
         ({"device": replace(H200, name="Orin")}, "The peaks of this GPU (Orin) are not known", ""),
         (
-            {"configuration": structs.replace(KNOWN, batch_size=None)}, "MFU needs the batch size",
+            {"configuration": structs.replace(KNOWN, batch_size=None)}, "The MFU needs the batch size",
             "nsys-analyze ask CAPTURE QUESTION --batch-size N",
         ),
         ({"phases": training().phases[:1]}, "They are known for these phases: forward", ""),
@@ -316,7 +316,7 @@ def test_flops_that_were_counted() -> None:
     assert [(one.kernel_class, one.phase, one.flops, one.bytes) for one in limits.classes] == [
         ("matmul", "forward", 3_000_000, None)
     ]
-    assert "The FLOPs of these operators are not known and not included: aten.x." in say_all(limits.notes)
+    assert "The FLOPs of these operators are unknown, and no rate includes them: aten.x." in say_all(limits.notes)
     uneven = found(training(forwards=4, configuration=None, run=Run(flops=counted)))
     assert uneven.phase("step") is None
     assert say(uneven.notes[1]) == NO_WHOLE_STEPS
@@ -326,10 +326,10 @@ def test_what_is_missing_and_how_to_give_it() -> None:
     limits = found(training(configuration=Configuration(MODEL), device=replace(H200, name="NVIDIA Unheard Of")))
     assert limits.missing == ("context length", "batch size", "peaks")
     assert said_of(training(configuration=None)).startswith(
-        "MFU needs the model, context length and batch size (--model, --context-length, --batch-size)."
+        "The MFU needs the model, context length and batch size (--model, --context-length, --batch-size)."
     )
     said = said_of(training(device=replace(H200, name="NVIDIA Unheard Of")))
-    assert said.startswith("The step does 32.1 TFLOP/s in 0.0004 ms under the profiler. The peaks of this GPU")
+    assert said.startswith("The step reaches 32.1 TFLOP/s in 0.0004 ms (under the profiler). The peaks of this GPU")
 
 
 def test_nothing_of_a_cpu_or_of_lost_kernels() -> None:
@@ -353,7 +353,8 @@ def said_of(capture: CaptureSummary) -> str:
 def test_the_section_says_how_far() -> None:
     text, blocks = said_of(training(ms=2 * MS)), blocks_of(training(ms=2 * MS))
     # Half of the rates above: the step 16.05 of 67 TFLOP/s; matmuls 60 % of it, at 26.75 of 67.
-    assert text.startswith("MFU of the step is 24.0 % of the GPU's fp32 peak: 16 TFLOP/s")
+    assert text.startswith("The step reaches 16 TFLOP/s in 0.0008 ms (")
+    assert text.endswith("which is an MFU of 24.0 % of the GPU's fp32 peak.")
     first, second = (block for block in blocks if isinstance(block, Table))
     assert [one[0] for one in first.rows] == ["forward", "backward", "step"]
     assert [one[:2] for one in second.rows] == [("matmul", "forward"), ("matmul", "backward")]

@@ -80,7 +80,7 @@ test_modules = make_command_test("modules_command", builders={
     "flops": flops_of,
     "tables": lambda ended: [
         line.split()[0] for line in ended.out.splitlines()
-        if line in ("a", "b", "c") or "ms of kernel time per " in line
+        if line in ("a", "b", "c") or line.startswith("Modules, ms of kernel time per ")
     ],
     "without_modules": lambda ended: [
         capture["name"] for capture in json.loads(ended.out)["captures"] if capture["modules"] is None

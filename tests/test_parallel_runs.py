@@ -45,7 +45,7 @@ DDP = (
     "compute 20-200, all-reduce 200-400, compute 420-500",
     "compute 20-300, all-reduce 300-400, compute 420-500",
 )
-UNMATCHED = "No collective could be matched with another rank's collective, so waiting is not known."
+UNMATCHED = "No collective could be matched with a collective of another rank, so waiting is unknown."
 
 
 def steps(
@@ -394,7 +394,7 @@ def test_steps_are_joined_by_their_numbers(name: str, first: range, second: rang
         "steps": common, "waiting": [100, 0], "own": [900, 1000],
         "notes": [
             f"The ranks have different steps (rank 0 has {len(first)}, rank 1 has {len(second)}). "
-            f"The {common} steps that all have are analysed."
+            f"The analysis uses the {common} common steps."
         ],
     }  # fmt: skip
 
@@ -417,7 +417,7 @@ def test_no_step_in_common(tmp_path: Path) -> None:
     expected = {
         "steps": 0, "slowest": None, "skew": None, "alignment": None, "collectives": (), "step": [1000, 1000],
         "compute": [260, 360], "waiting": [None, None], "own": [None, None],
-        "notes": ["The ranks have no step number in common. Each rank shows its own steps, and none are compared."],
+        "notes": ["The ranks have no step number in common, so the report does not compare their steps."],
     }  # fmt: skip
     assert seen(joined(ranks, tmp_path), *expected) == expected
 
@@ -430,7 +430,7 @@ def test_collectives_that_differ_in_a_step(tmp_path: Path) -> None:
     expected = {
         "step": [1000, 1000], "compute": [260, 360], "communication": [200, 100], "waiting": [100, 0],
         "transfer": [100, 100], "own": [900, 1000], "steps": 2,
-        "notes": ["The collectives of 1 step differ from rank to rank (step 1): it is left out of all figures."],
+        "notes": ["No figure includes 1 step whose collectives differ from rank to rank (step 1)."],
     }  # fmt: skip
     assert seen(run, *expected) == expected
     assert [rank.slowest_steps for rank in run.ranks] == [0, 2]
@@ -444,14 +444,14 @@ def test_collectives_that_differ_in_a_step(tmp_path: Path) -> None:
         ([1, 2], {
             "steps": 1, "waiting": [100, 0],
             "notes": [
-                "The collectives of 2 steps differ from rank to rank (steps 1, 2): they are left out of all figures."
+                "No figure includes 2 steps whose collectives differ from rank to rank (steps 1, 2)."
             ],
         }),
         # the ranks' own figures stay; nothing is said of who waits
         ([0, 1, 2], {
             "steps": 3, "slowest": None, "alignment": None, "communication": [200, 100], "waiting": [None, None],
             "own": [None, None],
-            "notes": ["The collectives of every step differ from rank to rank, so waiting is not known."],
+            "notes": ["The collectives of every step differ from rank to rank, so waiting time is unknown."],
         }),
     ],
 )  # fmt: skip
@@ -521,7 +521,9 @@ def test_each_communicator_waits_for_its_own_ranks(made: Ranks, tmp_path: Path) 
 
 def test_unnamed_communicators_of_many_ranks_are_said_to_be_of_all(tmp_path: Path) -> None:
     (note,) = seen(joined(tensor_and_data(one_capture(4, "none")), tmp_path), "notes")["notes"]
-    assert "Each collective is assumed to include all 4 ranks, which is wrong if groups of ranks have" in note
+    assert (
+        "The report assumes that each collective includes all 4 ranks, which is wrong if groups of ranks have" in note
+    )
 
 
 def pipeline(ranks: Sequence[Rank]) -> list[Rank]:
@@ -657,12 +659,12 @@ def test_a_loss_that_is_averaged_is_no_strategy(tmp_path: Path) -> None:
         # of one capture alone nothing is known to wait
         (DDP, [0], {
             "missing": (1,), "world_size": 2, "slowest": None, "exposed_communication": [200], "waiting": [None],
-            "own": [None], "notes": ["There is no capture of rank 1: which ranks wait for it is unknown."],
+            "own": [None], "notes": ["There is no capture of rank 1, so it is unknown which ranks wait for it."],
         }),
         # of ranks 0 and 2 of four one waits for the other at least
         ([f"all-reduce {200 + 20 * rank}-400" for rank in range(4)], [0, 2], {
             "missing": (1, 3), "waiting": [40, 0], "transfer": [160, 160],
-            "notes": ["There is no capture of ranks 1, 3: time spent waiting for them counts as transferring."],
+            "notes": ["There is no capture of ranks 1, 3, so time spent waiting for them counts as transferring."],
         }),
     ],
 )  # fmt: skip
@@ -769,7 +771,7 @@ def test_a_world_of_no_size_that_there_is(tmp_path: Path) -> None:
     (run,) = gather([tmp_path]).runs
     assert (run.missing[0], len(run.missing)) == (1, 10**6 - 1)
     listed = ", ".join(map(str, range(1, 17)))
-    assert f"There is no capture of ranks {listed} and 999,983 more: " in seen(run, "notes")["notes"][0]
+    assert f"There is no capture of ranks {listed} and 999,983 more, so " in seen(run, "notes")["notes"][0]
     assert captures_data((), [run])["missing_ranks"] == list(range(1, 1_001))
 
 

@@ -192,7 +192,10 @@ def test_a_rank_that_is_late_without_the_profiler_too_is_named(run_main: Main, t
     (finding,) = (finding for finding in run.findings if finding.id == "late_rank")
     assert (finding.step_ms, finding.saves_ms_high) == (0.45, pytest.approx(0.15, abs=0.01))
     said = " ".join(run_main("explain", tmp_path, "--step-ms", "0.45").out.split()).replace("\N{NO-BREAK SPACE}", " ")
-    assert "Rank 1 is late by 0.15 ms without the profiler (by a replay), and by 0.15 ms under it in 4 of 4" in said
+    assert (
+        "Rank 1 is late by 0.15 ms without the profiler (from a replay), and by 0.15 ms under the profiler, in 4 of 4"
+        in said
+    )
 
 
 def test_a_step_without_room_for_the_waiting_under_the_profiler_is_trusted(tmp_path: Path) -> None:

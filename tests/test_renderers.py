@@ -37,9 +37,9 @@ def test_a_format_is_a_module_and_a_row(tmp_path: Path, monkeypatch: pytest.Monk
     built = build_report(Evidence(complete_captures(summarize(trace, "train")), "nsys-analyze report"))
     write_report("text", built, tmp_path / "answers.txt")
     # 1.0 ms of matmul in a forward of 1.5 ms.
-    assert "train: Matmul is 66.7\N{NO-BREAK SPACE}% of forward, " in (tmp_path / "answers.txt").read_text(
-        encoding="utf-8"
-    )
+    assert "train: Of the total kernel time, matmul takes 66.7\N{NO-BREAK SPACE}% in forward, " in (
+        tmp_path / "answers.txt"
+    ).read_text(encoding="utf-8")
     assert not list(tmp_path.glob("*_figures"))
 
 

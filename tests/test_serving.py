@@ -131,7 +131,7 @@ def test_what_decode_reads_at_the_least(tmp_path: Path) -> None:
     assert (
         "The step takes 152 times as long, and the GPU is busy for 60.8 times as long." in text
     )  # 10 and 4 ms ÷ 0.0658
-    assert "With fewer (GQA, MQA), the bytes are an upper bound" in text
+    assert "With fewer (GQA, MQA), they are an upper bound" in text
     assert (
         "6 decode steps take 10 ms (median; 95th percentile 10.8 ms) with a batch of 4 and 361 tokens/s" in text
     )  # 22 ÷ 0.061

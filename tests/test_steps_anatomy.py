@@ -55,7 +55,7 @@ cases = st.tuples(steps, st.lists(operation, max_size=12))
 
 def windows_of(bounds: list[tuple[int, int]]) -> Windows:
     start, end = (np.array(column, np.int64) for column in zip(*bounds, strict=True))
-    return Windows("range", "a range step", start, end, start, end, end)
+    return Windows("range", "a range named step", start, end, start, end, end)
 
 
 def operations_of(rows: list[Operation]) -> tuple[Operations, Ints, Ints]:

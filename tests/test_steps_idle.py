@@ -107,7 +107,7 @@ ranges = st.lists(
 
 def one_step() -> Windows:
     """A step of 1200 µs."""
-    return Windows.of_program("range", "a range step", np.array([0]), np.array([1200 * US]))
+    return Windows.of_program("range", "a range named step", np.array([0]), np.array([1200 * US]))
 
 
 def random_program(draws: Draws) -> Program:

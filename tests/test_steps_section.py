@@ -135,7 +135,7 @@ def clear(text: str) -> str:
 @pytest.mark.parametrize(
     ("known", "said"),
     [
-        (None, "**90 ms a step under the profiler · the GPU works 33 % of that**"),  # 30 of 90 ms
+        (None, "**90 ms a step under the profiler · the GPU works 33 % of it**"),  # 30 of 90 ms
         (
             UnprofiledStep(80.0, 88.4, False),
             "**≈ 84.2 ms a step (80–88, estimated; profiled 90) · the GPU works 36 % of it**",
@@ -147,18 +147,18 @@ def clear(text: str) -> str:
 def test_the_length_of_a_step(capture: CaptureSummary, known: UnprofiledStep | None, said: str) -> None:
     text = decision_of(replace(capture, step=replace(STEP, unprofiled_ms=known)))
     assert said in text
-    assert ("narrows them: `--step-ms N`" in text) == (known is not None and not known.timed)
+    assert ("(`--step-ms N`) narrows these estimates" in text) == (known is not None and not known.timed)
 
 
 def test_communication_is_said_beside_the_work(capture: CaptureSummary) -> None:
     """Of the GPU that computes most: 72 of 90 ms are work, 12 of these communicate alone."""
     step = step_of(device_of(0, 30.0, 0.0, 60.0), device_of(1, 60.0, 12.0, 18.0))
-    assert "GPU 1 works 80 % of that · only communicates 13 %" in decision_of(replace(capture, step=step))
+    assert "GPU 1 works 80 % of it · only communicates 13 %" in decision_of(replace(capture, step=step))
     # In 65 ms without the profiler there is no room for the 72: a part of the 12 was waiting, 60 ÷ 65 are work.
     timed = replace(step, unprofiled_ms=UnprofiledStep(65.0, 65.0, True))
     said = decision_of(replace(capture, step=timed))
     assert (
-        "65 ms a step (measured; profiled 90) · GPU 1 works 92 % of it · only communicates 13 % of the profiled" in said
+        "65 ms a step (measured; profiled 90) · GPU 1 works 92 % of it · only communicates 13 % of a profiled" in said
     )
     bars = bars_of_step(timed, "t")
     assert bars is not None
@@ -178,12 +178,12 @@ def test_three_findings_come_first_and_each_is_explained(capture: CaptureSummary
     assert "**1. The GPU waits for the input pipeline: a fix saves 41–45 ms a step (49 %)**" in text
     assert "<summary>4. Copies follow copies: a fix saves 2.9–3.1 ms a step (3 %)</summary>" in text
     assert all(f"fix('{one.title}')" in text for one in FINDINGS)
-    assert text.count("How to check: Leave it out.") == len(FINDINGS)
+    assert text.count("*How to check the finding.* Leave it out.") == len(FINDINGS)
 
 
 def test_the_parts_add_up(capture: CaptureSummary) -> None:
     text, rows = folded(capture, "What fills a step")
-    assert "By phase" in text
+    assert "The step by phase" in text
     assert rows[1:] == [
         "| compute: matmul | 20.00 | 22.2 % |",
         "| compute: elementwise | 10.00 | 11.1 % |",
@@ -244,7 +244,7 @@ def test_what_the_savings_leave_out(capture: CaptureSummary, changed: dict[str, 
 
 def test_nothing_stands_out(capture: CaptureSummary) -> None:
     calm = replace(capture, diagnosis=replace(DIAGNOSIS, findings=()))
-    assert "There are no findings: no change that is looked for would save 3 % of the step" in decision_of(calm)
+    assert "There are no findings: no change that nsys-analyze replays would save 3 % of the step" in decision_of(calm)
     assert "## Findings" not in report_of(calm)
 
 
@@ -269,7 +269,7 @@ def test_why_findings_are_missing(capture: CaptureSummary) -> None:
         ),
         (
             replace(capture, diagnosis=doubted),
-            "No saving can be derived here: the replayed steps are 40 % longer than the recorded steps.",
+            "No saving can be derived for this capture: the replayed steps are 40 % longer than the recorded steps.",
         ),
     ):
         text = decision_of(one)
@@ -283,7 +283,7 @@ def test_what_counts_as_a_step(capture: CaptureSummary) -> None:
 
     usual = said(STEP)
     assert "What counts as a step: a range step. There are 2 steps of 90.0 ms under the profiler." in usual
-    assert "An operation starts 0.008 ms after its launch, with 1 other still queued (medians)." in usual
+    assert "A GPU operation starts 0.008 ms after its launch, with 1 other operation in the queue (medians)." in usual
     assert "a step lasts from the end of the previous step's GPU work" in said(replace(STEP, on_gpu_timeline=True))
     assert "after its launch" not in said(replace(STEP, queue=None, launch_latency_us=None))
 
@@ -291,7 +291,7 @@ def test_what_counts_as_a_step(capture: CaptureSummary) -> None:
 def test_steps_without_gpu_work(capture: CaptureSummary) -> None:
     device = DeviceSteps(0.0, 0.0, 0.0, 90.0, 0, (), (), (IdleTime("unknown", None, None, 90.0, 1),))
     text = decision_of(replace(capture, step=replace(step_of(device), launch_latency_us=None), diagnosis=None))
-    assert "**90 ms a step under the profiler · the GPU works 0 % of that**" in text
+    assert "**90 ms a step under the profiler · the GPU works 0 % of it**" in text
     assert "Nothing runs on the GPU during the steps." in text
     assert "```" not in text  # no bar
 
@@ -302,8 +302,8 @@ def test_many_captures_are_folded(capture: CaptureSummary) -> None:
     sections = {section.key: section for section in build_report(evidence_of(*captures)).sections}
     assert list(sections) == ["overview", "findings", "captures", "about"]
     text = report_of(*captures)
-    assert "**The GPU waits for the input pipeline: 7 captures, 49 % of the step**" in text
-    assert "<summary>Copies follow copies: 7 captures, 3 % of the step</summary>" in text
+    assert "**The GPU waits for the input pipeline: a fix saves 49 % of the step (7 captures)**" in text
+    assert "<summary>Copies follow copies: a fix saves 3 % of the step (7 captures)</summary>" in text
     assert all(text.count(f"fix('{one.title}')") == 1 for one in FINDINGS)
     shown = [block for block in sections["captures"].blocks if isinstance(block, Details)]
     assert [block.title for block in shown] == [one.title for one in captures]

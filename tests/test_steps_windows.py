@@ -97,18 +97,22 @@ test_steps = make_case_test(
 @pytest.mark.parametrize(
     ("name", "source", "unit"),
     [
-        ("step", "range", "a range step"),
-        ("train_step {}", "range", "a range such as train_step 0"),
-        ("training_step", "range", "a range training_step"),
-        ("Iteration {}", "range", "a range such as Iteration 0"),
-        ("batch {}", "range", "a range such as batch 0"),
-        ("execute_model", "range", "a range execute_model"),
-        ("[pl][profile]run_training_batch", "range", "a range [pl][profile]run_training_batch"),
-        ("global_step={}", "range", "a range such as global_step=0"),
-        ("train_one_step", "range", "a range train_one_step"),
-        ("epoch_0_step_{}", "range", "a range such as epoch_0_step_0"),
-        ("execute_context_{}(8)_generation_31(31)", "range", "a range such as execute_context_0(8)_generation_31(31)"),
-        ("step[DECODE bs={}]", "range", "a range such as step[DECODE bs=0]"),
+        ("step", "range", "a range named step"),
+        ("train_step {}", "range", "a range named like train_step 0"),
+        ("training_step", "range", "a range named training_step"),
+        ("Iteration {}", "range", "a range named like Iteration 0"),
+        ("batch {}", "range", "a range named like batch 0"),
+        ("execute_model", "range", "a range named execute_model"),
+        ("[pl][profile]run_training_batch", "range", "a range named [pl][profile]run_training_batch"),
+        ("global_step={}", "range", "a range named like global_step=0"),
+        ("train_one_step", "range", "a range named train_one_step"),
+        ("epoch_0_step_{}", "range", "a range named like epoch_0_step_0"),
+        (
+            "execute_context_{}(8)_generation_31(31)",
+            "range",
+            "a range named like execute_context_0(8)_generation_31(31)",
+        ),
+        ("step[DECODE bs={}]", "range", "a range named like step[DECODE bs=0]"),
         ("ProfilerStep#{}", "profiler_step", "a step of PyTorch's profiler"),
     ],
 )
@@ -448,15 +452,18 @@ COLD, WARM = (16, 8_000), ((16, 1_100), (16, 1_000))
     ("names", "unit", "groups"),
     [
         # Of 48 passes 16 are cold; what lies behind the last is not known to be a whole one.
-        (("forward",), "from one forward pass to the next", [("usual", 32, True), ("first", 16, False)]),
-        (("step", "forward"), "from one forward pass to the next", [("usual", 32, True), ("first", 16, False)]),
+        (("forward",), "the time from one forward pass to the next", [("usual", 32, True), ("first", 16, False)]),
+        (
+            ("step", "forward"), "the time from one forward pass to the next",
+            [("usual", 32, True), ("first", 16, False)],
+        ),
         # Two prompts of warm calls are of another kind.
         (
-            ("step", "forward", "decode"), "a range such as prefill (inferred) bs=1 toks=9",
+            ("step", "forward", "decode"), "a range named like prefill (inferred) bs=1 toks=9",
             [("usual", 30, True), ("other work", 2, False), ("first", 16, False)],
         ),
         # A call alone tells no token.
-        (("step",), "a range step", [("usual", 2, True), ("first", 1, False)]),
+        (("step",), "a range named step", [("usual", 2, True), ("first", 1, False)]),
     ],
 )  # fmt: skip
 def test_the_tokens_of_a_generation_and_its_cold_call(

@@ -166,7 +166,7 @@ def test_work_that_outlasts_its_range_has_no_share_but_by_an_unprofiled_time(tmp
     summary = summary_of(export, tmp_path)
     assert find_busy_share(summary, summary.phases[0]) is None
     text = render(build_report(Evidence(complete_captures([summary]))), {}).replace("\xa0", " ")
-    assert "the range of forward lasts 1 ms and launches 2 ms of work" in text
+    assert "the range of forward lasts 1 ms and launches 2 ms of GPU work" in text
     assert "verdict |" not in text
     assert share_of(timed(summary, forward=2.5)).low == pytest.approx(1.998 / 2.5)
 

@@ -18,6 +18,7 @@ from nsys_analyzer.report.finding_texts import write_run_texts, write_texts
 from nsys_analyzer.report.model import FinishedBench, MedianRange
 from nsys_analyzer.report.units import format_ms
 from nsys_analyzer.text import StrOrText
+from nsys_analyzer.trace.phase_names import STEP
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranks.run import ParallelRun
@@ -97,6 +98,12 @@ def kernel_word(*captures: CaptureSummary) -> str:
 def launch_word(capture: CaptureSummary) -> str:
     """Returns "launch", or "call" if the program ran on the CPU."""
     return "call" if capture.on_cpu else "launch"
+
+
+def name_scope(scope: str) -> str:
+    """Returns the name of a phase, a step or the whole capture as it stands in a sentence: "forward", "the step"."""
+    bare_name = scope.partition(" (")[0]
+    return f"the {scope}" if " " in bare_name or bare_name in (STEP, "optimizer") else scope
 
 
 def step_noun(step: StepSummary | None) -> str:

@@ -72,7 +72,7 @@ _HOW_TO_ANNOTATE = {
         "`--step NAME`."
     ),
 }
-_NO_SAVING = "No saving can be derived here"
+_NO_SAVING = "No saving can be derived for this capture"
 _WHOLE_CAPTURE_TOO = "Therefore every question is also answered for the step or the whole capture."
 
 
@@ -122,7 +122,8 @@ def _insufficient_phases(phases: Sequence[str], share: float, on_cpu: bool, has_
     tenths = math.floor(share * 1000) / 10  # 89.99 % is not shown as 90 %
     time = "operators' time" if on_cpu else "GPU time (kernels, copies and fills)"
     forward = "" if has_forward else ", and no forward pass is among them"
-    sentence = f"The phases ({', '.join(phases)}) contain {tenths:.1f}{NO_BREAK_SPACE}% of the {time}{forward}."
+    subject = f"{plural(len(phases), 'phase')} {join_names(phases)} {'contains' if len(phases) == 1 else 'contain'}"
+    sentence = f"The {subject} {tenths:.1f}{NO_BREAK_SPACE}% of the {time}{forward}."
     return f"{sentence} {_WHOLE_CAPTURE_TOO}"
 
 
@@ -140,7 +141,7 @@ def _rate_above_peak(
     causal = ", or fused attention skips half of the scores" if has_fused else ""
     return (
         f"{work} would run at {factor:.3g} times the GPU's peak in {precision}, which is impossible: {source} "
-        f"or the precision does not belong to this capture{causal}. Rates are left out."
+        f"or the precision does not belong to this capture{causal}. The report omits all rates."
     )
 
 
@@ -186,27 +187,27 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
         "kernel time), so their class is unknown. Export the report again."
     ),
     "opaque_graphs": lambda replays: phrase(
-        "{:,.0f} CUDA graph replays are opaque: GPU busy includes their time, but no table lists their kernels. "
-        "Capture with `--cuda-graph-trace=node` to see them.", replays,
+        "The kernels of {:,.0f} CUDA graph replays were not recorded: GPU busy includes the replays, but no table "
+        "lists their kernels. Capture with `--cuda-graph-trace=node` to record them.", replays,
     ),
     "kernels_without_launch": lambda kernels: (
-        f"No launch was recorded for {_count(kernels, 'kernel')}, so no range is known for "
-        f"{'it' if kernels == 1 else 'them'}."
+        f"No launch was recorded for {_count(kernels, 'kernel')}, so the range of "
+        f"{'this kernel' if kernels == 1 else 'these kernels'} is unknown."
     ),
     "lost_launches": lambda launches: (
         f"The kernels of {_count(launches, 'kernel launch')} are missing: activity records were dropped or cut off."
     ),
     "warmup_kernels": lambda kernels, warmup_ms, kernel_ms: (
-        f"Kernels that were launched in warm-up are left out: {_count(kernels, 'kernel')}, {warmup_ms:,.2f} of "
+        f"No figure includes kernels that were launched in warm-up: {_count(kernels, 'kernel')}, {warmup_ms:,.2f} of "
         f"{kernel_ms:,.2f} ms."
     ),
     "open_warmup": lambda: "A warm-up range has no end: everything after its start counts as warm-up.",
     # phases and steps
     "repeating_ranges": lambda ranges: phrase(
-        "No range names a step, but these ranges repeat: {}; say which one is a step with `--step RANGE`.",
+        "No range names a step, but these ranges repeat (name the range of a step with `--step RANGE`): {}.",
         _list_code(ranges),
     ),
-    "missing_range": lambda name, phase: phrase("No range is called `{}`, as was given for {}.", name, phase),
+    "missing_range": lambda name, phase: phrase("No range has the name `{}`, which was given for {}.", name, phase),
     "no_phase_names": lambda ranges, annotation: phrase(
         "No range names a phase.{} {}",
         phrase(" The most frequent ranges are {}.", _list_code(ranges)) if ranges else "",
@@ -215,7 +216,7 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
     "phase_without_work": lambda range, phase, on_cpu: phrase(
         "{} inside `{}` ({}).", "No operator ran" if on_cpu else "No GPU operation was launched", range, phase
     ),
-    "phase_only_in_warmup": lambda phase: f"Every {phase} is in warm-up, so none of them is measured.",
+    "phase_only_in_warmup": lambda phase: f"Every instance of {phase} is in warm-up, so {phase} is not measured.",
     "inferred_phases": lambda ranges: phrase(
         "None of the program's ranges is named after a phase. These ranges are used instead: {}.", _list_code(ranges)
     ),
@@ -230,16 +231,16 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
         "reported for it."
     ),
     "steps_without_backward": lambda steps: (
-        f"{_count(steps, 'step')} {'has' if steps == 1 else 'have'} no backward pass, as in evaluation. They are not "
-        "mixed with the other steps."
+        f"{_count(steps, 'step')} {'has' if steps == 1 else 'have'} no backward pass, as in evaluation. The figures of "
+        "a training step do not include steps without a backward pass."
     ),
     "step_ranges_without_backward": lambda range: phrase(
         "The `{}` ranges contain no backward pass, so the time of a step is the sum of its phases. If they are ranges "
         "of the optimizer, give `--phase-name optimizer={}`.", range, range,
     ),
     "unlike_steps": lambda steps, count, kind, median_ms: (
-        f"{steps:,} of {count:,} steps differ from the usual steps ({kind}): their median is {rounded(median_ms)} ms. "
-        "The figures of a step leave them out."
+        f"{steps:,} of {count:,} steps differ from the usual steps ({kind}), with a median of {rounded(median_ms)} ms. "
+        "The figures of a step do not include these steps."
     ),
     "late_gpu_work": lambda phases: (
         f"The GPU work of {join_names(phases)} ends after {'its range' if len(phases) == 1 else 'their ranges'}, "
@@ -251,12 +252,12 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
     ),
     "crossing_phases": lambda count, first, second: phrase(
         "{:,} `{}` {} into `{}`, which is impossible for ranges that are pushed and popped. A pop is missing or came "
-        "too late. Operations that were launched in both ranges count only in the first one.",
+        "too late. Operations that were launched in both ranges count only in the first range.",
         count, first, "range extends" if count == 1 else "ranges extend", second,
     ),
     "ambiguous_kernels": lambda kernels: (
-        f"{kernels:,} kernels were launched from threads without ranges while several threads had phases open. They "
-        "count as work of backward if it was open, or else of the phase that was opened last."
+        f"{kernels:,} kernels were launched from threads without ranges while several threads had phases open. Such a "
+        "kernel counts as work of backward if backward was open, and otherwise of the phase that was opened last."
     ),
     # the machine, the program and its configuration
     "several_gpus": lambda devices: (
@@ -267,11 +268,11 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
         "The export lacks the rank: repeat `nsys export` with `--type sqlite --include-blobs=true`."
     ),
     "tf32_matmuls": lambda share: (
-        f"The configuration says fp32, but {rounded_percent(share)} of the matmul time ran as tf32."
+        f"The configuration says fp32, but tf32 kernels take {rounded_percent(share)} of the matmul time."
     ),
     "model_contradicted": lambda model, needed, launched: (
         f"The file name says {model}, which needs at least {needed} matmuls per forward pass, but the capture launches "
-        f"{launched:,.0f}. The name is ignored."
+        f"{launched:,.0f} matmuls. The report ignores this model name."
     ),
     "not_annotated": lambda parts: f"Some parts of this program could not be annotated: {parts}.",
     "profiler_message": _profiler_message,
@@ -280,12 +281,12 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
         f"{place}: this row was chosen among the rows that fit, because the capture's kernels are {evidence}"
     ),
     "rows_without_owner": lambda source: (
-        f"{source}: rows that name neither their capture nor a model are not used; add a column capture"
+        f"{source}: rows that name neither their capture nor a model are not used (add a column “capture”)"
     ),
     "rows_differ": lambda source, columns: (
         f"{source}: none of the rows that fit is used, because they differ in "
         + ", ".join(f"{header} ({', '.join(text or 'empty' for text in texts)})" for header, texts in columns)
-        + "; give a file with only the rows of this run"
+        + " (give a file with only the rows of this run)"
     ),
     "untrusted_time": lambda place, phase, ms, doubts: phrase(
         "{}: the time of {}, {:.3f} ms, is not trusted, and no verdict is based on it: {}",
@@ -303,7 +304,7 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
     ),
     # rates and FLOPs
     "flops_of_first_rank": lambda: (
-        "FLOPs were counted on the first rank and are assumed to be the same on each rank. If ranks run different "
+        "FLOPs were counted on the first rank and are assumed to be equal on each rank. If ranks run different "
         "layers (pipeline parallelism), the rates of the other ranks are wrong."
     ),
     "whole_model_on_each_gpu": lambda: (
@@ -314,27 +315,27 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
         "The measured passes do not make up whole steps, so the FLOPs of a step are not known."
     ),
     "uncounted_operators": lambda operators: (
-        f"The FLOPs of these operators are not known and not included: {', '.join(operators)}."
+        f"The FLOPs of these operators are unknown, and no rate includes them: {', '.join(operators)}."
     ),
     "several_passes_per_step": lambda passes, batch_size: (
         f"A step has {passes} forward passes, and each is assumed to have batch size {batch_size}."
     ),
     "skipped_scores": lambda kernel_class, phase: (
-        f"{kernel_class.capitalize()} in {phase} skips work: to compute all scores in this time, the GPU would have "
-        "to exceed its peak. So the rate is left out."
+        f"{kernel_class.capitalize()} in {phase} skips work, because the GPU would have to exceed its peak to compute "
+        f"all scores in this time. So the report omits the rate of {kernel_class} in {phase}."
     ),
     "skipped_convolution_work": lambda kernel_class, phase: (
         f"{kernel_class.capitalize()} in {phase} uses an algorithm with fewer FLOPs than a direct convolution "
-        "(Winograd, FFT), so its rate is left out."
+        "(Winograd, FFT), so the report omits its rate."
     ),
     "too_few_matmuls": lambda model, context_length, batch_size, needed, launched: (
-        f"{model} needs at least {needed} matmuls per forward pass, but the capture launches {launched:,.0f}. The "
+        f"{model} needs at least {needed} matmuls per forward pass, but the capture launches {launched:,.0f}. So the "
         f"capture does not belong to the configuration ({model}, context length {context_length}, batch size "
         f"{batch_size}), so its FLOPs are not known."
     ),
     "rate_above_peak": _rate_above_peak,
     # why no saving can be derived from a replay
-    "earlier_work": lambda: f"{_NO_SAVING}: the steps contain GPU work that was launched before them.",
+    "earlier_work": lambda: f"{_NO_SAVING}: its steps contain GPU work that was launched earlier.",
     "replay_differs": lambda error: (
         f"{_NO_SAVING}: the replayed steps are {rounded_percent(abs(error))} {'longer' if error > 0 else 'shorter'} "
         "than the recorded steps."
@@ -349,20 +350,19 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
         f"{plain(say(failure)).rstrip('.') if failure else 'an allocation failed'}."
     ),
     # why some or all findings are missing for another reason
-    "ran_on_cpu": lambda: "The program ran on the CPU, where no findings are looked for.",
+    "ran_on_cpu": lambda: "The program ran on the CPU, and the rules for findings do not apply to such programs.",
     "no_capture": lambda reason: say(reason) if reason else "There is no capture of this run.",
     "only_launches_recorded": lambda launches: (
-        f"{_count(launches, 'kernel launch')} and no kernel were recorded: the GPU's records were dropped or cut off. "
-        "Record again, with a warm-up before the recorded steps."
+        f"{_count(launches, 'kernel launch')} but no kernels were recorded, because the GPU's records were dropped or "
+        "cut off. Record again, with a warm-up before the recorded steps."
     ),
     "no_recorded_kernel": lambda by_torch: phrase(
         "No kernel was recorded. {} around steps that run on the GPU.", _how_to_record(by_torch)
     ),
     "idle_steps": lambda: "Nothing runs on the GPU during the steps.",
     "no_replay_without_api_calls": lambda by_torch: phrase(
-        "This trace has no API calls. Without API calls, launches and waits are unknown, and no step can be replayed. "
-        "So all findings are missing: on launches, waits, copies, memory and data loading, and on matmuls, attention, "
-        "elementwise kernels and the optimizer. {}.",
+        "This trace has no API calls. Without API calls, launches and waits are unknown, and no step can be "
+        "replayed, so there are no findings. {}.",
         _how_to_record(by_torch),
     ),
     "too_few_api_calls": lambda: (

@@ -97,7 +97,7 @@ def _find_steps_in_ranges(work: LaunchedWork) -> Windows | None:
         ends_with_range = (next_bound == no_bound) | (_precede_missing_steps(names_of_steps) & (not is_served))
         end = np.where(ends_with_range, range_end, next_bound)
         source: Source = "range"
-        unit = f"a range {names[0]}" if len(names) == 1 else f"a range such as {names[0]}"
+        unit = f"a range named {names[0]}" if len(names) == 1 else f"a range named like {names[0]}"
         if names[0].startswith(_PROFILER_STEP):
             source, unit = "profiler_step", "a step of PyTorch's profiler"
         windows = Windows.of_program(source, unit, start, end, np.minimum(range_end, end))
@@ -190,7 +190,7 @@ def _find_steps_in_phases(work: LaunchedWork, *, by_threads: bool = False) -> Wi
         step_end > start[first_phase]
     )
     columns = start[first_phase][is_step], step_end[is_step], np.minimum(own_end, step_end)[is_step]
-    windows = Windows.of_program("phases", "from one forward pass to the next", *columns)
+    windows = Windows.of_program("phases", "the time from one forward pass to the next", *columns)
     if closing_letter == "F" and len(windows):
         windows = work.end_with_work(windows)
     if len(windows) < 2:
@@ -227,7 +227,7 @@ def _find_steps_between_optimizers(work: LaunchedWork, optimizers: Ints) -> Wind
     is_measured = instances.is_measured[optimizers][first]
     warmups_before = np.searchsorted(np.sort(work.warmups.start), ends)
     is_step = is_measured[1:] & is_measured[:-1] & (warmups_before[1:] == warmups_before[:-1])
-    unit = "from one optimizer step's end to the next"
+    unit = "the time from the end of one optimizer step to the end of the next"
     windows = Windows.of_program("phases", unit, ends[:-1][is_step], ends[1:][is_step])
     return _join_alternating_steps(windows, work) if len(windows) else None
 

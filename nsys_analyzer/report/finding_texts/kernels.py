@@ -36,8 +36,10 @@ def _say_percent_range(shares: tuple[float, float]) -> str:
 
 
 def _say_time(ms: float, share: float, count: float, noun: str) -> str:
-    """Returns the time of some operations per step: "In each step, 4.5 ms (10 % of the step) pass in 30 copies"."""
-    return f"In each step, {format_ms(ms)} ({rounded_percent(share)} of the step) pass in {format_count(count, noun)}"
+    """Returns the time of some operations per step: "In each step, 30 copies take 4.5 ms (10 % of the step)"."""
+    operations = format_count(count, noun)
+    take = "takes" if operations.startswith("1\N{NO-BREAK SPACE}") else "take"
+    return f"In each step, {operations} {take} {format_ms(ms)} ({rounded_percent(share)} of the step)"
 
 
 def describe_fp32_matmul(figures: Fp32MatmulFigures) -> FindingTexts:
@@ -47,20 +49,19 @@ def describe_fp32_matmul(figures: Fp32MatmulFigures) -> FindingTexts:
     return FindingTexts(
         title="Matmuls run in fp32, without tensor cores",
         evidence=(
-            f"In each step, matmuls run in fp32 for {format_ms(figures.ms)} ({rounded_percent(figures.share)} of the "
-            f"step), in {format_count(figures.kernels, 'kernel')}.",
+            f"{_say_time(figures.ms, figures.share, figures.kernels, 'fp32 matmul kernel')}.",
             f"The peak of the {figures.gpu} is {rounded(fp32)} TFLOP/s in fp32, {rounded(tf32)} in TF32 and "
             f"{rounded(bf16)} in bf16.",
         ),
-        derivation=f"The step is replayed with these matmuls {least:.2g} to {most:.2g} times as fast. The peak in TF32 "
-        f"is {tf32 / fp32:.2g} times the peak in fp32, and {_say_percent_range(TF32_GAIN_SHARE)} of this gain are "
-        "assumed.",
+        derivation=f"The step is replayed with the fp32 matmuls {least:.2g} to {most:.2g} times as fast. The peak in "
+        f"TF32 is {tf32 / fp32:.2g} times the peak in fp32, and the replay assumes "
+        f"{_say_percent_range(TF32_GAIN_SHARE)} of this gain.",
         remedy=(
             'torch.set_float32_matmul_precision("high")  # TF32: 10 bits of mantissa in the factors',
             "# or, with 7 bits: with torch.autocast('cuda', torch.bfloat16): ...",
         ),
-        disproof="After the change, the names of the kernels contain tf32 or bf16. If they do and the step is no "
-        "shorter, it waits for something else.",
+        disproof="After the change, the names of the kernels contain tf32 or bf16. If the step is no shorter then, the "
+        "matmuls do not limit it.",
     )
 
 
@@ -69,10 +70,10 @@ def describe_small_grids(figures: SmallGridsFigures) -> FindingTexts:
     return FindingTexts(
         title="Kernels are too small to fill the GPU",
         evidence=(
-            f"In each step, {format_ms(figures.ms)} pass in {format_count(figures.kernels, 'kernel')} with fewer "
-            f"blocks ({figures.mean_blocks:.0f} on average) than the GPU has multiprocessors "
+            f"In each step, small kernels take {format_ms(figures.ms)} ({format_count(figures.kernels, 'launch')}). "
+            f"They have fewer blocks ({figures.mean_blocks:.0f} on average) than the GPU has multiprocessors "
             f"({figures.multiprocessors}).",
-            f"Most of that time is in {figures.longest_kernel[:_MAX_NAME_LENGTH]}.",
+            f"The kernel with most of this time is {figures.longest_kernel[:_MAX_NAME_LENGTH]}.",
         ),
         derivation=f"The step is replayed as if {_say_percent_range(SMALL_GRID_SAVINGS)} of the time of the idle "
         "multiprocessors were used.",
@@ -90,16 +91,16 @@ def describe_unfused_attention(figures: UnfusedAttentionFigures) -> FindingTexts
     return FindingTexts(
         title="Attention is not fused",
         evidence=(
-            f"In each step, attention runs {format_count(figures.score_kernels, 'kernel')} over its scores for "
-            f"{format_ms(figures.score_ms)}, and {format_count(figures.matmuls, 'matmul')} for "
-            f"{format_ms(figures.matmul_ms)}.",
+            f"In each step, attention takes {format_ms(figures.score_ms)} in "
+            f"{format_count(figures.score_kernels, 'kernel')} that read or write its scores, and "
+            f"{format_ms(figures.matmul_ms)} in {format_count(figures.matmuls, 'matmul')}.",
         ),
         derivation="The step is replayed without the kernels that read and write the attention scores (softmax, mask, "
         f"scaling), and with {least:g} to {most:g} times the time of the matmuls. A fused kernel computes the same "
         "matmuls, or half of them if a causal mask allows it.",
         remedy=("out = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # in bf16 or fp16: FlashAttention",),
-        disproof="After the change, the names of the kernels contain flash or fmha, and the kernels of the softmax are "
-        "gone.",
+        disproof="After the change, the names of the attention kernels contain flash or fmha, and there are no softmax "
+        "kernels.",
     )
 
 
@@ -108,17 +109,17 @@ def describe_unfused_elementwise(figures: UnfusedElementwiseFigures) -> FindingT
     return FindingTexts(
         title="Elementwise kernels are not fused",
         evidence=(
-            f"{_say_time(figures.ms, figures.share, figures.kernels, 'kernel')} for elementwise operations, "
-            "reductions, norms and casts, "
-            f"{rounded(figures.ms / figures.kernels * US_PER_MS)} µs each.",
-            f"They run in chains of consecutive kernels, with {figures.chain_length:.2g} kernels per chain on average.",
+            f"{_say_time(figures.ms, figures.share, figures.kernels, 'small kernel')}, on average "
+            f"{rounded(figures.ms / figures.kernels * US_PER_MS)} µs each. They compute elementwise operations, "
+            "reductions, norms and casts.",
+            f"These kernels form chains with {figures.chain_length:.2g} consecutive kernels per chain on average.",
         ),
-        derivation="The step is replayed with each chain of k kernels fused into one: 1/k to 2/k of the time of its "
-        "elementwise kernels and casts remains, and of their launches. If launching limits the step, no launch is "
+        derivation="The step is replayed with each chain of k kernels fused into one kernel: of the time and the "
+        "launches of its elementwise kernels and casts, 1/k to 2/k remain. If launching limits the step, no launch is "
         "saved, because compiled code costs CPU time, too.",
         remedy=("model = torch.compile(model)  # or block.compile() for each block: it compiles faster",),
-        disproof="After the change, kernels named triton_… replace these kernels. If the step is no shorter, it waits "
-        "for something else.",
+        disproof="After the change, kernels named triton_… replace these kernels. If the step is no shorter then, the "
+        "elementwise kernels do not limit it.",
     )
 
 
@@ -127,16 +128,16 @@ def describe_layout_copies(figures: LayoutCopiesFigures) -> FindingTexts:
     return FindingTexts(
         title="Chains of redundant copies",
         evidence=(
-            f"{_say_time(figures.ms, figures.share, figures.copies, 'copy')} that form chains of "
-            f"{SHORTEST_CHAIN} or more consecutive copies.",
+            f"{_say_time(figures.ms, figures.share, figures.copies, 'copy')}. They form chains of {SHORTEST_CHAIN} or "
+            "more consecutive copies.",
         ),
-        derivation=f"The step is replayed without {_say_percent_range(CHAIN_SAVINGS)} of the copies: one copy of "
-        "each chain remains, or none.",
+        derivation=f"The step is replayed without {_say_percent_range(CHAIN_SAVINGS)} of the copies, as if one copy of "
+        "each chain or none were needed.",
         remedy=(
             "x = x.transpose(1, 2)         # a view: leave .contiguous() out until a kernel asks for it",
             "x = x.to(torch.bfloat16)      # once, not to float32 and back",
         ),
-        disproof="Leave the chain out for a run: if the output changes, the copies are not redundant.",
+        disproof="Leave the chain out for one run: if the output changes, the copies are not redundant.",
     )
 
 
@@ -145,8 +146,8 @@ def describe_cache_copies(figures: CacheCopiesFigures) -> FindingTexts:
     return FindingTexts(
         title="Decode copies tensors as large as the cache",
         evidence=(
-            f"{_say_time(figures.ms, figures.share, figures.copies, 'copy')} that concatenate tensors or copy "
-            "them on the device.",
+            f"{_say_time(figures.ms, figures.share, figures.copies, 'copy')}. They concatenate tensors or copy them on "
+            "the device.",
         ),
         derivation=f"The step is replayed without {_say_percent_range(CACHE_COPY_SAVINGS)} of the copies, as if new "
         "keys and values were written in place.",
@@ -160,16 +161,16 @@ def describe_cache_copies(figures: CacheCopiesFigures) -> FindingTexts:
 
 def describe_unfused_optimizer(figures: UnfusedOptimizerFigures) -> FindingTexts:
     """Returns the sentences on an optimizer in many kernels."""
-    kind = "multi-tensor (foreach)" if figures.is_foreach else "one parameter at a time"
+    updated = "several parameters each (foreach)" if figures.is_foreach else "one parameter each"
     return FindingTexts(
         title="The optimizer is not fused",
         evidence=(
-            f"In each step, the optimizer runs {format_count(figures.kernels, 'kernel')} ({kind}) for "
-            f"{format_ms(figures.ms)} on the GPU.",
+            f"In each step, the optimizer takes {format_ms(figures.ms)} on the GPU, in "
+            f"{format_count(figures.kernels, 'kernel')} that update {updated}.",
         ),
         derivation=f"The step is replayed with {FUSED_OPTIMIZER_KERNELS} launches in the optimizer and "
-        f"{_say_percent_range(FUSED_OPTIMIZER_SAVINGS)} less work: a fused AdamW reads and writes 7 tensors of the "
-        "parameters' size, a naive one 20, some of which are in the cache.",
+        f"{_say_percent_range(FUSED_OPTIMIZER_SAVINGS)} less work. A fused AdamW reads and writes 7 tensors of the "
+        "parameters' size. A naive AdamW reads and writes 20 tensors, some of which are in the cache.",
         remedy=("optimizer = torch.optim.AdamW(model.parameters(), lr, fused=True)",),
         disproof="After the change, count the optimizer's kernels: if they are few and the step is no shorter, other "
         "work limits the step.",

@@ -18,20 +18,20 @@ from nsys_analyzer.report.units import format_bytes, format_count, format_ms, ro
 
 def describe_late_rank(figures: LateRankFigures) -> FindingTexts:
     """Returns the sentences on a rank that all others wait for."""
-    basis = "The saving is limited by the CPU time that the other ranks need"
+    basis = "The CPU time that the other ranks need limits the saving"
     if figures.is_replayed:
         basis = "All own times are replayed without the profiler"
     place = [f"# {figures.rank} loses most of this time in {figures.place}: look there first"] if figures.place else []
     return FindingTexts(
         title="All ranks wait for one rank",
         evidence=(
-            f"Under the profiler, the own time of {figures.rank} is {format_ms(figures.late_ms)} longer than the "
-            f"shortest own time, and {figures.rank} is the slowest in {figures.slowest_steps} of "
-            f"{figures.steps} steps.",
+            f"Under the profiler, the own time of {figures.rank} (its step without waiting) is "
+            f"{format_ms(figures.late_ms)} longer than the shortest own time of a rank. In {figures.slowest_steps} of "
+            f"{figures.steps} steps, {figures.rank} is the slowest.",
         ),
-        derivation=f"The least saving is the own time of {figures.rank} minus the own time of the next rank. The "
-        f"largest saving is the own time of {figures.rank} minus the median own time. {basis}. The bounds include "
-        f"±{rounded_percent(figures.tolerance)} from run to run.",
+        derivation=f"The least saving is the own time of {figures.rank} minus the second longest own time. The "
+        f"largest saving is the own time of {figures.rank} minus the median own time. {basis}. The bounds include a "
+        f"variation of ±{rounded_percent(figures.tolerance)} from run to run.",
         remedy=(
             *place,
             "# what only this rank does: logging, checkpoints, longer batches; in other steps, or beside them:",
@@ -51,8 +51,8 @@ def describe_large_buckets(figures: LargeBucketsFigures) -> FindingTexts:
         title="Buckets of gradients are too large to be hidden",
         evidence=(
             f"In each step, {format_count(figures.buckets, 'bucket')} of up to {format_bytes(figures.largest_bytes)} "
-            f"{are} reduced in {format_ms(figures.transfer_ms)}, of which {format_ms(figures.exposed_ms)} are exposed: "
-            "a bucket cannot start before its last gradient is ready.",
+            f"{are} reduced in {format_ms(figures.transfer_ms)}, of which {format_ms(figures.exposed_ms)} are exposed. "
+            "The reduction of a bucket cannot start before its last gradient is ready.",
         ),
         derivation=f"With buckets of 25 MiB, only the last 1 to {MAX_EXPOSED_BUCKETS} of about "
         f"{rounded(figures.default_buckets)} buckets stay exposed. The other buckets slow backward down by up to "
@@ -82,10 +82,10 @@ def describe_exposed_communication(figures: ExposedCommunicationFigures) -> Find
             f"In each step, collectives transfer for {format_ms(figures.transfer_ms)}, of which "
             f"{format_ms(figures.exposed_ms)} are exposed ({figures.rank}; waiting for other ranks is not counted).",
         ),
-        derivation="The saving is between nothing, if none of the communication can be hidden or avoided, and all of "
-        "the exposed time.",
+        derivation="The saving is between nothing and all of the exposed time, because it is unknown how much of the "
+        "communication can be hidden or avoided.",
         remedy=remedy,
-        disproof="Run on one GPU with the same batch: if the step is as long, collectives do not limit it.",
+        disproof="Run on one GPU with an equal batch: if the step is as long, collectives do not limit it.",
     )
 
 

@@ -24,7 +24,7 @@ from nsys_analyzer.analysis.findings.waits import (
 )
 from nsys_analyzer.analysis.steps.process import Cause
 from nsys_analyzer.report.units import format_bytes, format_count, format_ms, rounded, rounded_percent
-from nsys_analyzer.text import StrOrText, join_names, list_first, phrase
+from nsys_analyzer.text import StrOrText, join_names, list_first, phrase, plural
 from nsys_analyzer.trace.schema import NS_PER_MS
 
 
@@ -32,13 +32,13 @@ def _say_off_cpu(share: float | None) -> Iterator[str]:
     """Yields a sentence on the share of the pauses in which the program's thread runs on no CPU, if it is known."""
     if share is not None:
         reasons = "it sleeps, or waits for a file, a lock, another process or a free core"
-        yield f"For {rounded_percent(share)} of this time, the program's thread runs on no CPU: {reasons}."
+        yield f"The program's thread runs on no CPU for {rounded_percent(share)} of this time: {reasons}."
 
 
 def _say_callers(callers: Sequence[Caller]) -> Iterator[str]:
     """Yields a sentence on the PyTorch functions that make the calls, if backtraces show them."""
     if callers:
-        names = ", ".join(f"{caller.name} ({rounded(caller.calls)} a step)" for caller in callers)
+        names = join_names([f"{caller.name} ({rounded(caller.calls)} per step)" for caller in callers])
         yield f"Backtraces show that these calls come from {names}."
 
 
@@ -51,8 +51,7 @@ def _say_ms_range(ns_range: tuple[int, int]) -> str:
 def describe_data_loading(figures: DataLoadingFigures) -> FindingTexts:
     """Returns the sentences on an input pipeline that the GPU waits for."""
     names = list_first(figures.range_names)
-    before_copy = "before a batch is copied" if figures.is_pass else "between two steps, before the batch is copied"
-    where = f"in the range {names}" if names else before_copy
+    where = f"in the {plural(len(figures.range_names), 'range')} {names}" if names else "before a batch is copied"
     pauses = format_count(figures.pauses, "pause")
     in_place_of = f", instead of {names}" if names else ""
     advice = f"# load the next batch in other processes{in_place_of}:"
@@ -61,11 +60,11 @@ def describe_data_loading(figures: DataLoadingFigures) -> FindingTexts:
     return FindingTexts(
         title="The GPU waits for the input pipeline",
         evidence=(
-            f"The program makes no CUDA call for {format_ms(figures.pause_ms)} of each step {where}, in {pauses}.",
+            f"In each step, the program makes no CUDA call for {format_ms(figures.pause_ms)} ({pauses}) {where}.",
             *_say_off_cpu(figures.off_cpu_share),
         ),
-        derivation="The step is replayed as if each batch were ready when the program asks for it, which then takes "
-        f"{_say_ms_range(READY_BATCH_NS)}.",
+        derivation="The step is replayed as if each batch were ready when the program asks for it, so that the request "
+        f"takes {_say_ms_range(READY_BATCH_NS)}.",
         remedy=(
             advice,
             f"loader = DataLoader(dataset, batch_size, num_workers={16 if figures.has_worker_processes else 8}, "
@@ -85,9 +84,9 @@ def describe_pageable_copy(figures: PageableCopyFigures) -> FindingTexts:
     return FindingTexts(
         title=f"{'Batches are' if figures.is_batch else 'Data is'} copied from pageable memory",
         evidence=(
-            f"Each step copies {format_bytes(figures.bytes)} from pageable memory, in "
-            f"{format_count(figures.copies, 'copy')} and {format_ms(figures.ms)} ({rounded(rate)} GB/s).",
-            "The program waits for each copy, because it goes through a buffer of the driver.",
+            f"Each step copies {format_bytes(figures.bytes)} from pageable memory to the GPU: "
+            f"{format_count(figures.copies, 'copy')}, {format_ms(figures.ms)}, {rounded(rate)} GB/s.",
+            "The program waits for each copy, because copies from pageable memory go through a buffer of the driver.",
             *_say_callers(figures.callers),
         ),
         derivation=f"The step is replayed in two ways: with copies at {PINNED_BYTES_PER_S / 1e9:.0f} GB/s on the same "
@@ -103,13 +102,13 @@ def describe_pageable_copy(figures: PageableCopyFigures) -> FindingTexts:
 def describe_device_to_host_copy(figures: DeviceToHostCopyFigures) -> FindingTexts:
     """Returns the sentences on device-to-host copies that are larger than a few scalars."""
     names = list_first(figures.range_names)
-    in_ranges = f" in the range {names}" if names else ""
+    in_ranges = f" in the {plural(len(figures.range_names), 'range')} {names}" if names else ""
     return FindingTexts(
         title=f"{'Tensors are' if figures.is_torch else 'Data is'} copied to the host{_inside(figures.is_pass)}",
         evidence=(
-            f"Each step copies {format_bytes(figures.bytes)} from the GPU{in_ranges}, in "
-            f"{format_count(figures.copies, 'copy')} and {format_ms(figures.ms)}; "
-            f"{rounded_percent(figures.pageable_share)} of the bytes go to pageable memory.",
+            f"Each step copies {format_bytes(figures.bytes)} from the GPU to the host{in_ranges}: "
+            f"{format_count(figures.copies, 'copy')}, {format_ms(figures.ms)}. Pageable memory receives "
+            f"{rounded_percent(figures.pageable_share)} of these bytes.",
         ),
         derivation="The step is replayed in two ways: with the copies on a stream of their own, for which the program "
         "does not wait, and without the copies and the program's code around them.",
@@ -160,38 +159,38 @@ def describe_host_sync(figures: HostSyncFigures) -> FindingTexts:
     evidence += _say_callers(figures.callers)
     if figures.warned_lines:
         lines = ", ".join(["`{}` {:,}×"] * len(figures.warned_lines))
-        sentence = f"PyTorch warns of waits at these lines (the number is per step): {lines}."
+        sentence = f"PyTorch warns that the program waits for the GPU at these lines (waits per step): {lines}."
         evidence.append(phrase(sentence, *sum(figures.warned_lines, ())))
     return FindingTexts(
         title=f"The program waits for the GPU{_inside(figures.is_pass)}",
         evidence=tuple(evidence),
-        derivation="The step is replayed in two ways: without the waits but with half of the program's time around "
-        "them, and without the calls and their copies.",
+        derivation="The step is replayed in two ways: without the waits for the GPU but with half of the program's "
+        "time around them, and without the waiting calls and their copies.",
         remedy=remedy,
-        disproof="Comment the calls out for a run: if the step is no shorter, the GPU has enough queued work to stay "
+        disproof="Comment the calls out for one run: if the step is no shorter, the GPU has enough queued work to stay "
         "busy during the waits.",
     )
 
 
 def describe_host_stall(figures: HostStallFigures) -> FindingTexts:
     """Returns the sentences on long pauses of the program."""
-    ranges = [f"the range {name}" if name else "no range" for name in figures.range_names]
-    where = f" Most of this time is in {join_names(ranges)}." if ranges else ""
+    places = [f"in the range {name}" if name else "outside of all ranges" for name in figures.range_names]
+    where = f" Most of this time is {join_names(places)}." if places else ""
     on_average = "" if figures.pauses == round(figures.pauses) else " on average"
     return FindingTexts(
         title="The CPU stops launching work",
         evidence=(
-            f"Each step has {format_count(figures.pauses, 'pause')} of {LONG_PAUSE_NS / NS_PER_MS:.0f} ms or more"
-            f"{on_average}, {format_ms(figures.pause_ms)} in total, in which the program makes no CUDA call.{where}",
+            f"In each step, the program makes no CUDA call for {format_ms(figures.pause_ms)}{on_average}, in "
+            f"{format_count(figures.pauses, 'pause')} of {LONG_PAUSE_NS / NS_PER_MS:.0f} ms or more.{where}",
             f"The longest pause takes {format_ms(figures.longest_ms)}.",
             *_say_off_cpu(figures.off_cpu_share),
         ),
-        derivation=f"The step is replayed with pauses of {_say_ms_range(REMAINING_PAUSE_NS)} instead of these pauses.",
+        derivation=f"The step is replayed with each of these pauses shortened to {_say_ms_range(REMAINING_PAUSE_NS)}.",
         remedy=(
             "# py-spy dump --pid PID  # shows what Python does in the pause",
             "import gc; gc.collect(); gc.freeze(); gc.disable()  # if it is Python's garbage collector",
         ),
-        disproof="Put a range around the suspected code: if the pause is not in it, the cause is something else.",
+        disproof="Put a range around the suspected code: if the pause is outside of it, the cause is something else.",
     )
 
 
@@ -200,8 +199,8 @@ def describe_between_steps(figures: BetweenStepsFigures) -> FindingTexts:
     return FindingTexts(
         title="The GPU waits between the steps",
         evidence=(
-            f"{format_ms(figures.gap_ms)} pass from the last CUDA call of a step to the first CUDA call of the next: "
-            "in the scheduler, in sampling on the CPU, or in detokenization.",
+            f"From the last CUDA call of a step to the first CUDA call of the next step, {format_ms(figures.gap_ms)} "
+            "pass. In this time, an engine runs its scheduler, samples on the CPU, or detokenizes.",
         ),
         derivation=f"The step is replayed with {_say_ms_range(REMAINING_GAP_NS)} between steps, as if the next step "
         "were prepared while the GPU works.",
@@ -209,8 +208,8 @@ def describe_between_steps(figures: BetweenStepsFigures) -> FindingTexts:
             "# vLLM: --async-scheduling, and detokenization in a process of its own as it is by default",
             "# SGLang: leave out --disable-overlap-schedule; TensorRT-LLM: disable_overlap_scheduler: false",
         ),
-        disproof="Generate a fixed number of tokens without detokenization: if the step is no shorter, something "
-        "else takes the time between steps.",
+        disproof="Generate a fixed number of tokens without detokenization: if the step is no shorter, detokenization "
+        "does not take the time between steps.",
     )
 
 
@@ -230,7 +229,7 @@ def describe_allocator(figures: AllocatorFigures) -> FindingTexts:
             "# if sizes alternate and the cache is too small for them:",
             "# export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         ),
-        disproof="After the change, torch.cuda.memory_stats()['num_device_alloc'] stays the same from step to step.",
+        disproof="After the change, torch.cuda.memory_stats()['num_device_alloc'] is equal after each step.",
     )
 
 
@@ -239,14 +238,14 @@ def describe_launch_bound(figures: LaunchBoundFigures) -> FindingTexts:
     return FindingTexts(
         title="The GPU waits for launches",
         evidence=(
-            f"A step has {format_count(figures.operations, 'operation')}. On average, the GPU needs "
-            f"{rounded(figures.gpu_us)} µs for an operation, and the program needs {rounded(figures.program_us)} µs "
-            "without the profiler.",
+            f"A step has {format_count(figures.operations, 'GPU operation')}. On average, the GPU needs "
+            f"{rounded(figures.gpu_us)} µs to run an operation, and the program needs {rounded(figures.program_us)} µs "
+            "to launch it without the profiler.",
             f"The GPU is idle for {format_ms(figures.idle_ms)} of a profiled step because the next operation has "
             "not been launched yet.",
         ),
-        derivation="The step is replayed in two ways: with launches that take no time, as in a CUDA graph, and "
-        "also without the program's own pauses between the launches.",
+        derivation="The step is replayed in two ways: with launches that take no time, as in a CUDA graph, and with "
+        "such launches but without the program's pauses between them.",
         remedy=(
             'model = torch.compile(model, mode="reduce-overhead")  # CUDA graphs',
             "# or a larger batch: the same launches, more work in each",
@@ -279,13 +278,14 @@ _IDLE_REMEDIES: dict[str, tuple[str, ...]] = {
 
 def describe_gpu_idle(figures: GpuIdleFigures) -> FindingTexts:
     """Returns the sentences on idle time that no rule explains."""
-    title, remaining = _IDLE_TITLES[figures.cause], "this idle time takes"
+    step = "the capture" if figures.is_pass else "a step"
+    title = _IDLE_TITLES[figures.cause]
+    observation = f"{title}. This idle time takes"
     if figures.is_exposed:
         activity = "Exposed copies" if figures.cause == "copy" else "Collectives"
-        title, remaining = f"{activity} take most of the step", f"{activity.lower()} take"
+        title, observation = f"{activity} take most of the step", f"{activity} take"
     place = f"the range {figures.range_name}" if figures.range_name else figures.api
     where = f", mostly in {place}" if place and figures.is_mostly_in_place else ""
-    step = "the capture" if figures.is_pass else "a step"
     mark = "torch.cuda.nvtx.range_push(name) ... range_pop()"
     remedy = _IDLE_REMEDIES.get(figures.cause, (f"# put a range around the suspected code, {mark}, and record again",))
     if figures.api == "cudaGraphLaunch":
@@ -295,11 +295,11 @@ def describe_gpu_idle(figures: GpuIdleFigures) -> FindingTexts:
     return FindingTexts(
         title=title,
         evidence=(
-            f"The GPU computes for {rounded_percent(figures.compute_share)} of {step}. Of the remaining time, "
-            f"{remaining} {format_ms(figures.ms)}{where}.",
+            f"{observation} {format_ms(figures.ms)} of {step}{where}. The GPU computes for "
+            f"{rounded_percent(figures.compute_share)} of {step}.",
         ),
-        derivation="None of the changes that are looked for removes this time, so between nothing and all of it may be "
-        "saved.",
+        derivation="No change that nsys-analyze replays removes this time, so a fix may save between nothing and all "
+        "of it.",
         remedy=remedy,
         disproof="Leave the suspected code out for a run: if the step is no shorter, the GPU waits for something else.",
     )

@@ -77,7 +77,8 @@ def _conditions(evidence: Evidence) -> Iterator[Block]:
     yield make_table(_MACHINES, evidence.captures)
     metadata = [capture.metadata for capture in evidence.captures if capture.metadata]
     if unread := sorted({name for recording in metadata for name in recording.unread_tables}):
-        yield Paragraph(phrase("Tables in the captures that are not read: {}.", join_texts(", ", map(code, unread))))
+        tables = join_texts(", ", map(code, unread))
+        yield Paragraph(phrase("nsys-analyze does not read these tables of the captures: {}.", tables))
     options = make_table(_OPTIONS, evidence.captures, "The options of each run, from its manifest:")
     if options.rows:
         yield options
@@ -134,11 +135,11 @@ _COUNTS: tuple[Field[_CoverageRow], ...] = (
     Field("dropped", "count", lambda row: row[1].lost_launches, fills=bool),
 )
 _HOW_TO_READ_COUNTS = phrase(
-    "Each kernel counts once: *same thread*, *other thread*, *graph* and *no range* add up to *all*. *Same thread*: "
-    "launched inside a range of the launching thread. *Other thread*: launched by a thread that inherits the ranges of "
-    "the thread waiting for it, as PyTorch's autograd threads do. *Graph*: launched by the replay of a CUDA graph "
-    "inside a range. *Warm-up*: launched in warm-up, and left out of all figures. *Dropped*: launches whose kernel "
-    "is not in the capture."
+    "Each kernel counts once, so *same thread*, *other thread*, *graph* and *no range* add up to *all*. A *same "
+    "thread* kernel was launched inside a range of the launching thread. An *other thread* kernel was launched by a "
+    "thread that inherits the ranges of the thread waiting for it, as PyTorch's autograd threads do. A *graph* kernel "
+    "was launched by the replay of a CUDA graph inside a range. A *warm-up* kernel was launched in warm-up, and no "
+    "figure includes it. A *dropped* launch has no kernel in the capture."
 )
 
 
@@ -223,26 +224,29 @@ def _glossary(evidence: Evidence) -> Iterator[StrOrText]:
 
 _TERMS = {
     "step": "one pass of the program's loop. Its length is the median time from the start of one step to the next.",
-    "unprofiled": "timed without a profiler, including the GPU's work. An estimated time comes from a replay of the "
-    "recorded steps without the profiler's cost.",
+    "unprofiled": "a time that was measured without a profiler and includes the GPU's work. An estimated time comes "
+    "from a replay of the recorded steps without the profiler's cost.",
     "profiled": "the length of the range under the profiler. Times of phases are medians of the measured instances, "
-    "figures of kernels are means. Warm-up is left out.",
-    "saves": "the time by which a step becomes shorter if only this is changed and no profiler runs. The recorded "
-    "steps are replayed without the profiler's cost, with and without the change. The two numbers are a lower and an "
-    "upper estimate, because the saving and the profiler's cost are uncertain. Savings overlap and must not be added.",
+    "and figures of kernels are means. No figure includes warm-up.",
+    "saving": "the time by which a step becomes shorter if only the cause of one finding is removed and no profiler "
+    "runs. The recorded steps are replayed without the profiler's cost, with and without this change. The two numbers "
+    "are a lower and an upper estimate, because the saving and the profiler's cost are uncertain. Savings overlap and "
+    "must not be added.",
 }
 _GPU_TERMS = {
     "GPU busy": "the time in which at least one GPU operation (kernel, copy, fill) runs.",
     "GPU span": "the time from the start of the phase's first GPU operation to the end of its last one.",
     "total kernel time": "the sum of all kernel durations. It exceeds GPU busy if kernels overlap.",
-    "compute, exposed, idle": "compute: a kernel other than a collective, or a fill, runs. Exposed: a copy or a "
-    "collective runs while nothing computes. Idle: nothing runs.",
-    "launching, short pauses": "the GPU has no work left while the program launches the next operation. Pauses of "
-    "about 1 µs between two launched operations also count here.",
-    "other CPU work": "the program makes no CUDA call for at least 0.1 ms.",
-    "verdict": f"GPU-bound: the GPU is busy for at least {rounded_percent(GPU_BOUND_SHARE)} of the time. GPU waits: "
-    f"it is idle for at least {rounded_percent(IDLE_SHARE)} of the time. Neither: the idle time is between these "
-    "limits. Undecided: times under the profiler cannot show which of these verdicts holds.",
+    "compute": "the time in which a kernel other than a collective, or a fill, runs.",
+    "exposed": "the time in which a copy or a collective runs while nothing computes.",
+    "idle": "the time in which nothing runs on the GPU.",
+    "launching, short pauses": "idle time while the program launches the next operation. Pauses of about 1 µs between "
+    "two launched operations also count as this cause.",
+    "other CPU work": "idle time while the program makes no CUDA call for at least 0.1 ms.",
+    "verdict": f"“GPU-bound” if the GPU is busy for at least {rounded_percent(GPU_BOUND_SHARE)} of the time, “GPU "
+    f"waits” if the GPU is idle for at least {rounded_percent(IDLE_SHARE)} of the time, and “neither” if the idle time "
+    "is between these limits. The verdict is “undecided” if times under the profiler cannot show which of these "
+    "verdicts holds.",
 }
 _CPU_TERMS = {
     "operators": "PyTorch's operators on the CPU. The time of an operator leaves out the operators that it calls.",
@@ -253,15 +257,15 @@ _LIMIT_TERMS = {
     "MFU": "model FLOPs utilization: the model's FLOPs ÷ time ÷ peak. The peak is the mean over the precisions of the "
     "matmuls, weighted by time. One forward pass has 8·B·S·d²·L FLOPs of projections, 4·B·S²·d·L of attention, "
     "6·B·S·d·d_ff·L of feed-forward and 2·B·S·d·V of the head. Backward has twice as many FLOPs. If PyTorch counted "
-    "the FLOPs of the run, its counts are used: a matmul of (m, k) and (k, n) has 2·m·k·n. Rates are too low if a "
-    "forward pass is recomputed, and too high if a causal kernel skips half of S × S.",
-    "B/s, FLOP per byte": "rates from a lower bound of the bytes, counted and not measured. Each matmul reads both "
-    "operands once and writes its result once. Fused attention reads Q, K and V and writes its result. A copy on the "
-    "device reads and writes each byte. B/s is a lower bound, FLOP per byte an upper bound.",
+    "the FLOPs of the run, the report uses PyTorch's counts: a matmul of (m, k) and (k, n) has 2·m·k·n FLOPs. Rates "
+    "are too low if a forward pass is recomputed, and too high if a causal kernel skips half of the S × S scores.",
+    "B/s, FLOP per byte": "rates from a lower bound of the bytes, which are counted and not measured. Each matmul "
+    "reads both operands once and writes its result once. Fused attention reads Q, K and V and writes its result. A "
+    "copy on the device reads and writes each byte. So B/s is a lower bound, and FLOP per byte is an upper bound.",
 }
 _ATTENTION_TERMS = {
-    "softmax, matmul (of attention)": "softmax: all kernels launched inside the softmax ranges (max, subtract, exp, "
-    "sum, divide), or the kernels named softmax without such a range. Matmul: the matmul kernels inside the attention "
-    "ranges. Softmax has 5·B·H·S²·L FLOPs, the attention matmuls have 4·B·S²·d·L, which is 4·d_head ÷ 5 "
-    "times as many."
+    "softmax (of attention)": "all kernels launched inside the softmax ranges (max, subtract, exp, sum, divide), or, "
+    "without softmax ranges, the kernels named softmax. Softmax has 5·B·H·S²·L FLOPs.",
+    "matmul (of attention)": "the matmul kernels launched inside the attention ranges. The attention matmuls have "
+    "4·B·S²·d·L FLOPs, which is 4·d_head ÷ 5 times as many as softmax.",
 }

@@ -59,19 +59,22 @@ _STEP_VARIANCE_SHARE = 0.5
 _MAX_INTERVAL_SHARE = 2
 _GLOSSARY: tuple[StrOrText, ...] = (
     phrase(
-        "*95\N{NO-BREAK SPACE}% interval*, in brackets: the change is more than chance if 0 lies outside of the "
-        "interval. Its half width is Student's t × the standard error; for medians, the error comes from the "
-        "bootstrap. If a side has a single run, the interval includes the variation between runs of one program: {} of "
-        "the GPU's work, and {} of the time in which the GPU waits for the program, unless `--cpu-spread` gives "
-        "another value (standard deviations, measured on shared H200 hosts). If each side has several runs "
-        "(`--repeats`), this variation is measured.",
+        "*95\N{NO-BREAK SPACE}% interval* (in brackets): the change is more than chance if 0 lies outside of the "
+        "interval. The half width of the interval is Student's t × the standard error. For medians, the standard error "
+        "comes from the bootstrap. If a side has a single run, the interval includes the variation between runs of one "
+        "program: a standard deviation of {} of the GPU's work, and of {} of the time in which the GPU waits for the "
+        "program, as measured on shared H200 hosts. `--cpu-spread` gives another value for the second. If each side "
+        "has several runs (`--repeats`), this variation is measured.",
         rounded_percent(GPU_SPREAD, 2), rounded_percent(CPU_SPREAD),
     ),
     phrase(
         "*before*, *after*: medians of steps and phases, and means per step of parts and kernels under the profiler. "
-        "Kernels that run at the same time share that time, so that kernels add up to their class, and parts to the "
-        "step. *A → B*: two kernels with different names that are assumed to do the same work, because they are "
-        "launched equally often in a step."
+        "Kernels that run at the same time share that time, so that the times of kernels add up to the time of their "
+        "class, and the times of parts add up to the step."
+    ),
+    phrase(
+        "*A → B*: two kernels with different names that are assumed to do the same work, because they are launched "
+        "equally often in a step."
     ),
 )  # fmt: skip
 
@@ -96,7 +99,7 @@ def answer_comparison(comparisons: Comparisons, limit: float, *, detailed: bool 
             Field("verdict", "text", lambda pair: pair.verdict(limit)),
             Field("largest change", "text", _describe_largest_change),
         )
-        caption = "The step of each pair, ms, without the profiler if both sides were timed without it:"
+        caption = "The step of each pair, ms (without the profiler if both sides were timed without a profiler):"
         blocks = [make_table(fields, pairs, caption)]
         if detailed:
             blocks += [Details(_title(pair), (*_pair_blocks(pair, limit),), _title(pair)) for pair in pairs]
@@ -109,10 +112,10 @@ def answer_comparison(comparisons: Comparisons, limit: float, *, detailed: bool 
             reasons = join_texts("; ", map(describe_obstacle, unmatched.obstacles))
             notes.append(phrase("{}: {}.", unmatched.side.capitalize(), reasons))
         else:
-            notes.append(phrase("`{}` is only {}.", unmatched.run.title, unmatched.side))
+            notes.append(phrase("`{}` exists only {} the change.", unmatched.run.title, unmatched.side))
     if notes:
         ending = (f"and {len(notes) - _MOST_NOTES} more",) if len(notes) > _MOST_NOTES else ()
-        blocks += [Paragraph("Not compared:"), Listing((*notes[:_MOST_NOTES], *ending))]
+        blocks += [Paragraph("These runs are not compared:"), Listing((*notes[:_MOST_NOTES], *ending))]
     return Section("comparison", title, (*blocks, Details("What the terms mean", (Listing(_GLOSSARY),))))
 
 
@@ -163,7 +166,7 @@ def _pair_blocks(pair: Comparison, limit: float) -> Iterator[Block]:
         caption = f"Budgets per step, ms; the step and its phases are those {clock} the profiler:"
         yield make_table(_BUDGET_FIELDS, pair.budgets, caption, capture=title)
     if pair.cautions:
-        yield Paragraph("The sides are compared because of --force, although:", title)
+        yield Paragraph("The sides are compared because of --force, despite these differences:", title)
         yield Listing(caution_sentences(pair), capture=title)
     if pair.step:
         yield _tabulate_parts(pair.step, title)
@@ -173,7 +176,7 @@ def _pair_blocks(pair: Comparison, limit: float) -> Iterator[Block]:
     if pair.step and (kernels := _tabulate_kernels(pair.step, title)).rows:
         figures.append(kernels)
     if pair.findings:
-        caption = "Findings and their savings (for several runs: the findings of most runs, and medians):"
+        caption = "Findings and their savings (of several runs: the findings of most runs, and median savings):"
         figures += [Paragraph(caption, title), Listing(tuple(map(_describe_finding, pair.findings)), capture=title)]
     if figures:
         yield Details("Times, kernels and findings", tuple(figures), title)
@@ -219,7 +222,7 @@ def _remarks(pair: Comparison, limit: float) -> Iterator[StrOrText]:
         counts = len(pair.before.runs), len(pair.after.runs)
         numbers, noun = (counts, "run") if max(counts) > 1 else ((change.before_n, change.after_n), "step")
         before, after = (format_count(n, noun) if n else "an unknown number of steps" for n in numbers)
-        yield f"Compared: {before} before, {after} after."
+        yield f"The comparison uses {before} before the change and {after} after the change."
     if pair.unprofiled and step:
         yield _describe_step_change(step.wall, "under").capitalize()
     for run in runs if pair.unprofiled is None else ():
@@ -231,12 +234,12 @@ def _remarks(pair: Comparison, limit: float) -> Iterator[StrOrText]:
         yield f"The sides differ in {', '.join(rows)}."
     for status in ("gone", "new"):
         if titles := [f"“{row.finding.title}”" for row in pair.findings or () if row.status == status]:
-            yield f"Findings that are {status}: {', '.join(titles)}."
+            yield f"{'New findings' if status == 'new' else 'Findings that are gone'}: {', '.join(titles)}."
     if step and round(step.before_launches) != round(step.after_launches):
         yield f"Kernels launched per step: {_format_launches(step.before_launches, step.after_launches)}."
     batches = {run.configuration and run.configuration.batch_size for run in runs}
     if step and step.common_factor and (None in batches or len(batches) > 1):
-        yield f"The times of all large classes changed by the factor {step.common_factor:.2f}: do batch sizes differ?"
+        yield f"The times of all large classes changed by the factor {step.common_factor:.2f}. Do batch sizes differ?"
     if pair.is_slowed_on_one_side:
         yield (
             "The profiler slows the two sides down differently. Record both in the same way, or compare times without "
@@ -250,15 +253,15 @@ def _explain_how_to_narrow(change: Change, limit: float) -> str:
     """Returns the advice on how to narrow the interval of a change that is too uncertain."""
     if change.low_share is None or change.high_share is None:
         return (
-            "How much the steps vary is not known. Record more steps, or give their number and standard deviation "
-            "(steps, std_ms)."
+            "It is unknown how much the steps vary. Record more steps, or give the number of the steps and their "
+            "standard deviation (steps, std_ms)."
         )
     half_width, threshold = rounded_percent((change.high_share - change.low_share) / 2), rounded_percent(limit)
     remedy = (
         "Record more steps, or several runs of each side."
         if change.inside > _STEP_VARIANCE_SHARE
-        else "The CPU time of a program differs that much from run to run. Record each side several times and compare "
-        "the folders with --repeats, or give the spread of your machine with --cpu-spread."
+        else "The CPU time of a program varies from run to run. Record each side several times and compare the folders "
+        "with --repeats, or give the spread of your machine with --cpu-spread."
     )
     return f"A change below {half_width} could not be detected, and the limit is {threshold}. {remedy}"
 
@@ -292,7 +295,7 @@ def _tabulate_parts(step: StepChange, title: str) -> Table:
     if len(small) > 1:
         sums = (sum(change.before_ms for change in small), sum(change.after_ms for change in small))
         rows.append((f"{len(small)} parts with less change", Change(*sums, None, None, None, None)))
-    caption = "What explains the change: the step under the profiler, ms, with the largest change first."
+    caption = "What explains the change of the step under the profiler, ms, the largest change first:"
     return _tabulate_changes("part of the step", [*rows, ("the step", step.wall)], "ms", caption, title)
 
 
@@ -340,7 +343,7 @@ def _tabulate_kernels(step: StepChange, title: str) -> Table:
         Field("after", "ms", lambda row: row[1].change.after_ms),
         Field("change", "ms", lambda row: SignedChange(row[1].change.ms)),
     )
-    caption = "The kernels whose time changed most, ms and launches per step:"
+    caption = "The kernels whose time per step changed most, ms, and their launches per step:"
     largest = sorted(changed, key=lambda row: -abs(row[1].change.ms))[:_MOST_KERNELS]
     return make_table(fields, largest, caption, capture=title, names=2)
 

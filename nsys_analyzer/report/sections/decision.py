@@ -95,7 +95,7 @@ def _step_blocks(capture: CaptureSummary) -> Iterator[Block]:
     """Yields the length of a step, what fills it, and what to do first."""
     step, title = capture.step, capture.title
     if step is None:
-        reason = capture.findings_missing or describe_message(capture) or "Nothing of this capture was measured."
+        reason = capture.findings_missing or describe_message(capture) or "This capture contains nothing to measure."
         ms = capture.unprofiled.typical_ms(STEP) if capture.unprofiled else None
         yield Answer(f"{format_ms(ms)} a step, timed without a profiler" if ms else reason, title)
         return
@@ -108,19 +108,20 @@ def _step_blocks(capture: CaptureSummary) -> Iterator[Block]:
     first = findings_of(capture)[:SHOWN_FINDINGS]
     if first:
         largest_ms = max(finding.saves_ms for finding in first) or 1.0
-        noun = step_noun(step)
-        per_step = noun if step.is_pass else f"per {noun.removeprefix('a ')}"
         fields: tuple[Field[tuple[int, Finding]], ...] = (
             Field("#", "text", lambda row: str(row[0])),
-            Field("Do first (savings overlap)", "text", lambda row: row[1].title),
-            Field(f"saving {per_step}, ms", "ms", lambda row: saving_cell(row[1])),
+            Field("Do first", "text", lambda row: row[1].title),
+            Field("saving", "ms", lambda row: saving_cell(row[1])),
             Field("share", "percent", lambda row: rounded_percent(row[1].share_of_step)),
             Field("", "bar", lambda row: row[1].saves_ms / largest_ms),
             Field("line", "code", lambda row: row[1].lines[0].place if row[1].lines else None),
         )
-        yield make_table(fields, enumerate(first, 1), capture=title, names=2)
+        noun = step_noun(step)
+        per_step = noun if step.is_pass else f"per {noun.removeprefix('a ')}"
+        caption = f"What to do first, and the saving in ms {per_step} (savings overlap):"
+        yield make_table(fields, enumerate(first, 1), caption, capture=title, names=2)
         if step.unprofiled_ms and not (step.unprofiled_ms.timed or step.is_pass or capture.on_cpu):
-            hint = phrase("These are estimates. The length of an unprofiled step narrows them: `--step-ms N`.")
+            hint = phrase("The length of an unprofiled step (`--step-ms N`) narrows these estimates.")
             yield Paragraph(hint, title)
     if capture.findings_missing:
         yield Paragraph(capture.findings_missing, title)
@@ -133,17 +134,16 @@ def _describe_length(capture: CaptureSummary, step: StepSummary) -> str:
     clauses = [f"{format_step_length(step)} {step_noun(step)}{_describe_origin(step)}"]
     share = step.busy_share
     if capture.on_cpu:
-        reference = "the profiled one" if step.unprofiled_ms else "it"
+        reference = "a profiled step" if step.unprofiled_ms else "it"
         clauses += [] if share is None else [f"operators run for {rounded_percent(share)} of {reference}"]
     elif share is not None:
-        reference = "it" if step.unprofiled_ms else "that"
         gpu = f"GPU {step.device}" if len(step.devices) > 1 else "the GPU"
         least = "at least " if step.idle_of("unrecorded") else ""
-        clauses.append(f"{gpu} works {least}{rounded_percent(share)} of {reference}")
+        clauses.append(f"{gpu} works {least}{rounded_percent(share)} of it")
         exposed = step.exposed_communication_ms / step.total_ms if step.total_ms else 0.0
         if exposed >= _NEGLIGIBLE_SHARE:
-            profiled = " of the profiled one" if step.unprofiled_ms else ""
-            clauses.append(f"only communicates {rounded_percent(exposed)}{profiled}")
+            profiled = "a profiled step" if step.unprofiled_ms else "it"
+            clauses.append(f"only communicates {rounded_percent(exposed)} of {profiled}")
     mfu = find_step_mfu(capture)
     clauses += [f"MFU {rounded_percent(mfu)}"] if mfu is not None else []
     return " · ".join(clauses)
@@ -234,7 +234,7 @@ def _limit_blocks(capture: CaptureSummary, evidence: Evidence) -> Iterator[Block
         are = "is" if len(unknown) == 1 else "are"
         limits.append(phrase("The {} {} not known (`{}`).", join_names(unknown), are, options))
     if evidence.timings and capture.step and not capture.unprofiled:
-        limits.append(f"{evidence.timings} has no times, or several times, for this capture.")
+        limits.append(f"{evidence.timings} contains no times or several times for this capture.")
     limits += map(_first_sentence, say_all(capture.warnings))
     if limits:
         hidden = len(limits) - _MAX_LIMITS

@@ -58,10 +58,10 @@ def explain_no_findings(capture: CaptureSummary) -> str:
         share = rounded_percent(step.exposed_communication_ms / step.total_ms)
         return (
             f"For {share} of the step, the GPU only communicates. "
-            "Only the captures of the other ranks can show whether it transfers data or waits for a late rank."
+            "Only the captures of the other ranks can show whether the GPU transfers data or waits for a late rank."
         )
     least = rounded_percent(SMALLEST_SAVING)
-    return f"There are no findings: no change that is looked for would save {least} of the step or more."
+    return f"There are no findings: no change that nsys-analyze replays would save {least} of the step or more."
 
 
 def findings_section(capture: CaptureSummary) -> Section:
@@ -103,15 +103,15 @@ def _remedy(finding: Finding, capture: str = "") -> tuple[Listing, ...]:
 
 def _derivation_and_check(finding: Finding) -> tuple[StrOrText, ...]:
     return (
-        phrase("How the saving is derived: {}", finding.derivation),
-        phrase("How to check: {}", finding.disproof),
+        phrase("*How the saving is derived.* {}", finding.derivation),
+        phrase("*How to check the finding.* {}", finding.disproof),
     )
 
 
 _FindingOfCapture = tuple[CaptureSummary, Finding]
 _CAPTURE_COLUMNS: tuple[Field[_FindingOfCapture], ...] = (
     Field("capture", "text", lambda row: row[0].title),
-    Field("saves ms", "ms", lambda row: saving_cell(row[1])),
+    Field("saving, ms", "ms", lambda row: saving_cell(row[1])),
     Field("share of the step", "percent", lambda row: row[1].share_of_step),
     Field("line", "code", lambda row: row[1].lines[0].place if row[1].lines else None),
     Field("evidence", "text", lambda row: row[1].evidence[0] if row[1].evidence else None),
@@ -129,7 +129,8 @@ def shared_findings_section(captures: Sequence[CaptureSummary]) -> Section:
     for place, ((_, title), rows) in enumerate(ranked, 1):
         shares = sorted(finding.share_of_step for _, finding in rows)
         share_range = " to ".join(dict.fromkeys(rounded_percent(share) for share in (shares[0], shares[-1])))
-        heading = f"{title}: {len(rows)} {plural(len(rows), 'capture')}, {share_range} of the step"
+        captures_with_it = f"{len(rows)} {plural(len(rows), 'capture')}"
+        heading = f"{title}: a fix saves {share_range} of the step ({captures_with_it})"
         _, first_finding = rows[0]
         remedy = _remedy(first_finding)
         details = (make_table(_CAPTURE_COLUMNS, rows), Listing(_derivation_and_check(first_finding)))
@@ -151,7 +152,7 @@ def describe_line(line: Line) -> StrOrText:
     """Returns a line and its time: "train.py:212 in log_norms, called from train.py:140 · 9.8 of 10.1 ms (97 %)"."""
     caller = phrase(", called from `{}`", line.called_from) if line.called_from else ""
     share = rounded_percent(line.share)
-    time = f" · {share} of {'the time of a process that loads data' if line.loads else 'the samples'}"
+    time = f" · {share} of {'the time of a data-loading process' if line.loads else 'the samples'}"
     if line.ms is not None:
         time = f" · {rounded(line.ms)} of {format_ms(line.ms / line.share)} ({share})"
     return phrase("`{}` in `{}`", line.place, line.function) + caller + time

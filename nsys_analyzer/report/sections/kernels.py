@@ -9,11 +9,10 @@ from nsys_analyzer.analysis.summary.complete import select_compared_phases, spli
 from nsys_analyzer.analysis.summary.kernel_tables import ClassShares, Leader, MatmulShare, merge_kernels
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.analysis.transformer.attention import CAPTURE, FORWARD, MEMORY_BOUND_SHARE, AttentionSummary
-from nsys_analyzer.report.evidence import kernel_word, launch_word
+from nsys_analyzer.report.evidence import kernel_word, launch_word, name_scope
 from nsys_analyzer.report.model import Answer, Bars, Block, Field, Paragraph, Table, make_table
 from nsys_analyzer.report.units import format_count, format_ms, format_number, format_percent, rounded
-from nsys_analyzer.text import format_fixed, join_names, join_texts, phrase
-from nsys_analyzer.trace.phase_names import STEP
+from nsys_analyzer.text import StrOrText, format_fixed, join_names, join_texts, phrase, rounded_percent
 
 _MEMORY_OPERATIONS = {"memcpy": "copies of memory", "memset": "fills of memory"}
 #: A class with a smaller share of its phase is not mentioned.
@@ -29,28 +28,24 @@ def answer_top_kernel(capture: CaptureSummary, labels: Mapping[str, str]) -> Ite
     if not capture.top_kernels:
         return
     kernel = kernel_word(capture)
-    leaders = [
+    sentences: list[StrOrText] = [
         phrase(
-            "`{}` in {} ({} of the time, {})",
+            "The top {} of {} is `{}`, with {} of the {} time in {}.",
+            kernel,
+            name_scope(leader.scope),
             labels[leader.kernel.name],
-            _scope_in_sentence(leader.scope),
             format_percent(leader.kernel.share),
+            kernel,
             format_count(leader.kernel.launches_per_instance, launch_word(capture)),
         )
         for leader in capture.top_kernels
     ]
-    verdict = ""
-    if len(leaders) > 1:
-        scopes = join_names([_scope_in_sentence(leader.scope) for leader in capture.top_kernels])
+    if len(sentences) > 1:
+        scopes = join_names([name_scope(leader.scope) for leader in capture.top_kernels])
         is_same = len({leader.kernel.name for leader in capture.top_kernels}) == 1
-        verdict = f" {scopes[0].upper()}{scopes[1:]} have {'the same top' if is_same else 'different top'} "
-        verdict += f"{kernel}." if is_same else f"{kernel}s."
-    yield Answer(join_texts("", (f"The top {kernel} is ", join_texts(", ", leaders), ".", verdict)), capture.title)
-
-
-def _scope_in_sentence(scope: str) -> str:
-    """Returns the name of a phase, or of a whole step or capture, with an article if it needs one."""
-    return f"the {scope}" if " " in scope or scope in (STEP, "optimizer") else scope
+        top_kernels = f"the same top {kernel}" if is_same else f"different top {kernel}s"
+        sentences.append(f"{scopes[0].upper()}{scopes[1:]} have {top_kernels}.")
+    yield Answer(join_texts(" ", sentences), capture.title)
 
 
 def top_kernel(capture: CaptureSummary) -> Leader | None:
@@ -60,21 +55,21 @@ def top_kernel(capture: CaptureSummary) -> Leader | None:
 
 def answer_other_kernels(capture: CaptureSummary, labels: Mapping[str, str]) -> Iterator[Block]:
     """Yields the classes other than matmul with a large share of each phase, and tables of the top kernels."""
-    clauses = []
+    kernel, sentences = kernel_word(capture), []
+    except_matmul = " except matmul" if capture.holds_model else ""
     for phase in select_compared_phases(capture):
         rows = [row for row in phase.classes if row.kernel_class != MATMUL and row.share >= _MIN_MENTIONED_SHARE]
-        verbs = iter(("takes ", *[""] * len(rows)))  # only the first class of a clause has a verb
-        shares = [
-            f"its own kernels take {format_percent(row.share)}"
-            if row.kernel_class == phase.phase
-            else f"{row.kernel_class} {next(verbs)}{format_percent(row.share)}"
-            for row in rows
-        ]
-        no_class = "no other class takes 3 %" if capture.holds_model else "no class takes 3 %"
-        clauses.append(f"in {_scope_in_sentence(phase.phase)}, {join_names(shares) if shares else no_class}")
-    if not clauses:
+        least = rounded_percent(_MIN_MENTIONED_SHARE)
+        text = f"no {kernel} class{except_matmul} takes {least} of the {kernel} time or more"
+        if rows:
+            noun, verb = ("class", "is") if len(rows) == 1 else ("classes", "are")
+            first_class, *other_classes = [f"{row.kernel_class} ({format_percent(row.share)}" for row in rows]
+            classes = join_names([f"{first_class} of the {kernel} time)", *(f"{name})" for name in other_classes)])
+            text = f"the largest {kernel} {noun}{except_matmul} {verb} {classes}"
+        sentences.append(f"In {name_scope(phase.phase)}, {text}.")
+    if not sentences:
         return
-    yield Answer(f"I{'; '.join(clauses)[1:]}.", capture.title)
+    yield Answer(" ".join(sentences), capture.title)
     for phases in split_compared_phases(capture):
         if phases:
             yield _kernel_table(capture, phases, labels)
@@ -145,31 +140,30 @@ def _matmul_sentence(capture: CaptureSummary, share: MatmulShare) -> str:
         for shares in phases:  # kernels without a name may be matmuls
             least, unnamed = shares.of(MATMUL), shares.of(UNKNOWN)
             bounds = f"{format_percent(least)} to {format_percent(least + unnamed)}"
-            clauses.append(f"{bounds if unnamed < 1 else 'an unknown share'} of {_scope_in_sentence(shares.scope)}")
-        return f"Matmul is {', '.join(clauses)}: the names of some kernels are missing."
+            clauses.append(f"{bounds if unnamed < 1 else 'an unknown share'} in {name_scope(shares.scope)}")
+        return f"Of the kernel time, matmul takes {join_names(clauses)}. The names of some kernels are missing."
     clauses = []
     for shares in share.scopes:
-        clause = format_percent(shares.of(MATMUL))
+        clause = f"{format_percent(shares.of(MATMUL))} in {name_scope(shares.scope)}"
         if shares.communicates:
             clause += f" ({format_percent(shares.without_communication().of(MATMUL))} without communication)"
-        clauses.append(f"{clause} of {_scope_in_sentence(shares.scope)}")
-    text = f"Matmul is {', '.join(clauses)}, by total {kernel_word(capture)} time."
+        clauses.append(clause)
+    kernel = kernel_word(capture)
+    text = f"Of the total {kernel} time, matmul takes {join_names(clauses)}."
     fused = [shares for shares in phases if shares.of(FUSED_ATTENTION)]
     if fused:
-        clauses = [
-            f"{format_percent(shares.of(FUSED_ATTENTION))} of {_scope_in_sentence(shares.scope)}" for shares in fused
-        ]
-        text += f" Fused attention is not included: it is {', '.join(clauses)}."
+        clauses = [f"{format_percent(shares.of(FUSED_ATTENTION))} in {name_scope(shares.scope)}" for shares in fused]
+        text += f" Fused attention does not count as matmul, and takes {join_names(clauses)}."
     if inference and step:
         origin = f"of {share.inference_of}" if share.inference_of else "the forward pass"
         condition = ", without communication," if step.communicates or inference.communicates else ""
         scopes = inference.without_communication(), step.without_communication()
-        comparison = _compare(*scopes, f"in inference ({origin})")
-        text += f" In the {step.scope}{condition} it is {comparison}."
+        comparison = _compare(*scopes, f"in inference ({origin})", kernel)
+        text += f" In the {step.scope}{condition} the share of matmul is {comparison}."
     return text
 
 
-def _compare(inference: ClassShares, step: ClassShares, reference: str) -> str:
+def _compare(inference: ClassShares, step: ClassShares, reference: str, kernel: str) -> str:
     """Returns how matmul's share of a step differs from that of inference, and which classes cause the difference."""
     difference = step.of(MATMUL) - inference.of(MATMUL)
     if abs(difference) < _NEGLIGIBLE_SHARE:
@@ -178,13 +172,13 @@ def _compare(inference: ClassShares, step: ClassShares, reference: str) -> str:
     sign = -1 if difference < 0 else 1
     contributions = {name: (inference.of(name) - step.of(name)) * sign for name in other_classes}
     causes = [
-        f"{name} takes {format_percent(step.of(name))} instead of {format_percent(inference.of(name))}"
+        f"{name} {kernel}s take {format_percent(step.of(name))} instead of {format_percent(inference.of(name))}"
         for name in sorted(contributions, key=lambda name: (-contributions[name], name))[:2]
         if contributions[name] >= _NEGLIGIBLE_SHARE
     ]
     direction = "lower" if difference < 0 else "higher"
     points = f"{format_fixed(abs(difference) * 100, 1)} percentage points {direction} than {reference}"
-    return f"{points}: {join_names(causes)}" if causes else points
+    return f"{points}, because {join_names(causes)}" if causes else points
 
 
 # --- attention
@@ -215,7 +209,7 @@ def answer_attention(capture: CaptureSummary) -> Iterator[Block]:
         yield figures
     forward = capture.phase(FORWARD)
     if attention.softmax_ms and forward and not forward.share_of("softmax"):
-        text = "In its ranges, softmax runs as elementwise and reduction kernels. Other tables show these classes."
+        text = "Inside its ranges, softmax runs as kernels that other tables list as elementwise and reduction."
         yield Paragraph(text, capture.title)
 
 
@@ -228,13 +222,14 @@ def _attention_sentence(attention: AttentionSummary) -> str:
     unit = {FORWARD: "one forward pass", CAPTURE: _count_ranges(attention)}.get(attention.per, "one step")
     if softmax is None or matmul is None or attention.runtime_ratio is None:
         fused = format_ms(attention.fused_ms or 0.0)
-        return f"Attention is fused: {fused} in {unit}. The softmax is part of the same kernels."
+        return f"Attention is fused, and takes {fused} in {unit}. Its kernels also compute the softmax."
     ratio = f"{rounded(attention.runtime_ratio)}×"
-    times = f"{format_ms(matmul)} against {format_ms(softmax)} in {unit}"
-    if attention.flop_ratio is None:
-        return f"The attention matmuls take {ratio} the time of softmax: {times}.{_bandwidth(attention)}"
-    flops = f"{rounded(attention.flop_ratio)}×"
-    return f"The attention matmuls do {flops} the FLOPs of softmax in {ratio} its time: {times}.{_bandwidth(attention)}"
+    times = f"In {unit}, the attention matmuls take {format_ms(matmul)} and softmax takes {format_ms(softmax)}."
+    comparison = f"The attention matmuls take {ratio} the time of softmax."
+    if attention.flop_ratio is not None:
+        flops = f"{rounded(attention.flop_ratio)}×"
+        comparison = f"The attention matmuls do {flops} the FLOPs of softmax in {ratio} the time of softmax."
+    return f"{comparison} {times}{_bandwidth(attention)}"
 
 
 def _bandwidth(attention: AttentionSummary) -> str:
@@ -245,12 +240,12 @@ def _bandwidth(attention: AttentionSummary) -> str:
     rate = format_number(traffic.bytes_per_s, "bytes/s")
     text = f" Softmax moves at least {rate}, {format_percent(traffic.peak_share)} of the memory's peak bandwidth"
     if traffic.fits_in_l2:
-        return f"{text}. Its scores fit into the L2 cache, which may serve a part of this traffic."
+        return f"{text}. The attention scores fit into the L2 cache, which may serve a part of this traffic."
     if traffic.memory_bound is None:
         return f"{text}."
     if traffic.memory_bound:
-        return f"{text}: it is memory-bound."
-    return f"{text}. It is not memory-bound: that requires at least {format_percent(MEMORY_BOUND_SHARE)}."
+        return f"{text}, so softmax is memory-bound."
+    return f"{text}. Softmax is not memory-bound, because that requires at least {format_percent(MEMORY_BOUND_SHARE)}."
 
 
 HOW_TO_ANNOTATE = phrase(

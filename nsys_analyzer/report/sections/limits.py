@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from nsys_analyzer.analysis.summary.limits import COPY_CLASSES
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, ClassRate, Limits, PhaseRate
+from nsys_analyzer.report.evidence import name_scope
 from nsys_analyzer.report.facts import say, say_all
 from nsys_analyzer.report.model import Answer, Block, Field, Listing, Paragraph, make_table
 from nsys_analyzer.report.units import format_ms, format_number, format_percent
@@ -17,7 +18,7 @@ from nsys_analyzer.trace.phase_names import STEP
 _TIME_WORDS = {
     "unprofiled": "without the profiler",
     "estimated": "estimated without the profiler",
-    "gpu_busy": "of GPU work, without idle time",
+    "gpu_busy": "GPU work, without idle time",
     "wall": "under the profiler",
 }
 #: The options that give the facts that MFU needs.
@@ -54,13 +55,15 @@ def answer_limits(capture: CaptureSummary) -> Iterator[Block]:
         yield make_table(phases, limits.phases, capture=capture.title)
     if limits.notes:
         yield Listing(say_all(limits.notes), capture=capture.title)
-    rates = make_table(classes, limits.classes, "While kernels of a class run:", capture=capture.title, names=2)
+    rates = make_table(
+        classes, limits.classes, "Rates while the kernels of a class run:", capture=capture.title, names=2
+    )
     if rates.rows:
         yield rates
         if limits.source:
-            roofs = ", ".join(f"{name} {format_number(peak, 'flop/s')}" for name, peak in limits.roofs)
-            memory = format_number(limits.peak_bytes_per_s or 0, "bytes/s")
-            sentence = f"Peaks of {limits.gpu}: {roofs}, memory {memory} ({limits.source})."
+            peaks = [f"{format_number(peak, 'flop/s')} in {name}" for name, peak in limits.roofs]
+            peaks.append(f"{format_number(limits.peak_bytes_per_s or 0, 'bytes/s')} of memory bandwidth")
+            sentence = f"The peaks of {limits.gpu} are {join_names(peaks)} ({limits.source})."
             yield Paragraph(sentence, capture.title)
 
 
@@ -75,12 +78,12 @@ def _sentence(limits: Limits) -> StrOrText:
     chief = limits.chief
     if limits.doubt or chief is None:
         return explain_missing_mfu(limits)
-    name = "the step" if chief.phase == STEP else chief.phase
-    time = f"{format_ms(chief.ms)} {_TIME_WORDS[chief.time_of]}"
-    rate = f"{format_number(chief.flops_per_s, 'flop/s')} in {time}"
+    name = name_scope(chief.phase)
+    time = f"{format_ms(chief.ms)} ({_TIME_WORDS[chief.time_of]})"
+    rate = f"{name[0].upper()}{name[1:]} reaches {format_number(chief.flops_per_s, 'flop/s')} in {time}"
     if chief.mfu is None:
-        return join_texts("", [f"{name.capitalize()} does {rate}. ", explain_missing_mfu(limits)])
-    return f"MFU of {name} is {format_percent(chief.mfu)} of the GPU's {_precisions(limits)} peak: {rate}."
+        return join_texts("", [f"{rate}. ", explain_missing_mfu(limits)])
+    return f"{rate}, which is an MFU of {format_percent(chief.mfu)} of the GPU's {_precisions(limits)} peak."
 
 
 def _precisions(limits: Limits) -> str:
@@ -93,7 +96,7 @@ def explain_missing_mfu(limits: Limits) -> Text:
     reasons: list[StrOrText] = [say(limits.doubt)] if limits.doubt else []
     if missing:
         options = join_texts(", ", [phrase("`{}`", OPTIONS[name]) for name in missing])
-        reasons.append(phrase("MFU needs the {} ({}).", join_names(missing), options))
+        reasons.append(phrase("The MFU needs the {} ({}).", join_names(missing), options))
     if "peaks" in limits.missing:
         reasons.append(f"The peaks of this GPU ({limits.gpu}) are not known.")
     elif not reasons and limits.phases:

@@ -12,7 +12,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import kernel_word
 from nsys_analyzer.report.model import Answer, Block, Field, Listing, Paragraph, Section, Table, make_table
 from nsys_analyzer.report.units import format_count, format_ms, format_percent, rounded
-from nsys_analyzer.text import StrOrText, join_texts, phrase, strong
+from nsys_analyzer.text import StrOrText, join_texts, phrase, plural, strong
 from nsys_analyzer.trace.schema import MS_PER_S
 
 #: The rows of the table in a report, and the minimum share of a row. The command can show all.
@@ -67,7 +67,7 @@ def answer_modules(capture: CaptureSummary, *, each_layer: bool = False) -> Iter
     if outliers and not each_layer:
         lines = [
             phrase(
-                "`{}` takes {}, other layers of its kind take {} (median).",
+                "`{}` takes {}, whereas other layers of its kind take {} (median).",
                 _displayed_path(outlier.path, modules),
                 format_ms(outlier.ms),
                 format_ms(outlier.median_ms),
@@ -80,8 +80,8 @@ def answer_modules(capture: CaptureSummary, *, each_layer: bool = False) -> Iter
     coverage = modules.backward_coverage
     if coverage is not None and coverage < _LOW_BACKWARD_COVERAGE * (modules.forward_coverage or 0.0):
         note = phrase(
-            "For {} of the backward time, the module is unknown. `nsys-analyze run --modules` records it; for the "
-            "included targets, `--nsys-option --pytorch=autograd-nvtx` does.",
+            "The module is unknown for {} of the backward time. `nsys-analyze run --modules` records the modules of "
+            "backward. For the included targets, use `--nsys-option --pytorch=autograd-nvtx`.",
             format_percent(1 - coverage),
         )
         yield Paragraph(note, capture=title)
@@ -93,7 +93,7 @@ def _answer(title: str, modules: Modules, folded: Sequence[Module], time: str) -
     heaviest = sorted(folded, key=lambda module: -_own_ms(module))[:_MAX_ANSWERED_MODULES]
     answered = [module for module in heaviest if _own_ms(module) >= _MIN_ANSWERED_SHARE * total] or heaviest[:1]
     shares = [
-        phrase("`{}` {}", _displayed_path(module.path, modules), format_percent(_own_ms(module) / total))
+        phrase("`{}` ({})", _displayed_path(module.path, modules), format_percent(_own_ms(module) / total))
         for module in answered
     ]
     coverage = [
@@ -102,17 +102,22 @@ def _answer(title: str, modules: Modules, folded: Sequence[Module], time: str) -
         if share is not None
     ]
     text = phrase(
-        "These modules have the most own {} in {} ({} per {}): {}. {} {} to a module, by {}.",
-        time,
+        "In {} ({} of {} per {}), the most own time is in {}. {} {} to a module, according to {}.",
         "forward and backward" if modules.backward_ms else "forward",
         format_ms(total),
-        modules.per,
-        join_texts(", ", shares),
+        time,
+        _name_unit(modules),
+        join_texts(" and ", (join_texts(", ", shares[:-1]), shares[-1])) if len(shares) > 1 else shares[0],
         " and ".join(coverage),
         "belong" if len(coverage) > 1 else "belongs",
         modules.source,
     )
     return Answer(text, title)
+
+
+def _name_unit(modules: Modules) -> str:
+    """Returns the unit that the figures of modules are a mean over: "step", "forward pass" or "capture"."""
+    return "forward pass" if modules.per == "forward" else modules.per
 
 
 def _expert_load(modules: Modules) -> StrOrText:
@@ -166,13 +171,13 @@ def _table(title: str, modules: Modules, candidates: Sequence[Module], time: str
         )
         table_modules = [module for module in table_modules if module.ms >= least_ms]
     left_out = len(candidates) - len(table_modules)
-    note = f" ({left_out} small ones left out)" if left_out else ""
+    note = f" ({left_out} small {plural(left_out, 'module')} left out)" if left_out else ""
     remaining = [
         _unassigned_row(_COMMUNICATION, modules.communication_forward, modules.communication_backward),
         _unassigned_row(_NO_MODULE, modules.outside_forward, modules.outside_backward),
     ]
     rows = [(row, total) for row in (*table_modules, *(row for row in remaining if row.ms))]
-    return make_table(_FIELDS, rows, f"Modules{note}, ms of {time} per {modules.per}:", capture=title)
+    return make_table(_FIELDS, rows, f"Modules{note}, ms of {time} per {_name_unit(modules)}:", capture=title)
 
 
 def _unassigned_row(name: str, forward: Work, backward: Work) -> Module:

@@ -30,6 +30,7 @@ from nsys_analyzer.report.sections.findings import findings_of, saving_cell
 from nsys_analyzer.report.sections.kernels import top_kernel
 from nsys_analyzer.report.sections.limits import find_step_mfu
 from nsys_analyzer.report.units import format_ms_range
+from nsys_analyzer.text import join_names, plural
 from nsys_analyzer.trace.phase_names import STEP
 
 #: The fewest models or context lengths, and the fewest captures with a figure, for a table by context length.
@@ -93,16 +94,14 @@ def _describe_step_origin(captures: Sequence[CaptureSummary]) -> str:
         is_measured = capture.unprofiled and capture.unprofiled.typical_ms(STEP)
         if isinstance(step_cell(capture), float):
             is_estimated = capture.step is not None and capture.step.unprofiled_ms is not None
-            captures_by_origin[
-                "measured without" if is_measured else "estimated without" if is_estimated else "measured under"
-            ] += 1
-    if not captures_by_origin or list(captures_by_origin) == ["measured without"]:
+            origin = "measured without" if is_measured else "estimated without" if is_estimated else "measured under"
+            captures_by_origin[f"{origin} the profiler"] += 1
+    if not captures_by_origin or list(captures_by_origin) == ["measured without the profiler"]:
         return ""
-    shows_count = len(captures_by_origin) > 1
-    origins = ", ".join(
-        f"{origin} the profiler{f' ({count})' if shows_count else ''}" for origin, count in captures_by_origin.items()
-    )
-    return f"Steps are {origins}. Phases are profiled, unless they were timed without the profiler."
+    origins = list(captures_by_origin)
+    if len(origins) > 1:
+        origins = [f"{origin} ({count} {plural(count, 'capture')})" for origin, count in captures_by_origin.items()]
+    return f"Steps are {join_names(origins)}. Phases are profiled, unless they were timed without the profiler."
 
 
 def _measures(labels: Mapping[str, str]) -> tuple[Measure, ...]:
@@ -121,7 +120,7 @@ def _measures(labels: Mapping[str, str]) -> tuple[Measure, ...]:
             "What to do first", "text", lambda capture: finding.title if (finding := first_finding(capture)) else None
         ),
         Measure(
-            "Saves ms", "ms", lambda capture: saving_cell(finding) if (finding := first_finding(capture)) else None
+            "Saving ms", "ms", lambda capture: saving_cell(finding) if (finding := first_finding(capture)) else None
         ),
         Measure("GPU works", "percent", lambda capture: capture.step.busy_share if capture.step else None, "gpu-busy"),
         Measure("MFU", "percent", find_step_mfu, "mfu"),
@@ -283,13 +282,13 @@ def _find_speed_ups(step_cells: Mapping[Place, Cell]) -> dict[Place, float]:
 
 
 def _describe_speed_ups(speed_ups: Mapping[Place, float]) -> str:
-    """Returns the range of each speed-up: "Speed-up of a step: bf16 train over fp32 train 2.1× to 4.0×"."""
+    """Returns the range of each speed-up: "The speed-up of a step is 2.1× to 4.0× for bf16 train over fp32 train."."""
     ranges = []
     for variant in dict.fromkeys(place.variant for place in speed_ups):
         factors = [factor for place, factor in speed_ups.items() if place.variant == variant]
         bounds = dict.fromkeys(f"{factor:.1f}×" for factor in (min(factors), max(factors)))
-        ranges.append(f"{variant} {' to '.join(bounds)}")
-    return f"Speed-up of a step: {', '.join(ranges)}." if ranges else ""
+        ranges.append(f"{' to '.join(bounds)} for {variant}")
+    return f"The speed-up of a step is {join_names(ranges)}." if ranges else ""
 
 
 def _draw(captures: Sequence[CaptureSummary], places: _Places, measure: Measure) -> Iterator[Lines]:

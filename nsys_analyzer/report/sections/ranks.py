@@ -33,7 +33,7 @@ _MOST_ROWS = 12
 _MOST_NAMED_STEPS, _MOST_NAMED_RANKS = 3, 16
 #: The names of the parts of a step in sentences.
 _PART_WORDS = {"compute": "compute", "copies": "copies", "idle": "idle time", "transferring": "data transfer"}
-_CAPTION = "The steps of each rank under the profiler, ms of the median step:"
+_CAPTION = "The median step of each rank under the profiler, ms:"
 #: The ID of the finding about a late rank.
 _LATE_RANK = "late_rank"
 _LEGEND = (
@@ -64,9 +64,9 @@ def answer_ranks(evidence: Evidence) -> Section:
     blocks: list[Block] = []
     if unjoined := [run.ranks[0] for run in evidence.runs if len(run.ranks) == 1 and run.world_size != 1]:
         text = phrase(
-            "The collectives of {} could not be joined with those of another rank. It is therefore not known whether "
-            "they transfer data or wait for a late rank, nor what a change would save. Give the captures of all ranks, "
-            "in order, with `--ranks`.",
+            "The collectives of {} could not be joined with the collectives of another rank. Therefore it is unknown "
+            "whether collectives transfer data or wait for a late rank, and what a change would save. Give the "
+            "captures of all ranks, in order, with `--ranks`.",
             join_texts(", ", [phrase("`{}`", rank.capture) for rank in unjoined]),
         )
         blocks.append(Paragraph(text))
@@ -93,8 +93,8 @@ def _run_blocks(run: ParallelRun) -> Iterator[Block]:
     details += _tabulate_losses(run)
     if run.collectives:
         rows = run.collectives
-        left_out = f" ({len(rows) - _MOST_ROWS} smaller rows left out)" if len(rows) > _MOST_ROWS else ""
-        caption = f"The collectives{left_out}. Waiting and transferring are ms per step, as a mean over the ranks:"
+        left_out = f", without {len(rows) - _MOST_ROWS} smaller rows" if len(rows) > _MOST_ROWS else ""
+        caption = f"The collectives{left_out} (waiting and transferring: ms per step, mean of the ranks):"
         differ_in_ranks = len({row.ranks for row in rows}) > 1
         fields = [field for field in _COLLECTIVE_FIELDS if field.title != "ranks" or differ_in_ranks]
         details.append(make_table(fields, rows[:_MOST_ROWS], caption, capture=run.name))
@@ -121,10 +121,13 @@ def describe_late_rank(run: ParallelRun) -> StrOrText:
         return "It is not known which rank waits for which."
     skew = format_ms(run.skew_ms)
     if run.skew_ms < LATE_SHARE * slowest.step_ms.median:
-        return f"No rank is late: the ranks' own times differ by {skew}."
+        return f"No rank is late: the own times of the ranks differ by {skew}."
     profiled = " under the profiler" if run.unprofiled_ms or run.later_than_others_ms else ""
     if run.takes_turns:
-        return f"No rank is always late: the latest rank changes, and the ranks' own times differ by {skew}{profiled}."
+        return (
+            "No rank is always late: the latest rank changes from step to step, and the own times of the ranks "
+            f"differ by {skew}{profiled}."
+        )
     if not run.is_late_unprofiled:
         if run.is_pipeline:
             conclusion = "It is not known which stage is the longest"
@@ -139,7 +142,7 @@ def describe_late_rank(run: ParallelRun) -> StrOrText:
     largest = run.lost[0] if run.lost and run.lost[0].ms > 0 else None
     if run.later_than_others_ms:
         unprofiled = format_ms(run.later_than_others_ms[-1])
-        skew = f"{unprofiled} without the profiler (by a replay), and by {skew} under it"
+        skew = f"{unprofiled} without the profiler (from a replay), and by {skew} under the profiler,"
     sentences: list[StrOrText] = [
         f"{slowest.label.capitalize()} is late by {skew} in {slowest.slowest_steps} of {run.steps} steps."
     ]
@@ -154,7 +157,7 @@ def describe_late_rank(run: ParallelRun) -> StrOrText:
         sentences.append("Without this delay, a step would hardly be shorter.")
     if are_others_bound:
         needed = f"{format_ms(run.least_cpu_ms)}{profiled}"
-        sentences.append(f"The other ranks are limited by the CPU: each needs {needed} for a step.")
+        sentences.append(f"The other ranks are limited by the CPU: each needs {needed} to launch a step.")
     return join_texts(" ", sentences)
 
 
@@ -181,17 +184,20 @@ def _describe_communication(run: ParallelRun) -> str:
     """Returns the sentence on the exposed communication of a step, on the rank that has the most of it."""
     rank = max(run.ranks, key=lambda rank: rank.exposed_communication_ms)
     exposed_ms, step_ms, waiting_ms = rank.exposed_communication_ms, rank.step_ms.median, rank.exposed_waiting_ms
-    share = f", {rounded_percent(exposed_ms / step_ms)} of the step" if step_ms else ""
-    step = "Under the profiler a step" if run.unprofiled_ms else "A step"
-    sentence = f"{step} of {rank.label} has {format_ms(exposed_ms)} of exposed communication{share}"
-    return f"{sentence}." if waiting_ms is None else f"{sentence}: {format_ms(waiting_ms)} of it is waiting."
+    share = f" ({rounded_percent(exposed_ms / step_ms)} of the step)" if step_ms else ""
+    profiled = " under the profiler" if run.unprofiled_ms else ""
+    sentence = f"In a step of {rank.label}{profiled}, {format_ms(exposed_ms)}{share} are exposed communication"
+    return f"{sentence}." if waiting_ms is None else f"{sentence}, of which {format_ms(waiting_ms)} are waiting."
 
 
 def _describe_clocks(alignment: Alignment) -> str:
     """Returns the sentence on how well the clocks agree."""
     collectives = format_count(alignment.collectives, "collective")
     if alignment.one_clock:
-        return f"All ranks use one clock: the ends of {collectives} agree to {format_ms(alignment.spread_ms)}."
+        return (
+            f"All ranks use one clock: the ends of {collectives} differ by {format_ms(alignment.spread_ms)} (standard "
+            "deviation)."
+        )
     return (
         f"The clocks of the captures were aligned on the ends of {collectives} that the ranks share. After the "
         f"alignment, the clocks differ by {format_ms(alignment.spread_ms)} (standard deviation)."
@@ -214,9 +220,9 @@ _SEPARATIONS = {
 _PLAIN_NOTES: dict[str, StrOrText] = {
     "ranks from file names": "The rank of each capture is taken from its file name, because the captures lack it.",
     "ranks from order": phrase("Ranks are assigned in the order in which the captures were given (`--ranks`)."),
-    "no common step": "The ranks have no step number in common. Each rank shows its own steps, and none are compared.",
-    "all collectives differ": "The collectives of every step differ from rank to rank, so waiting is not known.",
-    "no matched collective": "No collective could be matched with another rank's collective, so waiting is not known.",
+    "no common step": "The ranks have no step number in common, so the report does not compare their steps.",
+    "all collectives differ": "The collectives of every step differ from rank to rank, so waiting time is unknown.",
+    "no matched collective": "No collective could be matched with a collective of another rank, so waiting is unknown.",
 }
 
 
@@ -237,26 +243,26 @@ def _describe_note(note: JoinNote, run: ParallelRun) -> StrOrText:
         ending = f" and {count - _MOST_NAMED_RANKS:,} more" if count > _MOST_NAMED_RANKS else ""
         ranks = f"{plural(count, 'rank')} {', '.join(map(str, numbers[:_MOST_NAMED_RANKS]))}{ending}"
         missing = "it" if count == 1 else "them"
-        effect = f"which ranks wait for {missing} is unknown"
+        effect = f"it is unknown which ranks wait for {missing}"
         if run.alignment:
             effect = f"time spent waiting for {missing} counts as transferring"
-        return phrase("There is no capture of {}: {}.", ranks, effect)
+        return phrase("There is no capture of {}, so {}.", ranks, effect)
     if note.kind == "different steps":
         common, *steps = numbers
         counts = ", ".join(f"{label} has {number}" for label, number in zip(note.names, steps, strict=True))
-        return phrase("The ranks have different steps ({}). The {} steps that all have are analysed.", counts, common)
+        return phrase("The ranks have different steps ({}). The analysis uses the {} common steps.", counts, common)
     if note.kind == "differing collectives":
         steps_named = ", ".join(map(str, numbers[:_MOST_NAMED_STEPS]))
         ending = ", …" if count > _MOST_NAMED_STEPS else ""
-        noun, left_out = ("step", "it is") if count == 1 else ("steps", "they are")
+        noun = plural(count, "step")
         return phrase(
-            "The collectives of {} {} differ from rank to rank ({} {}{}): {} left out of all figures.",
-            count, noun, noun, steps_named, ending, left_out,
+            "No figure includes {} {} whose collectives differ from rank to rank ({} {}{}).",
+            count, noun, noun, steps_named, ending,
         )  # fmt: skip
     if note.kind == "unknown communicators":
         return phrase(
-            "The captures do not name communicators. Each collective is assumed to include all {} ranks, which is "
-            "wrong if groups of ranks have communicators of their own. For Nsight Systems, `nsys export "
+            "The captures do not name communicators. The report assumes that each collective includes all {} ranks, "
+            "which is wrong if groups of ranks have communicators of their own. For Nsight Systems, `nsys export "
             "--include-blobs=true` keeps the communicators.",
             len(note.names),
         )
@@ -292,7 +298,7 @@ def _tabulate_losses(run: ParallelRun) -> Iterator[Block]:
     rows += [("", "smaller losses", "", smaller_ms)] if abs(smaller_ms) >= _MIN_ROW_SHARE * step_ms else []
     rows += [("", "all", "", sum(row.ms for row in run.lost))]
     fastest = run.ranks[run.fastest].label
-    caption = f"Time that {slowest.label} loses to {fastest} under the profiler, ms per step (negative: it needs less):"
+    caption = f"The time that {slowest.label} loses to {fastest} under the profiler, ms per step (negative: gains):"
     yield make_table(_LOSS_FIELDS, rows, caption, capture=run.name, names=3)
 
 

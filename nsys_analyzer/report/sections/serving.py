@@ -27,8 +27,8 @@ from nsys_analyzer.text import StrOrText, join_names, phrase
 _DEFINITIONS = phrase(
     "A *prefill* step processes the tokens of prompts, a *decode* step makes one token for each sequence of its batch, "
     "and a *mixed* step does both. A step lasts from its start to the start of the next step. *tokens/s* is the number "
-    "of new tokens divided by the time of the steps. *Between steps* is the CPU time from the end of a step's range to "
-    "the start of the next one: the scheduler, and any other work of the program."
+    "of new tokens divided by the time of the steps. *Between steps* is the time from the end of a step's range to the "
+    "start of the next step's range, in which the CPU runs the scheduler and any other work of the program."
 )
 #: How to let decode proceed beside prefill, and how to enlarge the batch, with the options of the engines.
 _REMEDIES = (
@@ -43,7 +43,7 @@ _SMALL_BATCH_SHARE = 0.25
 #: Doubling a small batch lengthens matmuls by at most this share.
 _MAX_MATMUL_GROWTH = 0.4
 _HEADS_ASSUMPTION = (
-    " This assumes as many key and value heads as query heads. With fewer (GQA, MQA), the bytes are an upper bound."
+    " The bytes assume as many key and value heads as query heads. With fewer (GQA, MQA), they are an upper bound."
 )
 #: The number of rows of idle time for each kind of step, and the minimum share of a row in its step.
 _MAX_IDLE_ROWS, _MIN_IDLE_SHARE = 4, 0.01
@@ -155,9 +155,9 @@ def _latencies(serving: Serving) -> Iterator[StrOrText]:
         yield f"{text}, and the {INTER_TOKEN} is {_quantiles(between, 2)}." if between else f"{text}."
     if delay := serving.held_up:
         yield (
-            f"{delay.steps:,} of {delay.of:,} decode steps that follow another decode step wait for prefill, each for "
-            f"{_quantiles(delay.wait_ms, delay.steps)}. The next token of each sequence in the batch is late by this "
-            f"time, on average {format_ms(delay.per_step_ms)} per decode step. Without the wait, the decode steps "
+            f"Of {delay.of:,} decode steps that follow another decode step, {delay.steps:,} wait for prefill, each for "
+            f"{_quantiles(delay.wait_ms, delay.steps)}. The wait delays the next token of each sequence in the batch, "
+            f"on average by {format_ms(delay.per_step_ms)} per decode step. Without the wait, the decode steps "
             "themselves are no shorter."
         )
     if serving.inferred:
@@ -169,7 +169,7 @@ def _least_time(kind: StepKind) -> StrOrText:
     if kind.least_ms is None or kind.weights_bytes is None:
         return ""
     cache = f" and {format_number(kind.cache_bytes, 'bytes')} of cache" if kind.cache_bytes is not None else ""
-    omission = "" if cache else " This leaves out the cache, whose size is unknown."
+    omission = "" if cache else " These bytes do not include the cache, whose size is unknown."
     busy_ms = kind.total_ms - kind.idle_ms
     return (
         f"A decode step reads at least {format_number(kind.weights_bytes, 'bytes')} of weights{cache} ({LEAST_READ}), "
@@ -189,10 +189,10 @@ def _larger_batch(kind: StepKind, peaks: Peaks | None) -> str:
         return ""
     other_busy_ms = kind.total_ms - kind.idle_ms - matmul_ms
     max_ratio = 1 + (_MAX_MATMUL_GROWTH * matmul_ms + other_busy_ms) / kind.total_ms
-    growth = f"matmuls up to {rounded(1 + _MAX_MATMUL_GROWTH)} times, other GPU work up to twice"
+    growth = f"matmuls up to {rounded(1 + _MAX_MATMUL_GROWTH)} times, other GPU work up to 2 times"
     return (
         f"Decode's batch of {format_number(kind.batch, 'count')} is small. Matmuls read all weights for any batch, and "
         f"are memory-bound on this GPU below a batch of about {rounded(balanced_batch)} (bf16). A step of twice the "
-        f"batch takes 1 to {max_ratio:.2g} times as long: {growth}, with the same idle time. So {TOKENS_PER_S} grow by "
-        f"a factor of {2 / max_ratio:.2g} to 2, and the {INTER_TOKEN} grows with the step."
+        f"batch takes 1 to {max_ratio:.2g} times as long ({growth}, and equal idle time). So {TOKENS_PER_S} grow by a "
+        f"factor of {2 / max_ratio:.2g} to 2, and the {INTER_TOKEN} grows with the step."
     )

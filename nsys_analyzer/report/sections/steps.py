@@ -19,12 +19,12 @@ from nsys_analyzer.trace.schema import US_PER_MS
 _MAX_IDLE_ROWS, _SMALLEST_IDLE_SHARE = 12, 0.002
 _CRITICAL_PATH = (
     "A step ends when everything on its critical path has ended, so only less time on this path makes the step "
-    "shorter. While the GPU is idle, or its work delays nothing, the path runs through the program or through another "
-    "GPU."
+    "shorter. While the GPU is idle or its work delays nothing, the critical path runs through the program or through "
+    "another GPU."
 )
 _ON_GPU = (
-    "The program runs ahead of the GPU here. Therefore a step lasts from the end of the previous step's GPU work to "
-    "the end of its own GPU work."
+    "The program runs ahead of the GPU, so a step lasts from the end of the previous step's GPU work to the end of its "
+    "own GPU work."
 )
 
 
@@ -36,9 +36,11 @@ def step_details(capture: CaptureSummary) -> Iterator[Details]:
     blocks: list[Block] = [Paragraph(define_step(step), title)]
     if step.launch_latency_us is not None and step.queue is not None:
         latency = format_ms(step.launch_latency_us.median / US_PER_MS)
-        queued = format_count(round(step.queue.median), "other")
+        queued = format_count(round(step.queue.median), "other operation")
         blocks.append(
-            Paragraph(f"An operation starts {latency} after its launch, with {queued} still queued (medians).", title)
+            Paragraph(
+                f"A GPU operation starts {latency} after its launch, with {queued} in the queue (medians).", title
+            )
         )
     devices = step.devices or (step,)
     part_rows = [row for device in devices for row in _part_rows(device, step)]
@@ -48,16 +50,16 @@ def step_details(capture: CaptureSummary) -> Iterator[Details]:
     ]
     step_or_capture = "the capture" if step.is_pass else "a step"
     part_table = _make_table(_PARTS, part_rows, step, title, _CRITICAL_PATH if step.critical_path else "")
-    caption = "By phase. Idle time counts toward the phase whose work ends it:"
+    caption = "The step by phase. Idle time counts toward the phase of the operation that ends it:"
     phase_table = _make_table(_PHASES, phase_rows, step, title, caption)
     blocks += [table for table in (part_table, phase_table) if table.rows]
-    yield Details(f"What fills {step_or_capture}, profiled", tuple(blocks), title)
+    yield Details(f"What fills {step_or_capture} under the profiler", tuple(blocks), title)
     idle_rows = [row for device in devices for row in _idle_rows(device)]
     if idle_rows and not capture.on_cpu:
         idle_table = _make_table(_CAUSES, idle_rows, step, title)
         yield Details(f"Idle time of {step_or_capture} by cause", (idle_table,), title)
     if step.lines and not capture.on_cpu:
-        yield Details(f"Where the program is in {step_or_capture}", tuple(lines_of_program(step.lines, title)), title)
+        yield Details(f"The program's lines in {step_or_capture}", tuple(lines_of_program(step.lines, title)), title)
 
 
 class _PartRow(NamedTuple):
@@ -174,8 +176,8 @@ def define_step(step: StepSummary) -> StrOrText:
     if step.is_pass:
         return (
             "Nothing in the capture shows where a pass of the program's loop begins, so the whole capture counts as "
-            "one step. If it contains several steps, give the range around each step (--step RANGE) or their number "
-            "(--steps N)."
+            "one step. If the capture contains several steps, give the range around each step (--step RANGE) or the "
+            "number of steps (--steps N)."
         )
     spread = format_ms_range(step.wall_ms.min or 0.0, step.wall_ms.max or 0.0)
     count = f"There are {step.instances:,} steps of {spread} under the profiler."
@@ -184,13 +186,13 @@ def define_step(step: StepSummary) -> StrOrText:
     for group in step.groups:
         median = format_ms(group.median_ms)
         if group.kind == "first":
-            several = f"The first {group.steps:,} steps take {median} (median)", "they are"
-            takes, are = (f"The first step takes {median}", "it is") if group.steps == 1 else several
-            sentences.append(f"{takes}, because the program is starting up: {are} left out of every figure.")
+            start = f"The first {group.steps:,} steps take {median} (median)"
+            start = f"The first step takes {median}" if group.steps == 1 else start
+            sentences.append(f"{start}, because the program is starting up. No figure includes start-up.")
         elif group.kind == "last":
-            sentences.append("The last step is left out, because nothing shows where it ends.")
+            sentences.append("The last step is left out of every figure, because nothing shows where it ends.")
         elif not group.measured:
             steps = f"{group.steps:,} {plural(group.steps, 'step')} of {median} (median)"
-            left_out = "of another kind" if step.kind else f"left out as {group.kind}"
+            left_out = "of another kind" if step.kind else f"left out of every figure ({group.kind})"
             sentences.append(f"{steps} {'is' if group.steps == 1 else 'are'} {left_out}.")
     return join_texts(" ", (*sentences, *([_ON_GPU] if step.on_gpu_timeline else [])))

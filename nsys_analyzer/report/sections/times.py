@@ -6,16 +6,18 @@ from collections.abc import Iterator
 
 from nsys_analyzer.analysis.summary.complete import TRAINING_PHASES, find_whole_if_needed
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
-from nsys_analyzer.report.evidence import median_cell
+from nsys_analyzer.report.evidence import median_cell, name_scope
 from nsys_analyzer.report.model import Answer, Block, Field, Paragraph, Table, make_table
 from nsys_analyzer.report.units import format_ms, format_number
 
 _TIMED_BY_TARGET = (
-    "Timed in a separate run. The device is synchronized after each phase, so that a phase includes its GPU work."
+    "The phases were timed in a separate run. It synchronizes the device after each phase, so that the time of a phase "
+    "includes its GPU work."
 )
 _TIMED_BY_HOOKS = (
-    "Timed in a separate run by hooks, which do not wait for the GPU inside a step. CUDA events time a phase from the "
-    "end of the preceding GPU work to the end of the phase's GPU work. On a CPU, the CPU's clock times the phase."
+    "Hooks timed the phases in a separate run, and did not wait for the GPU inside a step. CUDA events time a phase "
+    "from the end of the preceding GPU work to the end of the phase's GPU work. On a CPU, the CPU's clock times the "
+    "phase."
 )
 
 
@@ -27,14 +29,14 @@ def answer_times(capture: CaptureSummary) -> Iterator[Block]:
         return
     main_phases = [phase for phase in phases if phase.phase in TRAINING_PHASES] or phases
     is_timed = all(phase.python_ms for phase in main_phases)
-    times = ", ".join(_phase(capture, phase, timed=is_timed) for phase in main_phases)
-    yield Answer(f"{'Without' if is_timed else 'Under'} the profiler {times}.", capture.title)
+    sentences = [_describe_phase(capture, phase, timed=is_timed) for phase in main_phases]
+    yield Answer(" ".join(sentences), capture.title)
     yield _table(capture, phases)
     if unprofiled := capture.unprofiled:
         tokens, memory = unprofiled.tokens_per_second, unprofiled.peak_memory_bytes
         figures = [f"{tokens:,.0f} tokens/s"] if tokens else []
         figures += [f"peak memory {format_number(memory, 'bytes')}"] if memory else []
-        sentences = [f"Without the profiler: {', '.join(figures)}."] if figures else []
+        sentences = [f"The run without the profiler has {' and '.join(figures)}."] if figures else []
         if any(times.n for times in unprofiled.phases.values()):  # --step-ms gives no number of instances
             by_hooks = capture.run and capture.run.timed_by == "hooks"
             sentences.append(_TIMED_BY_HOOKS if by_hooks else _TIMED_BY_TARGET)
@@ -42,19 +44,21 @@ def answer_times(capture: CaptureSummary) -> Iterator[Block]:
             yield Paragraph(" ".join(sentences), capture.title)
 
 
-def _phase(capture: CaptureSummary, phase: PhaseSummary, *, timed: bool) -> str:
-    """Returns a clause with the time of a phase and the work in it: "forward takes 10.2 ms (GPU busy 8.93 ms)"."""
+def _describe_phase(capture: CaptureSummary, phase: PhaseSummary, *, timed: bool) -> str:
+    """Returns a sentence on a phase: "Under the profiler, forward takes 10.2 ms (the GPU is busy for 8.93 ms)."."""
     stats = phase.python_ms if timed else phase.wall_ms
     ms = stats.typical if stats else None
     busy = format_ms(phase.gpu_busy_ms.typical or 0.0)
+    clock, name = "Without" if timed else "Under", name_scope(phase.label)
     if ms is None:  # the whole capture, which has no range
-        return f"the {phase.label} takes {busy} of {'operators' if capture.on_cpu else 'GPU work'}"
-    clause = f"{phase.label} takes {format_ms(ms)}"
-    if not phase.gpu_ms:
-        return f"{clause} (no work on the GPU)"
-    if timed or phase.synchronized:
-        return f"{clause} ({'operators' if capture.on_cpu else 'GPU busy'} {busy})"
-    return f"the range of {phase.label} lasts {format_ms(ms)} and launches {busy} of work"
+        text = f"{name} contains {busy} of {'operators' if capture.on_cpu else 'GPU work'}"
+    elif not phase.gpu_ms:
+        text = f"{name} takes {format_ms(ms)}, without GPU work"
+    elif timed or phase.synchronized:
+        text = f"{name} takes {format_ms(ms)} ({'operators run' if capture.on_cpu else 'the GPU is busy'} for {busy})"
+    else:
+        text = f"the range of {name} lasts {format_ms(ms)} and launches {busy} of GPU work"
+    return f"{clock} the profiler, {text}."
 
 
 def _table(capture: CaptureSummary, phases: list[PhaseSummary]) -> Table:

@@ -35,13 +35,13 @@ def what_if_section(prediction: WhatIf) -> Section:
     low, high = prediction.saves_ms_low, prediction.saves_ms_high
     share = f" ({rounded_percent(abs(prediction.saves_ms) / prediction.step_ms)})"
     if max(abs(low), abs(high)) < _SMALLEST_CHANGE * prediction.step_ms:
-        change, share = "as long", ""
+        change, share = "as long as before", ""
     elif low < 0 < high:
         change = f"between {format_ms(high)} shorter and {format_ms(-low)} longer"
     else:
         change = f"{format_ms_range(*sorted((abs(low), abs(high))))} {'shorter' if high > 0 else 'longer'}"
     blocks: list[Block] = [
-        Answer(f"A step would take {new_step} instead of {step} without the profiler: {change}{share}.")
+        Answer(f"Without the profiler, a step would take {new_step} instead of {step}: it would be {change}{share}.")
     ]
     if 0 <= prediction.saves_ms < _FULL_SAVING * prediction.less_ms:
         sides: tuple[PathLocation, ...] = ("GPU", "CPU")
@@ -52,30 +52,35 @@ def what_if_section(prediction: WhatIf) -> Section:
         )
         reason = "because the remaining work is not on the critical path"
         if after > before:
-            on_path = f"{format_ms(after)} of the critical path, instead of {format_ms(before)}"
-            reason = f"because the step then waits for the {where}: {on_path}"
-        removed = f"{format_ms(prediction.less_ms)} less work{' on each rank' if prediction.ranks else ''}"
-        blocks.append(Paragraph(f"{removed} saves {format_ms(prediction.saves_ms)}, {reason}."))
+            on_path = f"{format_ms(after)} instead of {format_ms(before)} of the critical path"
+            reason = f"because the step then waits for the {where}, which takes {on_path}"
+        on_each_rank = " on each rank" if prediction.ranks else ""
+        blocks.append(
+            Paragraph(
+                f"The changes remove {format_ms(prediction.less_ms)} of work{on_each_rank} but save only "
+                f"{format_ms(prediction.saves_ms)}, {reason}."
+            )
+        )
     if prediction.ranks:
         rank = max(prediction.ranks, key=lambda label: prediction.on_path_ms(label)[1])
         before, after = prediction.on_path_ms(rank)
         blocks.append(
             Paragraph(
-                f"The ranks wait for each other: {format_ms(after)} of the critical path would be on {rank}, "
-                f"instead of {format_ms(before)}."
+                f"The ranks wait for each other. Of the critical path, {format_ms(after)} would be on {rank} instead "
+                f"of {format_ms(before)}."
             )
         )
     if prediction.groups:
-        caption = "A step of each group, and the mean of all steps:"
+        caption = "The length of a step in each group of steps, and in the mean of all steps:"
         blocks.append(make_table(_GROUPS, prediction.groups, caption))
     caption = "The critical path of a step. Only less time on this path makes the step shorter:"
     blocks.append(make_table(_PATH, prediction.path, caption))
     if not prediction.ranks and any(part.part == COMMUNICATION for part in prediction.path):
         blocks.append(
             Paragraph(
-                "The other ranks are not changed: a collective that waits for another rank still waits as long, and "
-                "this capture alone does not show how much of a collective is waiting. Give the captures of all ranks "
-                "to replay them together."
+                "The prediction does not change the other ranks, so a collective that waits for another rank waits "
+                "for it as long as before. This capture alone does not show how much of a collective is waiting. Give "
+                "the captures of all ranks to replay all ranks together."
             )
         )
     changes = ", ".join(plain(say(change)) for change in prediction.changes)
