@@ -197,12 +197,12 @@ def test_the_same_numbers(tmp_path: Path, text: str) -> None:
 
 def counted(forward: Callable[[], Any]) -> dict[str, Any]:
     """The FLOPs of a function as a forward pass inside one module, and of its result's backward pass."""
-    modules: Any = SimpleNamespace(active=False, current=lambda: "module")
+    modules: Any = SimpleNamespace(is_tracking=False, current_module=lambda: "module")
     step = CountedStep(torch, modules, lambda phase: phase == "forward")
     step.open()
     with step.counting():
         result = forward()
-        step.begin_backward(1, creates_graph=False)
+        step.change_backward_depth(1, creates_graph=False)
         if result.requires_grad:
             result.sum().backward()
     step.close()

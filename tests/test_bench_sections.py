@@ -12,8 +12,8 @@ import pytest
 
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.benches import BENCHES
-from nsys_analyzer.experiments.compile import compile_s, repaid_after, speed_up
-from nsys_analyzer.experiments.flash import flops_per_s
+from nsys_analyzer.experiments.compile import compute_compile_s, compute_speed_up, count_steps_to_repay
+from nsys_analyzer.experiments.flash import compute_flops_per_s
 from nsys_analyzer.experiments.model import AnyRow, Results
 from nsys_analyzer.experiments.section import make_section
 from nsys_analyzer.inputs.rows import Times, to_json_values
@@ -270,10 +270,10 @@ def test_tables_and_figures_of_attention() -> None:
 def test_a_pair_of_eager_and_compiled() -> None:
     # a slow step or two lift the mean to 90, the median stays: 100 ÷ 80
     pair = {False: eager(100), True: compiled(90, step_median_ms=80)}
-    assert speed_up(pair, "step") == 1.25
-    assert compile_s(pair) == pytest.approx(20.01)  # 20,090 - 80 ms
-    assert repaid_after(pair) == 1000  # 20,010 ÷ 20 is 1,000.5
-    assert (speed_up({False: eager(100)}, "step"), compile_s({False: eager(1)})) == (None, None)
+    assert compute_speed_up(pair, "step") == 1.25
+    assert compute_compile_s(pair) == pytest.approx(20.01)  # 20,090 - 80 ms
+    assert count_steps_to_repay(pair) == 1000  # 20,010 ÷ 20 is 1,000.5
+    assert (compute_speed_up({False: eager(100)}, "step"), compute_compile_s({False: eager(1)})) == (None, None)
 
 
 def test_table_and_bars_of_compile() -> None:
@@ -301,10 +301,10 @@ def test_figures_of_decode_show_the_largest_model_that_is_complete() -> None:
 def test_flops_of_flash() -> None:
     # 8·4096·4097 ÷ 2 = 67,125,248 scores of 4·64 FLOPs forward, 10·64 backward
     causal = flash(implementation="flash", context_length=4096)
-    assert flops_per_s(causal, "forward") == 4 * 64 * 67_125_248 / 0.25e-3
-    assert flops_per_s(causal, "backward") == 10 * 64 * 67_125_248 / 1e-3
+    assert compute_flops_per_s(causal, "forward") == 4 * 64 * 67_125_248 / 0.25e-3
+    assert compute_flops_per_s(causal, "backward") == 10 * 64 * 67_125_248 / 1e-3
     full = flash(implementation="flash", context_length=4096, causal=False)
-    assert flops_per_s(full, "end_to_end") == 14 * 64 * 8 * 4096**2 / 1e-3
+    assert compute_flops_per_s(full, "end_to_end") == 14 * 64 * 8 * 4096**2 / 1e-3
 
 
 def test_figures_of_flash() -> None:

@@ -15,7 +15,7 @@ from nsys_analyzer.experiments.model import (
     scalar_options,
 )
 from nsys_analyzer.experiments.passes import TARGET, PassesCase, drawn_width
-from nsys_analyzer.experiments.section import fitted_exponent, format_factor_range, make_curves, make_rows_table
+from nsys_analyzer.experiments.section import fit_exponent, format_factor_range, make_curves, make_rows_table
 from nsys_analyzer.report.model import Block, Cell
 from nsys_analyzer.text import StrOrText, phrase
 
@@ -31,7 +31,7 @@ def _write_sentences(results: Results) -> Iterator[StrOrText]:
     for row in results.rows:
         if not row.case.compile and (size := row.figures.before_backward_bytes):
             saved.setdefault(row.case.d_head, []).append((row.case.context_length, size))
-    powers = sorted(power for points in saved.values() if (power := fitted_exponent(points)) is not None)
+    powers = sorted(power for points in saved.values() if (power := fit_exponent(points)) is not None)
     if powers:
         exponents = " to ".join(dict.fromkeys(f"{power:.2f}" for power in (powers[0], powers[-1])))
         yield f"Memory saved for backward grows with the context length to the power {exponents} (eager, for each d)."
@@ -42,11 +42,11 @@ def _write_sentences(results: Results) -> Iterator[StrOrText]:
 
 
 def _make_tables_and_charts(results: Results) -> Iterator[Block]:
-    """Yields tables of time and memory for each shape, and curves over the context length for one d_head."""
+    """Yields tables of the time and memory of each shape, and charts over the context length for one d_head."""
     rows = sorted(results.rows, key=lambda row: (row.case.d_head, row.case.context_length, row.case.compile))
 
     def compile_ms(row: AnyRow) -> Cell:
-        """Returns the compile time of a compiled row in ms: its first step minus its mean passes."""
+        """Returns the compile time of a compiled row in ms: its first step minus the mean times of both passes."""
         times = [mean_ms(row, name) or 0.0 for name in PASSES]
         return row.figures.first_step_ms - sum(times) if row.case.compile and all(times) else None
 

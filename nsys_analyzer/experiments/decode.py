@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from nsys_analyzer.configuration import ATTENTION_IMPLEMENTATIONS, PRECISIONS
 from nsys_analyzer.errors import ConfigurationError
@@ -38,7 +39,7 @@ _DEFINITIONS = phrase(
 
 @dataclass(frozen=True)
 class DecodeCase(TransformerCase):
-    """One model, and how it generates tokens.
+    """A model, and the way in which it generates tokens.
 
     Raises:
         ConfigurationError: the tokens do not fit into the cache.
@@ -87,27 +88,22 @@ class DecodeFigures:
 TARGET = CaseTarget("profiling_targets.decoding", DecodeCase, DecodeFigures)
 
 
-def next_ms(row: AnyRow | None) -> float | None:
+def read_latency_ms(row: AnyRow | None) -> float | None:
     """Returns the median inter-token latency in ms, or None if the row was not measured to its end."""
     return find_figure(row, "between_tokens.median_ms") if row and row.ok else None
 
 
-def cache_gain(results: Results, row: AnyRow) -> float | None:
-    """Returns the inter-token latency without the cache ÷ the inter-token latency with the cache."""
-    return ratio(next_ms(results.find_row(row, cache=False)), next_ms(row))
-
-
-def sdpa_gain(results: Results, row: AnyRow) -> float | None:
-    """Returns the inter-token latency of unfused attention ÷ the latency of SDPA."""
-    return ratio(next_ms(results.find_row(row, attention="unfused")), next_ms(row))
+def compute_speed_up(results: Results, row: AnyRow, **changes: Any) -> float | None:
+    """Returns the inter-token latency of the row that differs only in ``changes`` ÷ the latency of this row."""
+    return ratio(read_latency_ms(results.find_row(row, **changes)), read_latency_ms(row))
 
 
 def _write_sentences(results: Results) -> Iterator[str]:
     rows = results.rows
     name, cached = make_row_namer(rows), [row for row in rows if row.case.cache]
-    if gains := [(gain, row) for row in cached if (gain := cache_gain(results, row))]:
+    if gains := [(gain, row) for row in cached if (gain := compute_speed_up(results, row, cache=False))]:
         _, best = max(gains, key=lambda gain: gain[0])
-        times = [format_ms(ms) for row in (best, results.find_row(best, cache=False)) if (ms := next_ms(row))]
+        times = [format_ms(ms) for row in (best, results.find_row(best, cache=False)) if (ms := read_latency_ms(row))]
         factors = format_factor_range(gain for gain, _ in gains)
         yield (
             f"The cache makes tokens after the first {factors} as fast: {name(best)} needs "
@@ -115,7 +111,7 @@ def _write_sentences(results: Results) -> Iterator[str]:
         )
     parts = {
         "prefill": [gain for row in cached if (gain := results.speed_up(row, "first_token", attention="unfused"))],
-        INTER_TOKEN: [gain for row in cached if (gain := sdpa_gain(results, row))],
+        INTER_TOKEN: [gain for row in cached if (gain := compute_speed_up(results, row, attention="unfused"))],
     }
     if speed_ups := [f"{part} {format_factor_range(gains)}" for part, gains in parts.items() if gains]:
         yield f"Speed-up of PyTorch's SDPA over unfused attention, with the cache: {', '.join(speed_ups)}."
@@ -130,22 +126,21 @@ def _make_tables_and_charts(results: Results) -> Iterator[Block]:
         rows,
         "Time to first token (mean ± standard deviation), and inter-token latency (median, 95th percentile):",
         (f"{TTFT} ms", "ms", "first_token"),
-        ("inter-token ms", "ms", next_ms),
+        ("inter-token ms", "ms", read_latency_ms),
         ("p95", "ms", "between_tokens_p95_ms"),
         (TOKENS_PER_S, "count", "tokens_per_s"),
-        ("speed-up by the cache", "factor", lambda row: cache_gain(results, row)),
-        ("speed-up by SDPA", "factor", lambda row: sdpa_gain(results, row)),
+        ("speed-up by the cache", "factor", lambda row: compute_speed_up(results, row, cache=False)),
+        ("speed-up by SDPA", "factor", lambda row: compute_speed_up(results, row, attention="unfused")),
     )
-    # The curves show the model with the most measured rows. If several models have the most rows, they show the largest
-    # of these models.
+    # The chart shows the model with the most measured rows. If several models have equally many, it shows the largest.
     measured_rows = [row for row in rows if row.figures.token_times_ms]
     group = make_row_namer(measured_rows, ["attention", "cache"])
     counts = Counter(map(group, measured_rows))
     for model in [model for model, count in counts.items() if count == max(counts.values())][-1:]:
-        series = tuple((_variant(row), tuple(enumerate(row.figures.token_times_ms or [], 1)))
+        series = tuple((_name_variant(row), tuple(enumerate(row.figures.token_times_ms or [], 1)))
                        for row in measured_rows if group(row) == model)  # fmt: skip
         yield Lines("decode-token-times", f"Time of each token, {model}", series, "token", "ms", log_y=True)
-    throughput = {(group(row), _variant(row)): row.figures.tokens_per_s for row in measured_rows}
+    throughput = {(group(row), _name_variant(row)): row.figures.tokens_per_s for row in measured_rows}
     yield from make_bars("decode-throughput", "Throughput after prefill", throughput, "tokens/s")
     memory = make_rows_table(
         rows, "Peak memory, which includes weights and cache:",
@@ -154,7 +149,7 @@ def _make_tables_and_charts(results: Results) -> Iterator[Block]:
     yield Details("Memory", (memory,))
 
 
-def _variant(row: AnyRow) -> str:
+def _name_variant(row: AnyRow) -> str:
     return f"{row.case.attention}, {'with' if row.case.cache else 'no'} cache"
 
 

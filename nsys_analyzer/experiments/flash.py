@@ -33,9 +33,9 @@ from nsys_analyzer.trace.schema import MS_PER_S
 _IMPLEMENTATIONS = ("flash", "unfused", "sdpa", "sdpa_flash")
 PASSES = {"forward": "forward", "backward": "backward", "end_to_end": "end to end"}
 _CONTEXTS = tuple(2**power for power in range(7, 17))  # context lengths of 128 to 65,536 tokens
-#: FLOPs per visible score and feature of a head. Forward has two matmuls. Backward has five, one of which repeats a
-#: matmul of forward.
-_FLOPS = {"forward": 4, "backward": 10, "end_to_end": 14}
+#: FLOPs of each pass for each visible score and each feature of a head. Forward has two matmuls. Backward has five, one
+#: of which repeats a matmul of forward.
+_FLOPS_PER_SCORE_FEATURE = {"forward": 4, "backward": 10, "end_to_end": 14}
 _DEFINITIONS = phrase(
     "*Latency* is the median of do_bench's calls on a GPU, and the mean elsewhere. *End to end* is forward and "
     "backward together. At short contexts the latency is the fixed cost of Python and of launches. *÷ fastest peer* "
@@ -47,15 +47,15 @@ _DEFINITIONS = phrase(
 )
 
 
-def flops_per_s(row: AnyRow, name: str) -> float | None:
+def compute_flops_per_s(row: AnyRow, name: str) -> float | None:
     """Returns the FLOP/s of the matmuls of a pass, or None if the pass was not measured."""
     case, ms = row.case, mean_ms(row, name)
     length = case.context_length
     scores = case.batch_size * case.heads * (length * (length + 1) / 2 if case.causal else length**2)
-    return _FLOPS[name] * case.d_head * scores / ms * MS_PER_S if ms else None
+    return _FLOPS_PER_SCORE_FEATURE[name] * case.d_head * scores / ms * MS_PER_S if ms else None
 
 
-def over_peers(rows: dict[str, AnyRow], name: str) -> float | None:
+def compare_with_fastest_peer(rows: dict[str, AnyRow], name: str) -> float | None:
     """Returns the time of flash ÷ the time of the fastest other implementation.
 
     Args:
@@ -81,7 +81,7 @@ def _write_sentences(results: Results) -> Iterator[StrOrText]:
                 at = format_factor_range(gain for length, gain in gains if length == longest)
                 where = f"At context {longest:,} in {precision}, forward and backward"
                 yield f"{where}, flash is {at} as fast as {words}."
-        rates = [max(flops_per_s(row, name) or 0.0 for row in flash_rows) for name in ("forward", "backward")]
+        rates = [max(compute_flops_per_s(row, name) or 0.0 for row in flash_rows) for name in ("forward", "backward")]
         forward, backward = (format_number(rate, "flop/s") for rate in rates)
         yield f"In {precision} flash reaches {forward} forward and {backward} backward."
         # The memory is compared at the longest context at which both implementations were measured.
@@ -101,18 +101,15 @@ def _make_tables_and_charts(results: Results) -> Iterator[Block]:
     tables = []
     for name, title in PASSES.items():
 
-        def over(group: dict[str, AnyRow], name: str = name) -> Cell:
-            """Returns the time of flash ÷ the time of its fastest peer."""
-            return over_peers(group, name)
-
-        def rate(group: dict[str, AnyRow], name: str = name) -> Cell:
+        def compute_flash_flops_per_s(group: dict[str, AnyRow], name: str = name) -> Cell:
             """Returns the FLOP/s of flash."""
-            return flops_per_s(group["flash"], name) if "flash" in group else None
+            return compute_flops_per_s(group["flash"], name) if "flash" in group else None
 
         latency = make_comparison_table(
             rows, "implementation", f"Latency {title}:",
             {implementation: (f"{implementation} ms", "ms", f"{name}.ms") for implementation in implementations},
-            ("÷ fastest peer", "factor", over), ("flash FLOP/s", "flop/s", rate),
+            ("÷ fastest peer", "factor", partial(compare_with_fastest_peer, name=name)),
+            ("flash FLOP/s", "flop/s", compute_flash_flops_per_s),
         )  # fmt: skip
         tables.append(latency)
     memory = make_comparison_table(

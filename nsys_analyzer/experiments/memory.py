@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from nsys_analyzer.configuration import PRECISIONS
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.model import AnyRow, Bench, Results, list_option, option, scalar_options
-from nsys_analyzer.experiments.section import Column, make_row_namer, make_rows_table
+from nsys_analyzer.experiments.section import make_row_namer, make_rows_table
 from nsys_analyzer.experiments.steps import PHASES, TransformerCase
 from nsys_analyzer.inputs.rows import CaseTarget
 from nsys_analyzer.report.model import Block, Cell, Details, Field, Lines, make_table
@@ -19,7 +20,7 @@ from nsys_analyzer.text import phrase
 
 #: A time in ms, and the bytes that are allocated from then on.
 Point: TypeAlias = tuple[float, int]
-#: The number of timelines that the report shows unfolded.
+#: The report folds all timelines except for the first ones, which are this many.
 _UNFOLDED_TIMELINES = 2
 #: Two peaks count as equal if they differ by at most this share.
 _EQUAL_PEAKS_TOLERANCE = 0.001
@@ -29,7 +30,8 @@ _DEFINITIONS = phrase(
     "backward begins. The activations of a layer are the memory that its lines allocate in forward and that is still "
     "allocated when forward ends, without parameters. *Reserved* is the memory that the allocator holds on the GPU."
 )
-_LONGEST_CODE = 52
+#: A table shows at most this many characters of a source line.
+_LONGEST_SOURCE_LINE = 52
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class MemoryCase(TransformerCase):
 
 @dataclass(frozen=True)
 class PhaseFigures:
-    """The memory at the start of a phase, and the peak memory during the phase."""
+    """The start and the end of a phase, the memory at its start, and the peak memory during the phase."""
 
     name: str
     start_ms: float
@@ -77,12 +79,12 @@ class SavedLine:
 
 @dataclass
 class MemoryFigures:
-    """Memory of the recorded step.
+    """The memory of the recorded step.
 
     Attributes:
         base_bytes: the memory that was allocated before the step.
         timeline_ms_bytes: times since the step began, and the bytes that are allocated from then on.
-        kept_bytes: the memory that forward allocates and that is still allocated when it ends.
+        kept_bytes: the memory that forward allocates and that is still allocated when forward ends.
         layer_saves_bytes: the memory that forward allocates in one layer and that is still allocated when forward ends,
             as a mean over the layers.
     """
@@ -106,17 +108,18 @@ def _write_sentences(results: Results) -> Iterator[str]:
     if rows:
         top = max(rows, key=lambda row: row.figures.step_peak_bytes or 0)
         peak = format_number(top.figures.step_peak_bytes or 0, "bytes")
-        yield f"The highest memory is {peak}: {name(top)}, in {phase_of_peak(top)}."
+        yield f"The highest memory is {peak}: {name(top)}, in {name_peak_phases(top)}."
     if steps := [row for row in rows if row.case.mode == "train"]:
-        counts = Counter(map(phase_of_peak, steps)).most_common()
+        counts = Counter(map(name_peak_phases, steps)).most_common()
         phases = ", ".join(f"{phase} ({count} of {len(steps)})" for phase, count in counts)
         yield f"The memory of a full step peaks in {phases}."
-        top = max(steps, key=_saved)
-        yield f"A layer saves up to {format_number(_saved(top), 'bytes')} of activations for backward ({name(top)})."
+        top = max(steps, key=_read_saved_bytes)
+        saved = format_number(_read_saved_bytes(top), "bytes")
+        yield f"A layer saves up to {saved} of activations for backward ({name(top)})."
 
 
-def phase_of_peak(row: AnyRow) -> str:
-    """Returns the phase in which memory peaks, or several phases if the peak is equal in all of them."""
+def name_peak_phases(row: AnyRow) -> str:
+    """Returns the phase in which memory peaks. Phases with equal peaks are joined by "and"."""
     phases = row.figures.phases or []
     top = max(phase.peak_bytes for phase in phases)
     tied = [phase for phase in phases if phase.peak_bytes >= top * (1 - _EQUAL_PEAKS_TOLERANCE)]
@@ -124,7 +127,7 @@ def phase_of_peak(row: AnyRow) -> str:
     return " and ".join(rising or [tied[0].name])
 
 
-def _saved(row: AnyRow) -> float:
+def _read_saved_bytes(row: AnyRow) -> float:
     return row.figures.layer_saves_bytes or 0
 
 
@@ -133,14 +136,15 @@ def _make_tables_and_charts(results: Results) -> Iterator[Block]:
     name, ok = make_row_namer(rows), [row for row in rows if row.ok]
     yield make_rows_table(
         rows, "Memory of tensors before the step, the peak of each phase, and the reserved memory:",
-        ("before", "bytes", "base_bytes"), *(_peak_of(phase) for phase in PHASES),
+        ("before", "bytes", "base_bytes"),
+        *((phase, "bytes", partial(_find_peak_bytes, name=phase)) for phase in PHASES),
         ("reserved", "bytes", "reserved_peak_bytes"),
     )  # fmt: skip
-    # A timeline shows the longest context of each model, mode and precision. Full steps and large models come first.
+    # Each model, mode and precision has a timeline, of its longest context. Full steps and large models come first.
     ordered = sorted(ok, key=lambda row: row.case.context_length)
     longest = {(row.case.model, row.case.mode, row.case.precision): row for row in ordered}.values()
     drawn_rows = sorted(longest, key=lambda row: (row.case.mode != "train", -(row.figures.base_bytes or 0)))
-    timelines = tuple(_timeline(row, name(row)) for row in drawn_rows)
+    timelines = tuple(_make_timeline(row, name(row)) for row in drawn_rows)
     yield from timelines[:_UNFOLDED_TIMELINES]
     if timelines[_UNFOLDED_TIMELINES:]:
         yield Details("More timelines", timelines[_UNFOLDED_TIMELINES:])
@@ -149,24 +153,21 @@ def _make_tables_and_charts(results: Results) -> Iterator[Block]:
             trained,
             "Memory saved for backward (activations):",
             ("one layer", "bytes", "layer_saves_bytes"),
-            ("all layers", "bytes", lambda row: _saved(row) * row.case.size.num_layers),
+            ("all layers", "bytes", lambda row: _read_saved_bytes(row) * row.case.size.num_layers),
             ("whole forward pass", "bytes", "kept_bytes"),
         )
-        top = max(trained, key=_saved)
+        top = max(trained, key=_read_saved_bytes)
         by_line = f"{name(top)}: activations by the source line that allocated them, mean over the layers:"
-        lines = [*(top.figures.layer_saves or ()), SavedLine("sum", "", 0, _saved(top))]
+        lines = [*(top.figures.layer_saves or ()), SavedLine("sum", "", 0, _read_saved_bytes(top))]
         yield Details("Activations of a layer by source line", (make_table(_SAVED_LINES, lines, by_line),))
 
 
-def _peak_of(phase: str) -> Column:
-    def peak(row: AnyRow) -> Cell:
-        """Returns the peak memory of the phase in bytes."""
-        return next((figures.peak_bytes for figures in row.figures.phases or () if figures.name == phase), None)
-
-    return phase, "bytes", peak
+def _find_peak_bytes(row: AnyRow, name: str) -> Cell:
+    """Returns the peak memory during a phase."""
+    return next((phase.peak_bytes for phase in row.figures.phases or () if phase.name == name), None)
 
 
-def _timeline(row: AnyRow, name: str) -> Lines:
+def _make_timeline(row: AnyRow, name: str) -> Lines:
     points = tuple((ms, level / 2**30) for ms, level in row.figures.timeline_ms_bytes or ())
     spans = tuple((phase.name, phase.start_ms, phase.end_ms) for phase in row.figures.phases or ())
     return Lines(
@@ -180,14 +181,14 @@ def _timeline(row: AnyRow, name: str) -> Lines:
     )
 
 
-def _code(line: SavedLine) -> Cell:
+def _shorten_source_line(line: SavedLine) -> Cell:
     code = line.code.partition("  #")[0]
-    return code if len(code) <= _LONGEST_CODE else f"{code[: _LONGEST_CODE - 1]}…"
+    return code if len(code) <= _LONGEST_SOURCE_LINE else f"{code[: _LONGEST_SOURCE_LINE - 1]}…"
 
 
 _SAVED_LINES: tuple[Field[SavedLine], ...] = (
     Field("line", "text", lambda line: line.source),
-    Field("code", "code", _code),
+    Field("code", "code", _shorten_source_line),
     Field("tensors", "count", lambda line: line.tensors or None),
     Field("bytes", "bytes", lambda line: line.bytes),
 )

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from nsys_analyzer.experiments.model import (
@@ -39,7 +40,7 @@ from nsys_analyzer.report.model import (
 from nsys_analyzer.report.units import format_number, format_percent
 from nsys_analyzer.text import StrOrText, emphasis, join_texts, phrase
 
-#: A column: its heading, its unit, and the path of a figure, or a function that makes the cell.
+#: A column: its heading, its unit, and the path of a figure or a function that returns the cell of a row.
 Column: TypeAlias = tuple[str, Unit, str | Callable[[Any], Cell]]
 
 _STATUS_WORDS = {
@@ -48,8 +49,9 @@ _STATUS_WORDS = {
     "failed": "Failed",
     "unsupported": "Not supported here",
 }
+#: A sentence that lists rows names at most this many of them.
 _MOST_LISTED_ROWS = 4
-#: A message is cut to this many characters in a table. The file of rows contains the whole message.
+#: A table shows at most this many characters of a message. The file of rows contains the whole message.
 _MESSAGE_LENGTH = 160
 #: Times are unsteady if their coefficient of variation (standard deviation ÷ mean) exceeds this value.
 _UNSTEADY_CV = 0.1
@@ -58,35 +60,34 @@ _UNSTEADY_CV = 0.1
 def make_section(bench: Bench, results: Results) -> Section:
     """Returns the section of an experiment.
 
-    The section contains answers, conditions, unsteady times, tables, figures, and the messages of rows that failed.
+    The section contains sentences on the results, the conditions, unsteady times, tables, charts, and the messages of
+    rows that failed.
     """
     rows = results.rows
-    unsteady = tuple(_unsteady_times(rows))
-    machine = next((row.machine for row in results.rows if row.machine), {})
+    unsteady = tuple(_describe_unsteady_times(rows))
+    machine = next((row.machine for row in rows if row.machine), {})
     device = machine.get("gpu") or f"CPU, {machine.get('threads', '?')} threads"
-    values = (
-        {option: values_of_option(results.rows, option) for option in options_of(bench.target.case)}
-        if bench.conditions
-        else {}
-    )
+    values: dict[str, str] = {}
+    for option in options_of(bench.target.case) if bench.conditions else ():
+        values_of_option = dict.fromkeys(getattr(row.case, option) for row in rows)
+        values[option] = ", ".join(map(format_value, values_of_option))
     conditions = {
         "Device": f"{device}, PyTorch {machine.get('torch', '?')}, Python {machine.get('python', '?')}",
         **{name: condition.format(**values) for name, condition in bench.conditions.items()},
     }
+    conditions_text = "; ".join(f"{name}: {condition}" for name, condition in conditions.items())
     blocks: tuple[Block, ...] = (
-        Paragraph(join_texts(" ", (*bench.write_sentences(results), *_sentences_on_statuses(rows)))),
-        Paragraph(
-            emphasis("Conditions.") + f" {'; '.join(f'{name}: {condition}' for name, condition in conditions.items())}."
-        ),
+        Paragraph(join_texts(" ", (*bench.write_sentences(results), *_describe_statuses(rows)))),
+        Paragraph(emphasis("Conditions.") + f" {conditions_text}."),
         *([Listing(unsteady)] if unsteady else []),
         *bench.make_tables_and_charts(results),
-        *_messages(rows),
+        *_make_message_table(rows),
         *([Paragraph(bench.definitions)] if bench.definitions else []),
     )
     return Section(f"bench-{bench.name}", f"Bench: {bench.title}", blocks)
 
 
-def _unsteady_times(rows: Sequence[AnyRow]) -> Iterator[StrOrText]:
+def _describe_unsteady_times(rows: Sequence[AnyRow]) -> Iterator[StrOrText]:
     """Yields a sentence about the times whose coefficient of variation exceeds ``_UNSTEADY_CV``."""
     name = make_row_namer(rows)
     times: dict[str, float] = {}
@@ -105,7 +106,7 @@ def _unsteady_times(rows: Sequence[AnyRow]) -> Iterator[StrOrText]:
         )  # fmt: skip
 
 
-def _sentences_on_statuses(rows: Sequence[AnyRow]) -> Iterator[str]:
+def _describe_statuses(rows: Sequence[AnyRow]) -> Iterator[str]:
     """Yields a sentence for each status other than ok, which names the rows with this status."""
     name = make_row_namer(rows)
     for status, word in _STATUS_WORDS.items():
@@ -115,24 +116,23 @@ def _sentences_on_statuses(rows: Sequence[AnyRow]) -> Iterator[str]:
         yield "Nothing ran out of memory."
 
 
-def _messages(rows: Sequence[AnyRow]) -> Iterator[Block]:
+def _make_message_table(rows: Sequence[AnyRow]) -> Iterator[Block]:
     """Yields a folded table with the messages of the rows whose status is not ok."""
-
-    def shortened(row: AnyRow) -> str:
-        """Returns the start of a row's message."""
-        return row.message if len(row.message) <= _MESSAGE_LENGTH else f"{row.message[:_MESSAGE_LENGTH]}…"
-
     if unmeasured := [row for row in rows if not row.ok]:
         columns: tuple[Field[AnyRow], ...] = (
             Field("what", "text", make_row_namer(rows)),
             Field("status", "text", lambda row: row.status),
-            Field("message", "text", shortened),
+            Field("message", "text", _shorten_message),
         )
         yield Details(f"Rows without a measurement: {len(unmeasured)}", (make_table(columns, unmeasured),))
 
 
+def _shorten_message(row: AnyRow) -> str:
+    return row.message if len(row.message) <= _MESSAGE_LENGTH else f"{row.message[:_MESSAGE_LENGTH]}…"
+
+
 def _list_first(names: Iterable[str]) -> str:
-    """Returns the first names for a sentence, and the number of further names."""
+    """Returns the first names for a sentence, and how many names follow them."""
     all_names = list(names)
     remaining = len(all_names) - _MOST_LISTED_ROWS
     return "; ".join(all_names[:_MOST_LISTED_ROWS]) + (f"; {remaining} more" if remaining > 0 else "")
@@ -142,7 +142,7 @@ def _list_first(names: Iterable[str]) -> str:
 
 
 def find_differing_options(rows: Sequence[AnyRow], without: Iterable[str] = ()) -> list[str]:
-    """Returns the options whose values differ among the rows, and the model in any case.
+    """Returns the options whose values differ among the rows. The option ``model`` is always among them.
 
     Args:
         rows: the rows.
@@ -161,16 +161,10 @@ def make_row_namer(rows: Sequence[AnyRow], without: Iterable[str] = ()) -> Calla
     return lambda row: describe(row.case, keys) or row.module.rpartition(".")[2]
 
 
-def values_of_option(rows: Iterable[AnyRow], option: str) -> str:
-    """Returns the values of an option in the rows, for a sentence."""
-    values = dict.fromkeys(getattr(row.case, option) for row in rows)
-    return ", ".join(map(format_value, values))
-
-
 def format_factor_range(factors: Iterable[float]) -> str:
     """Returns the smallest and the largest factor for a sentence, such as ``1.2× to 3.4×``.
 
-    If both factors are formatted as the same text, the text is written once.
+    If both factors have the same text, it is written once.
     """
     ordered = sorted(factors)
     return " to ".join(dict.fromkeys(format_number(factor, "factor") for factor in (ordered[0], ordered[-1])))
@@ -190,38 +184,36 @@ def format_scientific(value: float | None) -> str | None:
 # --- tables
 
 
-def make_cell_reader(source: str | Callable[[Any], Cell]) -> Callable[[Any], Cell]:
-    """Returns a function that makes the cell of a row.
+def make_cell(line: Any, source: str | Callable[[Any], Cell]) -> Cell:
+    """Returns the cell of a table's line, which is a row or a group of rows.
 
     Args:
-        source: the path of a figure, or the function itself. A cell of repeated times shows mean and standard
-            deviation.
+        line: the row or the group.
+        source: a function that returns the cell, or the path of a figure of a row. A cell of repeated times contains
+            their mean and standard deviation.
     """
     if not isinstance(source, str):
-        return source
-
-    def figure_cell(row: AnyRow | None) -> Cell:
-        """Returns the cell of a figure, with its spread if it has one."""
-        value = find_figure(row, source)
-        if not is_dataclass(value):
-            return value  # type: ignore[no-any-return]
-        times: Any = value
-        return None if times.ms is None else Spread(times.ms, getattr(times, "std_ms", None))
-
-    return figure_cell
+        return source(line)
+    value = find_figure(line, source)
+    if not is_dataclass(value):
+        return value  # type: ignore[no-any-return]
+    times: Any = value
+    return None if times.ms is None else Spread(times.ms, getattr(times, "std_ms", None))
 
 
 def make_rows_table(rows: Sequence[AnyRow], caption: StrOrText, *columns: Column, status: bool = True) -> Table:
-    """Returns a table with a line for each row: the options that differ, the columns, and the status."""
-    names = _option_columns(rows, find_differing_options(rows), lambda row: row.case)
-    cells: list[Field[AnyRow]] = [Field(title, unit, make_cell_reader(source)) for title, unit, source in columns]
+    """Returns a table with a line for each row: the options that differ among the rows, the columns, and the status."""
+    names = _make_option_columns(rows, find_differing_options(rows), lambda row: row.case)
+    cells: list[Field[AnyRow]] = [
+        Field(title, unit, partial(make_cell, source=source)) for title, unit, source in columns
+    ]
     if status and not all(row.ok for row in rows):
         cells.append(Field("status", "text", lambda row: row.status))
     return make_table([*names, *cells], rows, caption, names=len(names))
 
 
 def group_rows(rows: Sequence[AnyRow], option: str) -> list[dict[Any, AnyRow]]:
-    """Returns groups of rows that differ only in this option. Each group maps the option's values to rows."""
+    """Returns the groups of rows that differ only in one option. A group maps the option's values to rows."""
     groups_by_configuration: dict[Any, dict[Any, AnyRow]] = {}
     for row in rows:
         group = groups_by_configuration.setdefault(configuration(row.case, option), {})
@@ -236,45 +228,48 @@ def make_comparison_table(
 
     Args:
         rows: the rows.
-        option: the option, each of whose values has a column.
+        option: the option.
         caption: the caption of the table.
-        columns: the column of each value of the option.
-        group_columns: further columns, whose cells are made from all rows of a line by the option's value.
+        columns: for each value of the option, its column. The column's cells are made from the row with this value.
+        group_columns: further columns. Their cells are made from the group, which maps the option's values to rows.
     """
 
-    def cell_of_value(value: Any, source: str | Callable[[Any], Cell]) -> Callable[[dict[Any, AnyRow]], Cell]:
-        """Returns the function that makes the cell of one value of the option."""
+    def make_value_cell(group: dict[Any, AnyRow], value: Any, source: str | Callable[[Any], Cell]) -> Cell:
+        """Returns the cell of the group's row for a value of the option, or the status of a row without a figure."""
+        row = group.get(value)
+        content = make_cell(row, source) if row else None
+        return row.status if row and not row.ok and content is None else content
 
-        def group_cell(group: dict[Any, AnyRow]) -> Cell:
-            """Returns the cell of the group's row, or the status of a row without a figure."""
-            row = group.get(value)
-            content = make_cell_reader(source)(row) if row else None
-            return row.status if row and not row.ok and content is None else content
-
-        return group_cell
-
-    names = _option_columns(rows, find_differing_options(rows, [option]), lambda group: next(iter(group.values())).case)
-    cells = [Field(title, unit, cell_of_value(value, source)) for value, (title, unit, source) in columns.items()]
-    last: list[Field[Any]] = [Field(title, unit, make_cell_reader(source)) for title, unit, source in group_columns]
-    return make_table([*names, *cells, *last], group_rows(rows, option), caption, names=len(names))
-
-
-def _option_columns(rows: Sequence[AnyRow], options: Iterable[str], case: Callable[[Any], Any]) -> list[Field[Any]]:
-    """Returns the columns of some options. ``case`` returns the case of a line's row or group."""
-
-    def column(option: str) -> Field[Any]:
-        """Returns the column of one option."""
-        is_number = type(getattr(rows[0].case, option)) is int
-        return Field(
-            format_option_name(option),
-            "count" if is_number else "text",
-            lambda line: to_command_line_value(getattr(case(line), option)),
-        )
-
-    return [column(option) for option in options]
+    names = _make_option_columns(
+        rows, find_differing_options(rows, [option]), lambda group: next(iter(group.values())).case
+    )
+    cells: list[Field[Any]] = [
+        Field(title, unit, partial(make_value_cell, value=value, source=source))
+        for value, (title, unit, source) in columns.items()
+    ]
+    cells += [Field(title, unit, partial(make_cell, source=source)) for title, unit, source in group_columns]
+    return make_table([*names, *cells], group_rows(rows, option), caption, names=len(names))
 
 
-# --- figures
+def _make_option_columns(
+    rows: Sequence[AnyRow], options: Iterable[str], find_case: Callable[[Any], Any]
+) -> list[Field[Any]]:
+    """Returns the columns of some options. ``find_case`` returns the case of a line's row or group."""
+
+    def read_option(line: Any, option: str) -> Cell:
+        """Returns the value of an option in a line."""
+        value: Cell = to_command_line_value(getattr(find_case(line), option))
+        return value
+
+    units: dict[str, Unit] = {
+        option: "count" if type(getattr(rows[0].case, option)) is int else "text" for option in options
+    }
+    return [
+        Field(format_option_name(option), unit, partial(read_option, option=option)) for option, unit in units.items()
+    ]
+
+
+# --- charts
 
 
 def make_bars(
@@ -292,9 +287,9 @@ def make_bars(
 def make_curves(
     key: str, title: str, rows: Sequence[AnyRow], value: Callable[[AnyRow], float | None], y_axis: str
 ) -> Iterator[Lines]:
-    """Yields a chart of values over the context length.
+    """Yields a chart of values over the context length, or nothing if there is no curve.
 
-    Each curve connects the rows that differ only in the context length, and has at least two points.
+    A curve connects the rows that differ only in the context length, if there are at least two such rows.
     """
     name = make_row_namer(rows, ["context_length"])
     points: dict[str, list[tuple[float, float]]] = {}
@@ -305,10 +300,10 @@ def make_curves(
         yield Lines(key, title, series, "context length, tokens", y_axis, log_x=True, log_y=True)
 
 
-def fitted_exponent(points: Sequence[tuple[float, float]]) -> float | None:
+def fit_exponent(points: Sequence[tuple[float, float]]) -> float | None:
     """Returns the exponent p of the curve y = c · xᵖ that fits positive points best.
 
-    The fit is by least squares of log y over log x. The result is None if the points have fewer than two different x.
+    The fit minimizes the squared errors of log y over log x. The result is None if all points have the same x.
     """
     logs = [(math.log(x), math.log(y)) for x, y in points if x > 0 and y > 0]
     if len({x for x, _ in logs}) < 2:
