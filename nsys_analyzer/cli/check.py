@@ -40,14 +40,14 @@ def check(ctx: click.Context, evidence: Callable[[], Evidence], text: TextIO, ou
     if output_format == "json":
         print_json(to_plain_data(claims), indent=None)
     else:
-        explained: set[str] = set()
+        explained_reasons: set[str] = set()
         for claim in claims.claims:
             click.echo(f"{'not judged' if claim.holds is None else str(claim.holds).lower()}: {claim.text}")
             for detail in (*map(format_answer, claim.answers), *claim.report):
                 click.echo(f"    {detail}")
-            missing = None if claim.answers else claim.cannot_answer
-            if missing and missing.why not in explained:  # print each explanation once
-                explained.add(missing.why)
-                click.echo(f"    {missing.why}. It needs: {missing.needs}")
+            missing_answer = None if claim.answers else claim.cannot_answer
+            if missing_answer and missing_answer.why not in explained_reasons:
+                explained_reasons.add(missing_answer.why)
+                click.echo(f"    {missing_answer.why}. It needs: {missing_answer.needs}")
     verdicts = {claim.holds for claim in claims.claims}
     ctx.exit(FALSE_CLAIM_STATUS if False in verdicts else CANNOT_ANSWER_STATUS if None in verdicts else 0)

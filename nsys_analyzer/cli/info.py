@@ -84,12 +84,12 @@ def _list_versions(trace: Trace) -> Iterator[str]:
 
 
 def _list_tables(reader: Reader) -> Iterator[str]:
-    unread = reader.unread_tables()
+    unread_tables = reader.unread_tables()
     for name, rows in reader.count_rows(
         sorted(name for name in reader.columns_of if not name.startswith("ENUM_"))
     ).items():
         if rows:
-            yield f"{name}: {rows:,}{' (not read)' if name in unread else ''}"
+            yield f"{name}: {rows:,}{' (not read)' if name in unread_tables else ''}"
 
 
 def _list_processes(trace: Trace) -> Iterator[str]:
@@ -121,10 +121,10 @@ def _list_ranges(trace: Trace) -> Iterator[str]:
     ranges = trace.ranges
     count = np.bincount(ranges.name, minlength=len(ranges.names))
     total = np.bincount(ranges.name, weights=ranges.end - ranges.start, minlength=len(ranges.names))
-    order = [int(i) for i in np.argsort(-total, kind="stable") if count[i]]
-    for i in order[:_MAX_RANGE_NAMES]:
+    name_indices = [int(i) for i in np.argsort(-total, kind="stable") if count[i]]
+    for i in name_indices[:_MAX_RANGE_NAMES]:
         yield f"{ranges.names[i] or '(unnamed)'}: {count[i]:,}, {total[i] / NS_PER_MS:,.3f}"
-    if len(order) > _MAX_RANGE_NAMES:
-        yield f"and {len(order) - _MAX_RANGE_NAMES} more names"
+    if len(name_indices) > _MAX_RANGE_NAMES:
+        yield f"and {len(name_indices) - _MAX_RANGE_NAMES} more names"
     for i in np.unique(trace.open_ranges.name).tolist():
         yield f"{trace.open_ranges.names[i]}: {(trace.open_ranges.name == i).sum():,} without an end"

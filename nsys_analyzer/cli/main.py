@@ -113,9 +113,9 @@ def main() -> None:
         if isinstance(error, BrokenPipeError):  # the reader has closed the pipe: nothing more can be printed
             sys.stderr.close()
             sys.exit(1)
-        where = f"{error.filename}: " if error.filename else ""
+        location = f"{error.filename}: " if error.filename else ""
         remedy = ". Free some space, or write elsewhere" if error.errno == errno.ENOSPC else ""
-        _fail(f"{where}{error.strerror or error}{remedy}")
+        _fail(f"{location}{error.strerror or error}{remedy}")
 
 
 def _fail(message: str, status: int = 1) -> NoReturn:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nsys_analyzer.report.model import Report
 
 #: The type of an option that counts tokens, sequences or steps.
-SIZE = click.IntRange(1, 2**31 - 1)
+COUNT_TYPE = click.IntRange(1, 2**31 - 1)
 #: The type of an argument or option that is the path of a file or folder.
 PATH = click.Path(path_type=Path)
 
@@ -105,7 +105,7 @@ def names_options(function: Function) -> Function:
         PHASES, "--step", metavar="RANGE", help="The name of the range around each step. A number may follow the name."
     )
     @option(
-        PHASES, "--steps", type=SIZE, metavar="N",
+        PHASES, "--steps", type=COUNT_TYPE, metavar="N",
         help="The number of steps in the capture. Needed if neither NVTX ranges nor repeated launches show the steps.",
     )  # fmt: skip
     @option(
@@ -129,8 +129,10 @@ def configuration_options(function: Function) -> Function:
     precisions = click.Choice(["fp32", "tf32", "bf16", "fp16"], case_sensitive=False)
 
     @option(CONFIGURATION, "--model", metavar="NAME", help=f"The model in the captures: {list_model_names()}.")
-    @option(CONFIGURATION, "--context-length", type=SIZE, metavar="TOKENS", help="The context length in the captures.")
-    @option(CONFIGURATION, "--batch-size", type=SIZE, metavar="N", help="The batch size in the captures.")
+    @option(
+        CONFIGURATION, "--context-length", type=COUNT_TYPE, metavar="TOKENS", help="The context length in the captures."
+    )
+    @option(CONFIGURATION, "--batch-size", type=COUNT_TYPE, metavar="N", help="The batch size in the captures.")
     @option(CONFIGURATION, "--precision", type=precisions, help="The precision in the captures.")
     @functools.wraps(function)
     def command(
@@ -247,10 +249,10 @@ def valued_option(
     metavar = f"[{'|'.join(words)}]" if words else unit
     parameter: Any = _Switch(words) if is_switch else click.Choice(words) if words else kind
     if kind is int:
-        parameter = click.IntRange(least, SIZE.max)
+        parameter = click.IntRange(least, COUNT_TYPE.max)
     if in_list:
         return list_option(group, flag, name, click.types.convert_type(parameter), metavar, help)
-    return option(group, flag, name, type=parameter, metavar=metavar, help=help, **_without_value(parameter))
+    return option(group, flag, name, type=parameter, metavar=metavar, help=help, **_allow_missing_value(parameter))
 
 
 def list_option(
@@ -270,14 +272,14 @@ def list_option(
 
     return option(
         group, flag, name, metavar=f"{metavar}[,...]", multiple=True, callback=convert, help=help,
-        **_without_value(kind),
+        **_allow_missing_value(kind),
     )  # fmt: skip
 
 
 # --- types of options
 
 
-def _without_value(kind: Any) -> dict[str, Any]:
+def _allow_missing_value(kind: Any) -> dict[str, Any]:
     """Returns the attributes of an option that may stand without a value: a switch is then on."""
     return {"is_flag": False, "flag_value": "on"} if isinstance(kind, _Switch) else {}
 

@@ -55,8 +55,8 @@ def report(
 
     # The target is checked before the captures are read, so that a mistyped path is reported at once.
     renderer = RENDERERS[output_format]
-    to_file = output != "-" and (output or not renderer.is_data)
-    target = Path(output or renderer.file) if to_file else None
+    writes_file = output != "-" and (output or not renderer.is_data)
+    target = Path(output or renderer.file) if writes_file else None
     # If only timings are given, the captures beside them are read.
     sources = (*traces, *csv_paths, *({path.parent for path in csv_paths} if not traces else ()))
     if target:

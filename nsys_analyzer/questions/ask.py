@@ -62,7 +62,7 @@ class CannotAnswer(msgspec.Struct, frozen=True):
     needs: str
 
 
-class RestsOn(msgspec.Struct, frozen=True, omit_defaults=True):
+class AnswerSource(msgspec.Struct, frozen=True, omit_defaults=True):
     """The rows that an answer rests on: rows of a table of nsys, or events of a category in a trace of PyTorch."""
 
     capture: str
@@ -84,7 +84,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     figure: str
-    evidence: RestsOn
+    evidence: AnswerSource
     value: float | int | str | tuple[float, float] | None = None
     unit: str = ""
     of: str = ""
@@ -145,7 +145,7 @@ def _answer_question(evidence: Evidence, question: Question) -> Answer:
         why = f"The question matches {len(captures)} processes. There are: {titles}"
         needs = f"nsys-analyze ask CAPTURE '{question.text} capture=NAME process=NAME'"
         sources = ", ".join(dict.fromkeys(capture.source for capture in captures))
-        return Answer(question.text, RestsOn(sources), cannot_answer=CannotAnswer(why, needs))
+        return Answer(question.text, AnswerSource(sources), cannot_answer=CannotAnswer(why, needs))
     return _answer_for(captures[0], evidence, question)
 
 
@@ -159,17 +159,17 @@ def _answer_for(capture: CaptureSummary, evidence: Evidence, question: Question)
         value, of, table, rows = evaluate(figure, Subject(capture, evidence.runs, question.arguments))
     except CannotAnswerError as error:
         reason = CannotAnswer(error.message, error.hint)
-        return Answer(question.text, RestsOn(source, capture.process), unit=figure.unit, cannot_answer=reason)
+        return Answer(question.text, AnswerSource(source, capture.process), unit=figure.unit, cannot_answer=reason)
     rounded: float | str | tuple[float, float]
     if isinstance(value, tuple):
         rounded = (_round(value[0]), _round(value[1]))
     else:
         rounded = value if isinstance(value, str) else _round(value)
-    rests_on = RestsOn(source, capture.process, table, rows)
+    answer_source = AnswerSource(source, capture.process, table, rows)
     for finding in capture.findings or ():
         if finding.id == question.arguments.get("finding"):
-            return Answer(question.text, rests_on, rounded, figure.unit, of, finding.title, finding.remedy)
-    return Answer(question.text, rests_on, rounded, figure.unit, of)
+            return Answer(question.text, answer_source, rounded, figure.unit, of, finding.title, finding.remedy)
+    return Answer(question.text, answer_source, rounded, figure.unit, of)
 
 
 def _round(value: float) -> float:
@@ -221,11 +221,11 @@ def rank_answers(evidence: Evidence) -> Iterator[Answer]:
     """
     for run in evidence.runs:
         yield from _answers_of_run(evidence, run)
-    by_capture = (list(_answers_of_capture(evidence, capture)) for capture in evidence.captures)
-    in_turn = [answer for ranked in zip_longest(*by_capture) for answer in ranked if answer]
-    yield from (answer for answer in in_turn if answer.cannot_answer is None)
-    first_by_reason: dict[tuple[RestsOn, str], Answer] = {}
-    for answer in reversed(in_turn):
+    answers_by_capture = (list(_answers_of_capture(evidence, capture)) for capture in evidence.captures)
+    interleaved_answers = [answer for ranked in zip_longest(*answers_by_capture) for answer in ranked if answer]
+    yield from (answer for answer in interleaved_answers if answer.cannot_answer is None)
+    first_by_reason: dict[tuple[AnswerSource, str], Answer] = {}
+    for answer in reversed(interleaved_answers):
         if answer.cannot_answer:
             first_by_reason[answer.evidence, answer.cannot_answer.why] = answer
     yield from reversed(first_by_reason.values())
@@ -237,20 +237,20 @@ def _answers_of_run(evidence: Evidence, run: ParallelRun) -> Iterator[Answer]:
         describe_late_rank,  # this import is needed only for runs of several ranks
     )
 
-    rests_on = RestsOn(run.name)
+    answer_source = AnswerSource(run.name)
     if rank := run.slowest_rank:
         arguments = {"capture": rank.capture, "process": rank.label}
         if rank.rank is not None:
             arguments["rank"] = str(rank.rank)
         answer = _answer_question(evidence, Question.about("late_ms", **arguments))
         if answer.cannot_answer is None:
-            rests_on = replace(answer.evidence, capture=run.name)
+            answer_source = replace(answer.evidence, capture=run.name)
             yield replace(answer, title=plain(describe_late_rank(run)))
     for finding in run.findings:
         saving = (_round(finding.saves_ms_low), _round(finding.saves_ms_high))
         title = ". ".join((finding.title, *map(plain, finding.evidence[:1])))
         figure = f"saves_ms finding={finding.id}"
-        yield Answer(figure, rests_on, saving, "ms", "a step of all ranks, replayed", title, finding.remedy)
+        yield Answer(figure, answer_source, saving, "ms", "a step of all ranks, replayed", title, finding.remedy)
 
 
 def _answers_of_capture(evidence: Evidence, capture: CaptureSummary) -> Iterator[Answer]:

@@ -92,7 +92,7 @@ class Claims(msgspec.Struct, frozen=True):
 _SentenceKind = Literal["sentence", "title", "heading"]
 
 
-class _Sentence(NamedTuple):
+class _ReportSentence(NamedTuple):
     """A sentence of the report.
 
     Attributes:
@@ -107,11 +107,11 @@ class _Sentence(NamedTuple):
     kind: _SentenceKind
 
 
-class _Table(NamedTuple):
+class _ReportTable(NamedTuple):
     """A table of the report, with the sentence before the table and the number of the title above the table."""
 
     table: Table
-    preceding: str
+    preceding_sentence: str
     title_id: int
 
 
@@ -156,8 +156,8 @@ def _continues_in_other_text(part_above: _TextPart, part: _TextPart, part_below:
 
 def _unrecognized_words(part: _TextPart) -> str:
     """Returns the words of a part that is not recognized, unless it is a heading or a table row."""
-    is_apart = part.kind != "other" or _HEADING.match(part.text) or len(_CELL_BREAK.split(part.text)) > 2
-    return "" if is_apart else _without_markup(part.text)
+    stands_apart = part.kind != "other" or _HEADING.match(part.text) or len(_CELL_BREAK.split(part.text)) > 2
+    return "" if stands_apart else _without_markup(part.text)
 
 
 class _ReportIndex:
@@ -165,8 +165,8 @@ class _ReportIndex:
 
     def __init__(self, report: Report, captures: Collection[str]) -> None:
         self.captures = captures
-        self.sentences: dict[str, list[_Sentence]] = defaultdict(list)
-        self.tables: list[_Table] = []
+        self.sentences: dict[str, list[_ReportSentence]] = defaultdict(list)
+        self.tables: list[_ReportTable] = []
         self.bars: list[StepBars] = []
         self.prefixes: set[str] = set()
         self._title_count, self._last_sentence = 0, ""
@@ -175,7 +175,7 @@ class _ReportIndex:
             self._add_title(section.title, "", 0)
             self._add_blocks(section.blocks, "", 0)
 
-    def matching(self, text: str) -> Sequence[_Sentence]:
+    def matching(self, text: str) -> Sequence[_ReportSentence]:
         """Returns the report's sentences that equal a text except for their numbers."""
         return self.sentences.get(_without_numbers(text)) or self.sentences.get(_without_spaces(text)) or ()
 
@@ -187,42 +187,42 @@ class _ReportIndex:
                 case Paragraph(text) if [span.kind for span in spans(text)] == ["strong"]:
                     title_id = self._add_title(plain(text), subject, 0)
                 case Paragraph(text) | AnswerBlock(text):
-                    self._add(text, subject, title_id)
+                    self._add_sentences(text, subject, title_id)
                 case Listing(texts, kind):
                     for text in texts:
-                        self._add(text, subject, title_id, "sentence" if kind == "bullets" else "heading")
+                        self._add_sentences(text, subject, title_id, "sentence" if kind == "bullets" else "heading")
                 case Details(title, inner):
                     self._add_blocks(inner, subject, self._add_title(title, subject, title_id))
                 case Table(caption=caption):
                     if caption:
-                        self._add(caption, subject, title_id)
-                    self.tables.append(_Table(block, self._last_sentence, title_id))
+                        self._add_sentences(caption, subject, title_id)
+                    self.tables.append(_ReportTable(block, self._last_sentence, title_id))
                 case StepBars(parts, rows, title, note):
                     self.bars.append(block)
                     for row in rows:  # text copied from a page has the names of a bar's parts without spaces
                         part_names = "".join(part for part, ms in zip(parts, row.ms, strict=True) if ms)
-                        self._add(part_names, subject, title_id, "heading")
+                        self._add_sentences(part_names, subject, title_id, "heading")
                     legend = list(legend_entries(block, [sum(row.ms) for row in rows]))
                     terminal_line = " ".join([title, *(f"{part_letter(part)} {entry}" for part, entry in legend)])
                     # On a terminal, the title and the legend share one line; on a page, they are separate.
                     for text in (terminal_line, title, *(entry for _, entry in legend), note):
-                        self._add(text, subject, title_id)
+                        self._add_sentences(text, subject, title_id)
                 case TimelineLink():
                     pass
                 case _:
-                    self._add(block.title, subject, title_id, "heading")
+                    self._add_sentences(block.title, subject, title_id, "heading")
 
     def _add_title(self, title: str, capture: str, title_id: int) -> int:
         """Adds a title, and returns the title's number for the blocks below: a new number if the title has a figure."""
         if title in self.captures or not _NUMBER.search(title):
             title_id = 0 if title in self.captures else title_id
-            self._add(title, capture, title_id, "heading")
+            self._add_sentences(title, capture, title_id, "heading")
             return title_id
         self._title_count += 1
-        self._add(title, capture, self._title_count, "title")
+        self._add_sentences(title, capture, self._title_count, "title")
         return self._title_count
 
-    def _add(self, text: StrOrText, capture: str, title_id: int, kind: _SentenceKind = "sentence") -> None:
+    def _add_sentences(self, text: StrOrText, capture: str, title_id: int, kind: _SentenceKind = "sentence") -> None:
         """Adds the sentences of a text by their words, with and without their numbers."""
         words = _without_markup(
             _HEADING.sub("", visible(plain(text)))
@@ -232,7 +232,7 @@ class _ReportIndex:
             # A terminal may break a long name anywhere, even between two digits.
             without_numbers = self._last_sentence if kind == "heading" else _without_numbers(sentence)
             for key in {self._last_sentence, without_numbers}:
-                self.sentences[key].append(_Sentence(sentence, capture, title_id, kind))
+                self.sentences[key].append(_ReportSentence(sentence, capture, title_id, kind))
                 self.prefixes.add(key[:_PREFIX_LENGTH])
 
 
@@ -258,11 +258,11 @@ class _TextReader:
                 self._tables = self._tables if "-" in line else ()
                 part, count = _TextPart("", "blank"), 1
             else:
-                part, count = self._recognize(text_lines[line_index : line_index + _MAX_PARAGRAPH_LINES])
+                part, count = self._recognize_part(text_lines[line_index : line_index + _MAX_PARAGRAPH_LINES])
             line_index += count
             yield part
 
-    def _recognize(self, text_lines: Sequence[str]) -> tuple[_TextPart, int]:
+    def _recognize_part(self, text_lines: Sequence[str]) -> tuple[_TextPart, int]:
         """Returns the part that begins with the first of these lines, and the number of lines in it."""
         line = text_lines[0]
         if part := self._read_ask_line(line) or self._read_table_row(line) or self._read_bar(line):
@@ -289,10 +289,11 @@ class _TextReader:
             answer = ask(self._evidence, parts[1])
         except ConfigurationError as error:
             return _TextPart(line, "line", (Claim(words, None, cannot_answer=CannotAnswer(error.message, error.hint)),))
-        right = _without_markup(format_answer(answer))
-        source = right.partition(f" {answer.unit}")[2]  # ", median of 5 instances (…)", which a text may leave out
+        correct_line = _without_markup(format_answer(answer))
+        # ", median of 5 instances (…)", which a text may leave out
+        source = correct_line.partition(f" {answer.unit}")[2]
         holds = None if answer.cannot_answer else _judge_value(parts[3].removesuffix(".").removesuffix(source), answer)
-        if right in (words, words.removesuffix(".")):
+        if correct_line in (words, words.removesuffix(".")):
             holds = True
         why = (answer.cannot_answer or _OTHER_DIGITS_OR_UNIT) if holds is None else None
         return _TextPart(line, "line", (Claim(words, holds, (answer,), cannot_answer=why),))
@@ -308,7 +309,7 @@ class _TextReader:
             table for table in candidates if _begins_with(cells, [column.title for column in table.table.columns])
         ]
         if tables:
-            directly_below = [table for table in tables if table.preceding == self._last_sentence]
+            directly_below = [table for table in tables if table.preceding_sentence == self._last_sentence]
             self._tables = [table.table for table in directly_below or tables]
             return _TextPart(line, "heading")
         verdicts: dict[bool | None, list[str]] = defaultdict(list)
@@ -318,7 +319,7 @@ class _TextReader:
                 reported = [_without_markup(visible(plain(text))) for text in map(format_cell, row, units)]
                 if len(cells) <= len(reported) and _begins_with(cells[: table.names], reported):
                     verdicts[_combine_verdicts(map(_judge_cell, cells, reported))].append(" | ".join(reported))
-        claim = _make_claim(" ".join(line.split()), verdicts, is_clear=len(self._tables) == 1)
+        claim = _make_claim(" ".join(line.split()), verdicts, has_one_subject=len(self._tables) == 1)
         return _TextPart(line, "line", (claim,)) if verdicts else None
 
     def _read_bar(self, line: str) -> _TextPart | None:
@@ -332,7 +333,7 @@ class _TextReader:
     def _read_sentences(self, text: str) -> _TextPart | None:
         """Returns the claims of a text that consists only of sentences of the report; else None."""
         pieces = _SENTENCE_BREAK.split(_without_markup(_HEADING.sub("", _BULLET.sub("", text))))
-        sentences: list[tuple[str, Sequence[_Sentence]]] = []
+        sentences: list[tuple[str, Sequence[_ReportSentence]]] = []
         while pieces:
             for count in range(len(pieces), 0, -1):
                 words = " ".join(pieces[:count])
@@ -346,7 +347,7 @@ class _TextReader:
         claims = tuple(claim for words, matches in sentences if (claim := self._judge_sentence(words, matches)))
         return _TextPart(text, "sentences" if claims else "heading", claims)
 
-    def _judge_sentence(self, words: str, matches: Sequence[_Sentence]) -> Claim | None:
+    def _judge_sentence(self, words: str, matches: Sequence[_ReportSentence]) -> Claim | None:
         """Returns the claim of words that match these sentences of the report; None if all are headings."""
         if all(sentence.kind == "heading" for sentence in matches):
             is_of_capture = any(sentence.capture for sentence in matches)
@@ -363,7 +364,7 @@ class _TextReader:
                 subjects.add((capture, needed_title))
                 titles += [title_id if holds else -1] if kind == "title" else []
         self._titles = titles or self._titles
-        return _make_claim(words, verdicts, is_clear=len(subjects) == 1)
+        return _make_claim(words, verdicts, has_one_subject=len(subjects) == 1)
 
     def _may_be_about(self, capture: str, title_id: int) -> bool:
         """Tells whether the text may be about this capture and title; an empty capture and a title of 0 always fit."""
@@ -371,9 +372,9 @@ class _TextReader:
         return is_of_capture and (not self._titles or title_id in (0, *self._titles))
 
 
-def _make_claim(text: str, verdicts: Mapping[bool | None, Sequence[str]], *, is_clear: bool) -> Claim:
+def _make_claim(text: str, verdicts: Mapping[bool | None, Sequence[str]], *, has_one_subject: bool) -> Claim:
     """Returns the claim of a text from the verdicts on its numbers, each with its sentences or rows of the report."""
-    if set(verdicts) == {True} or (True in verdicts and is_clear):
+    if set(verdicts) == {True} or (True in verdicts and has_one_subject):
         return Claim(text, True)
     if set(verdicts) == {False}:
         return Claim(text, False, report=tuple(dict.fromkeys(verdicts[False]))[:_MAX_SENTENCES_SHOWN])
@@ -428,13 +429,13 @@ def _judge_number(number: str, reported: str) -> bool | None:
 
     Returns None if the number is the reported number rounded to a single digit.
     """
-    value, exact = (Decimal(text.replace(",", "").replace("−", "-")) for text in (number, reported))
-    places, exact_places = (-int(decimal.as_tuple().exponent) for decimal in (value, exact))
-    if value == exact:
+    value, reported_value = (Decimal(text.replace(",", "").replace("−", "-")) for text in (number, reported))
+    places, reported_places = (-int(decimal.as_tuple().exponent) for decimal in (value, reported_value))
+    if value == reported_value:
         return True
-    if abs(value - exact) * 2 > Decimal(1).scaleb(-min(places, exact_places)):
+    if abs(value - reported_value) * 2 > Decimal(1).scaleb(-min(places, reported_places)):
         return False
-    return True if places < exact_places and len(value.as_tuple().digits) > 1 else None
+    return True if places < reported_places and len(value.as_tuple().digits) > 1 else None
 
 
 def _combine_verdicts(verdicts: Iterable[bool | None]) -> bool | None:

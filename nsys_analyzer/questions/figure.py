@@ -74,7 +74,7 @@ Compute: TypeAlias = Callable[Concatenate[T, Arguments], Value | Stats | None]
 
 
 @dataclass(frozen=True)
-class Part(Generic[T]):
+class SummaryPart(Generic[T]):
     """A part of a summary that figures are read from.
 
     Attributes:
@@ -123,7 +123,7 @@ class Figure:
     unit: Unit
     doc: str
     needs: tuple[str, ...]
-    part: Part[Any]
+    part: SummaryPart[Any]
     rows: tuple[RowKind, ...]
     obstacles: tuple[Obstacle, ...]
     count_kernels: Callable[..., float] | None
@@ -140,7 +140,7 @@ FIGURES: dict[str, Figure] = {}
 
 
 def figure(
-    part: Part[T], unit: Unit, *, needs: tuple[str, ...] = (), rows: tuple[RowKind, ...] = KERNELS,
+    part: SummaryPart[T], unit: Unit, *, needs: tuple[str, ...] = (), rows: tuple[RowKind, ...] = KERNELS,
     obstacles: tuple[Obstacle, ...] = (), count_kernels: Callable[Concatenate[T, Arguments], float] | None = None,
 ) -> Callable[[Compute[T, Arguments]], Compute[T, Arguments]]:  # fmt: skip
     """Registers a function as a figure. Its name is the figure's name, and its docstring is the figure's meaning.

@@ -27,8 +27,8 @@ from nsys_analyzer.questions.figure import (
     OPERATIONS,
     TIMED,
     UNNAMED_KERNELS,
-    Part,
     Subject,
+    SummaryPart,
     figure,
     find_unprofiled_step,
 )
@@ -107,7 +107,7 @@ def _explain_by(why: str, needs: str) -> Callable[[Subject], tuple[str, str]]:
 
 # --- the parts
 
-GPU = Part[CaptureSummary](
+GPU = SummaryPart[CaptureSummary](
     get=lambda subject: subject.capture,
     describe=lambda *_: "the capture without warm-up",
     explain_missing=_explain_by("The capture names no GPU", RECORD_COMMAND),
@@ -115,13 +115,13 @@ GPU = Part[CaptureSummary](
 MEMORY = replace(
     GPU, explain_missing=_explain_by("Memory was not recorded", f"nsys-analyze run --memory {PROGRAM_ARGUMENTS}")
 )
-PHASE = Part[PhaseSummary](
+PHASE = SummaryPart[PhaseSummary](
     get=lambda subject: subject.phase,
     describe=_describe_phase,
     explain_missing=_explain_missing_phase,
     optional_arguments=("phase",),
 )
-PROFILED_STEPS = Part[StepSummary](
+PROFILED_STEPS = SummaryPart[StepSummary](
     get=lambda subject: subject.capture.step,
     describe=_describe_profiled_steps,
     explain_missing=_explain_by("The steps of the capture, or this time of a step, are not known", RECORD_COMMAND),
@@ -130,29 +130,29 @@ PROFILED_STEPS = Part[StepSummary](
 TYPICAL_STEP = replace(PROFILED_STEPS, describe=_describe_typical_step)
 #: The figures of a step that use its reported length: without the profiler if known, else under the profiler.
 STEP = replace(PROFILED_STEPS, describe=_describe_step)
-UNPROFILED_STEP = Part[UnprofiledStep](
+UNPROFILED_STEP = SummaryPart[UnprofiledStep](
     get=find_unprofiled_step,
     describe=lambda *_: _UNPROFILED_STEP,
     explain_missing=PROFILED_STEPS.explain_missing,
 )
-UNPROFILED_PHASE = Part[Unprofiled](
+UNPROFILED_PHASE = SummaryPart[Unprofiled](
     get=lambda subject: subject.capture.unprofiled,
     describe=lambda _, subject: f"mean of {subject.arguments['phase']} without the profiler",
     explain_missing=_explain_by("The phase was not timed without the profiler", RECORD_COMMAND),
 )
-UNPROFILED_TOKENS = Part[Unprofiled](
+UNPROFILED_TOKENS = SummaryPart[Unprofiled](
     get=lambda subject: subject.capture.unprofiled,
     describe=lambda *_: _UNPROFILED_STEP,
     explain_missing=_explain_by(
         "The step was not timed without the profiler, or its number of tokens is not known", RECORD_COMMAND
     ),
 )
-FINDINGS = Part[tuple[Finding, ...]](
+FINDINGS = SummaryPart[tuple[Finding, ...]](
     get=lambda subject: subject.capture.findings,
     describe=lambda *_: f"{_UNPROFILED_STEP}, replayed",
     explain_missing=_explain_missing_finding,
 )
-ATTENTION = Part[AttentionSummary](
+ATTENTION = SummaryPart[AttentionSummary](
     get=lambda subject: subject.capture.attention,
     describe=lambda attention, _: f"mean of one {attention.per}",
     explain_missing=_explain_by(
@@ -160,17 +160,17 @@ ATTENTION = Part[AttentionSummary](
         "nsys-analyze ask CAPTURE QUESTION --phase-name softmax=RANGE",
     ),
 )
-MODULES = Part[Modules](
+MODULES = SummaryPart[Modules](
     get=lambda subject: subject.capture.modules,
     describe=lambda modules, _: f"mean of one {modules.per}",
     explain_missing=_explain_by("No range names a module", f"nsys-analyze run --modules {PROGRAM_ARGUMENTS}"),
 )
-LIMITS = Part[Limits](
+LIMITS = SummaryPart[Limits](
     get=lambda subject: subject.capture.limits,
     describe=lambda _, subject: subject.arguments["phase"],
     explain_missing=_explain_missing_rate,
 )
-RANK = Part[RankFigures](
+RANK = SummaryPart[RankFigures](
     get=lambda subject: subject.rank,
     describe=_describe_rank,
     explain_missing=_explain_by(

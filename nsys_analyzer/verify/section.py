@@ -105,7 +105,7 @@ def history_report(entries: Sequence[Entry], *, calibrate: bool = False) -> Repo
     return Report("Predicted and measured changes", (Section("history", "", tuple(blocks)),))
 
 
-def _saving(entry: Entry) -> Interval | float:
+def _measured_saving(entry: Entry) -> Interval | float:
     if entry.low_ms is None or entry.high_ms is None:
         return entry.saved_ms
     return Interval(-entry.high_ms, -entry.low_ms)
@@ -116,7 +116,7 @@ _FIELDS: tuple[Field[Entry], ...] = (
     Field("verdict", "text", lambda entry: _SHORT_VERDICTS.get(entry.verdict, entry.verdict)),
     Field("finding", "text", lambda entry: entry.prediction.finding if entry.prediction else None),
     Field("step, ms", "ms", lambda entry: entry.after_ms),
-    Field("saved, ms", "ms", _saving),
+    Field("saved, ms", "ms", _measured_saving),
     Field("predicted", "ms", lambda entry: Interval(p.low_ms, p.high_ms) if (p := entry.prediction) else None),
     Field("held", "text", lambda entry: _HELD_CELLS[entry.held]),
     Field("hardware", "text", lambda entry: entry.gpu or entry.host_cpu),

@@ -29,7 +29,7 @@ from nsys_analyzer.trace.schema import MS_PER_S
 
 #: The intended duration of a block of steps, and of all measured steps of a process, in seconds. A process should
 #: measure for about as long as it takes to start.
-_BLOCK_S, _MEASURED_S = 0.1, 3.0
+_BLOCK_DURATION_S, _MEASURED_DURATION_S = 0.1, 3.0
 _MIN_STEPS_PER_BLOCK, _MAX_STEPS_PER_BLOCK = 3, 100
 _MIN_BLOCKS, _MAX_BLOCKS = 6, 30
 #: The hint of the errors that are raised if the old program is not known.
@@ -75,10 +75,10 @@ def take_turns(
     Raises:
         CaptureError: one of the programs failed, or had no steps.
     """
-    is_simultaneous, order = all(program.is_one_process for program in programs), [*programs]
+    is_simultaneous, ordered = all(program.is_one_process for program in programs), [*programs]
     while True:
         with tempfile.TemporaryDirectory() as results:
-            jobs = [_make_job(program, Path(results), folder) for program in order]
+            jobs = [_make_job(program, Path(results), folder) for program in ordered]
             result = JobResult("ok")
             if is_simultaneous:
                 result = _run_jobs(jobs, folder, timeout_s)
@@ -89,9 +89,9 @@ def take_turns(
                     break
             if result.status != "ok":
                 raise CaptureError(str(result.message), f"The output of both is in {folder}")
-            processes = {program.name: _read_process(program, Path(results), folder) for program in order}
+            processes = {program.name: _read_measurement(program, Path(results), folder) for program in ordered}
         yield processes[programs[0].name], processes[programs[1].name]
-        order.reverse()  # the programs alternate in having the first turn
+        ordered.reverse()  # the programs alternate in having the first turn
 
 
 def _make_job(program: Program, results: Path, folder: Path) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def _run_jobs(jobs: Sequence[dict[str, Any]], folder: Path, timeout_s: float | N
     return run_job(Job(command, timeout_s=timeout_s, ends_descendants=True), folder / LOG)
 
 
-def _read_process(program: Program, results: Path, folder: Path) -> TimedProcess:
+def _read_measurement(program: Program, results: Path, folder: Path) -> TimedProcess:
     """Returns the measurement that a program has written.
 
     Raises:
@@ -143,8 +143,8 @@ def with_blocks_of_steps(target: Target, step_ms: float | None) -> Target:
             "The steps of this program cannot be timed without a profiler", "nsys-analyze compare compares two captures"
         )
     step_s = step_ms / MS_PER_S if step_ms else 1.0
-    block = min(max(round(_BLOCK_S / step_s), _MIN_STEPS_PER_BLOCK), _MAX_STEPS_PER_BLOCK)
-    blocks = min(max(round(_MEASURED_S / step_s / block), _MIN_BLOCKS), _MAX_BLOCKS)
+    block = min(max(round(_BLOCK_DURATION_S / step_s), _MIN_STEPS_PER_BLOCK), _MAX_STEPS_PER_BLOCK)
+    blocks = min(max(round(_MEASURED_DURATION_S / step_s / block), _MIN_BLOCKS), _MAX_BLOCKS)
     annotation = replace(
         target.annotation, steps=blocks * block, steps_per_turn=block, run_to_end=False, modules=False, stacks=False
     )
@@ -171,20 +171,20 @@ def checkout(
     if root is None:
         raise ConfigurationError("The working folder is not in a git repository, so it has no commits", HOW_TO_NAME_OLD)
     with tempfile.TemporaryDirectory(prefix="nsys-analyze-") as parent:
-        tree = Path(parent).resolve() / Path(root[0]).name
-        if run_for_lines("git", "worktree", "add", "--detach", str(tree), revision) is None:
+        worktree_path = Path(parent).resolve() / Path(root[0]).name
+        if run_for_lines("git", "worktree", "add", "--detach", str(worktree_path), revision) is None:
             raise ConfigurationError(f"git has no commit {revision} to make a worktree of", "git log lists them")
         try:
-            folder = tree / Path.cwd().relative_to(root[0])
-            kept_words = tuple(
+            folder = worktree_path / Path.cwd().relative_to(root[0])
+            command_line = tuple(
                 str(Path(word).absolute()) if _is_outside_commits(word, root[0]) else word for word in words
             )
-            missing = [word for word in kept_words if Path(word).is_file() and not (folder / word).is_file()]
+            missing = [word for word in command_line if Path(word).is_file() and not (folder / word).is_file()]
             if missing:
                 raise ConfigurationError(f"{missing[0]} is not in commit {revision}", HOW_TO_NAME_OLD)
-            yield folder, kept_words, (Path(root[0]), tree)
+            yield folder, command_line, (Path(root[0]), worktree_path)
         finally:
-            run_for_lines("git", "worktree", "remove", "--force", str(tree))
+            run_for_lines("git", "worktree", "remove", "--force", str(worktree_path))
 
 
 def _is_outside_commits(word: str, root: str) -> bool:

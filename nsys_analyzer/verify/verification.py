@@ -116,14 +116,14 @@ def verify(request: Request, tell: Callable[[str], None]) -> Verification:
         after = _record(request, tell) if request.is_recorded and not reasons else None
     change, prediction, remarks = turns.change, None, list[str]()
     if not reasons:
-        prediction, why_none = find_prediction(before, after, request.finding)
-        remarks.append(why_none)
+        prediction, missing_reason = find_prediction(before, after, request.finding)
+        remarks.append(missing_reason)
         if not turns.has_losses:
             remarks.append("The losses are not known, so the results of both programs may differ.")
         if turns.unclear_loss_difference:
             difference = describe_work_difference(turns.unclear_loss_difference)
             remarks.append(f"{difference}: more pairs would show whether this difference is chance.")
-    conditions = after.run if after else before.run
+    manifest = after.run if after else before.run
     old, new = (
         shlex.join(remove_secrets(["python" if word == sys.executable else word for word in program.target.program]))
         for program in programs
@@ -134,7 +134,7 @@ def verify(request: Request, tell: Callable[[str], None]) -> Verification:
         after_ms=change.after_ms, change_ms=change.ms, low_ms=change.low_ms, high_ms=change.high_ms,
         pairs=len(turns.pairs), reasons=reasons, prediction=prediction,
         held=prediction_holds(prediction, change) if prediction else None, version=request.version,
-        **{name: getattr(conditions, name, None) for name in ("gpu", "host_cpu", "torch", "git_commit", "git_dirty")},
+        **{name: getattr(manifest, name, None) for name in ("gpu", "host_cpu", "torch", "git_commit", "git_dirty")},
     )  # fmt: skip
     return Verification(entry, turns.more_pairs, " ".join(filter(None, remarks)), before, after)
 
@@ -224,8 +224,8 @@ def _record(request: Request, tell: Callable[[str], None]) -> CaptureSummary | N
     plan, folder = request.plan, request.output_dir
     try:
         with lock_folder(folder):
-            silent = Progress(lambda *_: None, lambda *_: None)
-            (result,) = run_sweep(plan.targets, folder, plan.profiler, request.timeout_s, silent)
+            silent_progress = Progress(lambda *_: None, lambda *_: None)
+            (result,) = run_sweep(plan.targets, folder, plan.profiler, request.timeout_s, silent_progress)
         if result.status == "ok":
             return _capture_of_program(load_runs(folder), plan, folder)
         tell(f"The new program could not be recorded: {result.message}")
