@@ -18,7 +18,7 @@ from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
 from nsys_analyzer.export import FORMATS
 from nsys_analyzer.inputs.manifest import ManifestError, find_untraced_manifests, read_manifest
 from nsys_analyzer.inputs.unprofiled_times import write_timings
-from nsys_analyzer.report.writing import file_names
+from nsys_analyzer.report.writing import name_figure_files
 from nsys_analyzer.system.strict_json import decode_json
 from nsys_analyzer.trace.trace import Trace
 from tests.support.export import Export, training_step
@@ -143,7 +143,7 @@ def test_a_capture_outside_its_folder_is_not_looked_for(tmp_path: Path) -> None:
 
 def test_names_of_figures_stay_in_their_folder() -> None:
     keys = ["train-phase-times", "../../x", "a/b", "a:b", "é" * 500, "...", "2.7b--2-top"]
-    names = file_names(keys)
+    names = name_figure_files(keys)
     assert names["train-phase-times"] == "train-phase-times.png"
     assert names["2.7b--2-top"] == "2.7b--2-top.png"
     assert names["../../x"] == "x.png"

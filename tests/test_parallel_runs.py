@@ -17,7 +17,7 @@ from nsys_analyzer.analysis.ranks.run import CollectiveFigures, ParallelRun
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.report.renderers.json_report import captures_data
-from nsys_analyzer.report.sections.ranks import join_sentences
+from nsys_analyzer.report.sections.ranks import describe_joins
 from nsys_analyzer.text import plain
 from tests.support.export import Export
 from tests.support.ranks import (
@@ -90,7 +90,7 @@ def seen(run: ParallelRun, *names: str) -> dict[str, Any]:
     """Of figures of ranks, those of each in µs of a step, of statistics the median; else what the run says."""
     values: dict[str, Any] = {}
     for name in names:
-        of_run = {"skew": us(run.skew_ms), "notes": [plain(note, "`") for note in join_sentences(run)]}
+        of_run = {"skew": us(run.skew_ms), "notes": [plain(note, "`") for note in describe_joins(run)]}
         if hasattr(run.ranks[0], f"{name}_ms"):
             every = [getattr(rank, f"{name}_ms") for rank in run.ranks]
             values[name] = [us(getattr(value, "median", value)) for value in every]

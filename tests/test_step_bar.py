@@ -18,7 +18,7 @@ from nsys_analyzer.analysis.steps.step import ClassTime, DeviceSteps, StepSummar
 from nsys_analyzer.report.model import StepBars
 from nsys_analyzer.report.palette import CLASS_COLORS, PART_COLORS
 from nsys_analyzer.report.renderers.step_bar import LETTERS, distribute_cells, draw_bars
-from nsys_analyzer.report.sections.bars import IDLE, LEAST_SHARE, MOST_RANKS, bars_of_run, bars_of_step
+from nsys_analyzer.report.sections.bars import IDLE, LEAST_SHARE, MAX_RANK_BARS, make_rank_bars, make_step_bars
 
 TIMES = st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=20)
 
@@ -93,7 +93,7 @@ def test_letters_of_parts_differ() -> None:
 
 def test_a_bar_without_color() -> None:
     """Of 100 ms on 100 cells; two classes of 0.9 ms are one part of 1.8 cells."""
-    bars = bars_of_step(step_of(device_of(0, 30.2, matmul=50.0, softmax=18.0, random=0.9, embedding=0.9)), "train")
+    bars = make_step_bars(step_of(device_of(0, 30.2, matmul=50.0, softmax=18.0, random=0.9, embedding=0.9)), "train")
     assert bars
     assert bars.parts == ("matmul", "softmax", "2 smaller parts", IDLE)
     bar, *legend = lines_of(bars, 100)
@@ -115,14 +115,14 @@ def test_a_bar_without_color() -> None:
 
 def test_what_takes_no_time_is_in_no_legend() -> None:
     """Sums of times are not exact: a difference of 7e-15 ms is none, and of a busy step nothing is idle."""
-    bars = bars_of_step(step_of(device_of(0, 0.0, copies=7.11e-15, matmul=50.0)), "train")
+    bars = make_step_bars(step_of(device_of(0, 0.0, copies=7.11e-15, matmul=50.0)), "train")
     assert bars
     assert bars.parts == ("matmul", IDLE)
     assert lines_of(bars, 60)[1:] == ["In these 100 ms:  M matmul 50 ms 100 %"]
 
 
 def test_a_bar_with_color() -> None:
-    bars = bars_of_step(step_of(device_of(0, 40.0, copies=10.0, matmul=50.0)), "train")
+    bars = make_step_bars(step_of(device_of(0, 40.0, copies=10.0, matmul=50.0)), "train")
     assert bars
     screen = Console(file=io.StringIO(), width=100, force_terminal=True, color_system="truecolor", no_color=False)
     bar = next(iter(draw_bars(bars, screen)))
@@ -134,7 +134,7 @@ def test_a_bar_with_color() -> None:
 
 def test_a_bar_of_each_device_on_one_scale() -> None:
     """The second step is half as long: with 80 cells between labels of 7 and times of 8 it has 40."""
-    bars = bars_of_step(step_of(device_of(0, 50.0, matmul=50.0), device_of(1, 10.0, matmul=40.0)), "train")
+    bars = make_step_bars(step_of(device_of(0, 50.0, matmul=50.0), device_of(1, 10.0, matmul=40.0)), "train")
     first, second, legend = lines_of(bars, 95)
     assert first.startswith("GPU 0  MMM")
     assert first.endswith("\N{LIGHT SHADE}  100 ms")
@@ -145,16 +145,16 @@ def test_a_bar_of_each_device_on_one_scale() -> None:
 
 
 def test_no_bar_where_nothing_runs() -> None:
-    assert bars_of_step(step_of(device_of(0, 100.0)), "train") is None
-    assert bars_of_run(run_of(rank_of(0, 50.0, 40.0))) is None  # of one rank, which its capture's bar shows
+    assert make_step_bars(step_of(device_of(0, 100.0)), "train") is None
+    assert make_rank_bars(run_of(rank_of(0, 50.0, 40.0))) is None  # of one rank, which its capture's bar shows
 
 
 def test_the_bars_of_ranks() -> None:
-    waits = bars_of_run(run_of(rank_of(0, 50.0, 40.0, 92.0), rank_of(1, 60.0, 30.0, 92.0)))
+    waits = make_rank_bars(run_of(rank_of(0, 50.0, 40.0, 92.0), rank_of(1, 60.0, 30.0, 92.0)))
     assert waits
     assert waits.parts == ("compute", "waiting", "transferring", IDLE)
     assert [row.ms for row in waits.rows] == [(50.0, 8.0, 2.0, 40.0), (60.0, 8.0, 2.0, 30.0)]
-    unknown = bars_of_run(run_of(rank_of(0, 50.0, 40.0), rank_of(1, 60.0, 30.0)))
+    unknown = make_rank_bars(run_of(rank_of(0, 50.0, 40.0), rank_of(1, 60.0, 30.0)))
     assert unknown
     assert unknown.parts == ("compute", "exposed communication", IDLE)
 
@@ -162,21 +162,21 @@ def test_the_bars_of_ranks() -> None:
 def test_of_many_ranks_those_at_the_ends() -> None:
     """Rank n has n ms of own time, but rank 20, which has most of all."""
     ranks = [rank_of(n, 50.0, 40.0, 1000.0 if n == 20 else float(n)) for n in range(40)]
-    bars = bars_of_run(run_of(*ranks, slowest=20))
+    bars = make_rank_bars(run_of(*ranks, slowest=20))
     assert bars
     assert [row.label for row in bars.rows] == [f"rank {n}" for n in (0, 1, 2, 3, 4, 5, 20, 35, 36, 37, 38, 39)]
     assert (
         lines_of(bars, 80)[-1]
-        == f"The report lists {40 - MOST_RANKS} more ranks, with own times between those of the ranks above."
+        == f"The report lists {40 - MAX_RANK_BARS} more ranks, with own times between those of the ranks above."
     )
-    unknown = bars_of_run(run_of(*(replace(one, own_ms=None) for one in ranks), slowest=None))
+    unknown = make_rank_bars(run_of(*(replace(one, own_ms=None) for one in ranks), slowest=None))
     assert unknown
     assert unknown.note == "The report lists 28 more ranks."
 
 
 @pytest.mark.parametrize("width", [1, 5, 20, 80, 100, 160])
 def test_no_bar_is_wider_than_its_screen(width: int) -> None:
-    bars = bars_of_run(run_of(*(rank_of(n, 50.0 + n, 40.0, 92.0) for n in range(3))))
+    bars = make_rank_bars(run_of(*(rank_of(n, 50.0 + n, 40.0, 92.0) for n in range(3))))
     assert bars
     screen = Console(file=io.StringIO(), width=width)
     first, second, third, *_ = draw_bars(bars, screen)

@@ -33,7 +33,7 @@ from nsys_analyzer.report.evidence import CAUSE_WORDS, Evidence
 from nsys_analyzer.report.model import Answer, Details, Interval
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.report.sections import build_report
-from nsys_analyzer.report.sections.bars import bars_of_step
+from nsys_analyzer.report.sections.bars import make_step_bars
 from nsys_analyzer.report.units import format_cell, format_ms, format_ms_range
 from nsys_analyzer.text import plain
 from tests.support.rows import unpadded
@@ -160,7 +160,7 @@ def test_communication_is_said_beside_the_work(capture: CaptureSummary) -> None:
     assert (
         "65 ms a step (measured; profiled 90) · GPU 1 works 92 % of it · only communicates 13 % of a profiled" in said
     )
-    bars = bars_of_step(timed, "t")
+    bars = make_step_bars(timed, "t")
     assert bars is not None
     assert sum(bars.rows[1].ms) == 65.0
 

@@ -23,7 +23,7 @@ from nsys_analyzer.experiments.section import format_factor_range, make_bars, ma
 from nsys_analyzer.experiments.steps import TransformerCase
 from nsys_analyzer.inputs.rows import CaseTarget, Times
 from nsys_analyzer.report.model import Block, Details, Lines
-from nsys_analyzer.report.units import INTER_TOKEN, LEAST_READ, TOKENS_PER_S, TTFT, format_ms
+from nsys_analyzer.report.units import INTER_TOKEN, LEAST_READ_DATA, TOKENS_PER_S, TTFT, format_ms
 from nsys_analyzer.text import phrase
 
 _DEFINITIONS = phrase(
@@ -33,7 +33,7 @@ _DEFINITIONS = phrase(
     "the keys and values of earlier tokens. Without the cache, each token needs a pass over the whole sequence. "
     "*bf16* means weights, activations and cache in bf16, not autocast. The lower bound of a token's memory traffic "
     "is {}.",
-    LEAST_READ,
+    LEAST_READ_DATA,
 )
 
 

@@ -33,7 +33,7 @@ from nsys_analyzer.questions.figure import (
     find_unprofiled_step,
 )
 from nsys_analyzer.questions.figure import FIGURES as FIGURES
-from nsys_analyzer.report.sections.limits import OPTIONS, explain_missing_mfu
+from nsys_analyzer.report.sections.limits import MFU_OPTIONS, explain_missing_mfu
 from nsys_analyzer.text import plain, plural
 
 Row = TypeVar("Row", KernelRow, Module)
@@ -95,7 +95,7 @@ def _explain_missing_rate(subject: Subject) -> tuple[str, str]:
     rated = ", ".join(rate.phase for rate in limits.phases if rate.phase != phase and rate.mfu is not None)
     why = f"The FLOPs or the time of {phase} are not known. They are known for these phases: {rated}" if rated else ""
     missing = limits.missing if "peaks" not in limits.missing else ()
-    options = [f"{OPTIONS[name]} {'NAME' if name == 'model' else 'N'}" for name in missing if name in OPTIONS]
+    options = [f"{MFU_OPTIONS[name]} {'NAME' if name == 'model' else 'N'}" for name in missing if name in MFU_OPTIONS]
     needs = f"nsys-analyze ask CAPTURE QUESTION {' '.join(options)}" if options else ""
     return why or plain(explain_missing_mfu(limits), "`").removesuffix("."), needs
 

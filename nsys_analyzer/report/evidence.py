@@ -81,7 +81,7 @@ class Evidence:
             yield from capture.whole.kernels if capture.whole else ()
 
 
-def median_cell(stats: Stats | None) -> MedianRange | float | None:
+def make_median_cell(stats: Stats | None) -> MedianRange | float | None:
     """Returns a cell with median, minimum and maximum; the mean if only the mean is known; None without figures."""
     if stats is None:
         return None

@@ -36,7 +36,7 @@ def say_all(facts: Iterable[FactOrText]) -> tuple[StrOrText, ...]:
     return tuple(map(say, facts))
 
 
-def say_facts(capture: CaptureSummary) -> CaptureSummary:
+def write_facts(capture: CaptureSummary) -> CaptureSummary:
     """Returns a capture whose facts are replaced by sentences."""
     limits, unprofiled = capture.limits, capture.unprofiled
     if limits:
@@ -60,23 +60,23 @@ def describe_message(capture: Summary) -> str:
 
 # --- sentences that need more than one expression
 
-_WRAP = (
+_ANNOTATION_ADVICE = (
     "Wrap the parts of the step, as in `with {}: ...`, or name the existing ranges with `--phase-name forward=NAME`."
 )
 #: The advice on how to annotate a program, by ``analysis.summary.warnings.Annotation``.
 _HOW_TO_ANNOTATE = {
-    "nvtx": phrase(_WRAP, 'torch.cuda.nvtx.range("forward")'),
-    "record_function": phrase(_WRAP, 'torch.profiler.record_function("forward")'),
+    "nvtx": phrase(_ANNOTATION_ADVICE, 'torch.cuda.nvtx.range("forward")'),
+    "record_function": phrase(_ANNOTATION_ADVICE, 'torch.profiler.record_function("forward")'),
     "steps": phrase(
         "Put a range around each pass of the loop (`nvtxRangePush`, `nvtxRangePop`), or name the existing range with "
         "`--step NAME`."
     ),
 }
 _NO_SAVING = "No saving can be derived for this capture"
-_WHOLE_CAPTURE_TOO = "Therefore every question is also answered for the step or the whole capture."
+_OTHER_SCOPES_SENTENCE = "Therefore every question is also answered for the step or the whole capture."
 
 
-def _record_both(has_both: bool) -> StrOrText:
+def _advise_recording_both(has_both: bool) -> StrOrText:
     """Returns the advice to record both the CPU and the GPU; empty if both were recorded."""
     return "" if has_both else phrase(": record with `activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`")
 
@@ -96,14 +96,14 @@ def _how_to_record(by_torch: bool) -> StrOrText:
     return phrase("Capture with `nsys profile --trace=cuda,nvtx`")
 
 
-def _allocation_failed(api_call: str, range: str, gpu: str, memory_bytes: int) -> str:
+def _describe_failed_allocation(api_call: str, range: str, gpu: str, memory_bytes: int) -> str:
     where = f" in the range {range}" if range else ""
     size = f", which has {format_bytes(memory_bytes)}" if memory_bytes else ""
     on_gpu = f" on the {gpu}{size}" if gpu else ""
     return f"{api_call} failed{where}{on_gpu}, and nothing was launched afterwards."
 
 
-def _rows_left_out(rows: ExcludedRows, pid: int | None) -> StrOrText:
+def _describe_excluded_rows(rows: ExcludedRows, pid: int | None) -> StrOrText:
     where = f"{_count(rows.rows, 'row')} of {rows.table}" + (f" of process {pid}" if pid is not None else "")
     how = "Counted without a duration" if rows.only_end_excluded else "Left out of every figure"
     how = "Counted until that start" if rows.is_shortened else how
@@ -118,21 +118,21 @@ def _cold_start(start_up_ms: float, total_ms: float, calls: Sequence[tuple[str, 
     )
 
 
-def _insufficient_phases(phases: Sequence[str], share: float, on_cpu: bool, has_forward: bool) -> str:
+def _describe_insufficient_phases(phases: Sequence[str], share: float, on_cpu: bool, has_forward: bool) -> str:
     tenths = math.floor(share * 1000) / 10  # 89.99 % is not shown as 90 %
     time = "operators' time" if on_cpu else "GPU time (kernels, copies and fills)"
     forward = "" if has_forward else ", and no forward pass is among them"
     subject = f"{plural(len(phases), 'phase')} {join_names(phases)} {'contains' if len(phases) == 1 else 'contain'}"
     sentence = f"The {subject} {tenths:.1f}{NO_BREAK_SPACE}% of the {time}{forward}."
-    return f"{sentence} {_WHOLE_CAPTURE_TOO}"
+    return f"{sentence} {_OTHER_SCOPES_SENTENCE}"
 
 
-def _profiler_message(profiler: str, text: str, meaning: StrOrText) -> StrOrText:
+def _quote_profiler(profiler: str, text: str, meaning: StrOrText) -> StrOrText:
     quote = f"{profiler}: {first_sentence(text)}"
     return phrase("{} {}", quote, meaning) if meaning else quote
 
 
-def _rate_above_peak(
+def _describe_impossible_rate(
     work: str, factor: float, precision: str | None, configuration: tuple[str, int, int] | None, has_fused: bool
 ) -> str:
     source = "the counted FLOPs"
@@ -153,7 +153,7 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
         "which may belong to an earlier recording.", export, capture,
     ),
     "out_of_memory": lambda failure: phrase("The process ran out of memory: {}", say(failure)),
-    "allocation_failed": _allocation_failed,
+    "allocation_failed": _describe_failed_allocation,
     "no_kernels": lambda reason: phrase(
         "The capture has no kernel. {}",
         say(reason) if reason else phrase("Capture with `--trace=cuda,nvtx` around steps that run on the GPU."),
@@ -163,21 +163,21 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
         "The export has no NVTX table (capture with `--trace=cuda,nvtx`). {}", _HOW_TO_ANNOTATE[annotation]
     ),
     "no_ranges_in_torch_trace": lambda has_both: phrase(
-        "The trace has no ranges of the program's own{}. {}", _record_both(has_both),
+        "The trace has no ranges of the program's own{}. {}", _advise_recording_both(has_both),
         _HOW_TO_ANNOTATE["record_function"],
     ),
     "no_api_calls": lambda: phrase(
         "The export has no CUDA API table, so no kernel has a launch: capture with `--trace=cuda`."
     ),
     "no_api_calls_in_torch_trace": lambda platform, has_both: phrase(
-        "The trace has no {} API calls, so no kernel has a launch{}.", platform, _record_both(has_both)
+        "The trace has no {} API calls, so no kernel has a launch{}.", platform, _advise_recording_both(has_both)
     ),
     "unreadable": lambda error: error,
     # rows, ranges and kernels that figures leave out
     "open_phase": lambda name: phrase(
         "A range `{}` has no end, or ends after the next range of this name starts. It is left out as partial.", name,
     ),
-    "rows_left_out": _rows_left_out,
+    "rows_left_out": _describe_excluded_rows,
     "partial_instances": lambda instances: (
         f"{_count(instances, 'instance')} of phases {'is' if instances == 1 else 'are'} left out: kernels are missing "
         "or have impossible times, or an allocation failed."
@@ -222,9 +222,9 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
     ),
     "uneven_phase": lambda phase, least, most: (
         f"The inferred {phase} launches {least:,} to {most:,} kernels: some instances may include other work, such as "
-        f"an evaluation. {_WHOLE_CAPTURE_TOO}"
+        f"an evaluation. {_OTHER_SCOPES_SENTENCE}"
     ),
-    "insufficient_phases": _insufficient_phases,
+    "insufficient_phases": _describe_insufficient_phases,
     "unrecorded_work": lambda ms, is_pass: (
         f"For {rounded(ms)} ms of a {'pass' if is_pass else 'step'} the program waits while no recorded work runs: the "
         "GPU works on something unrecorded, or for another process. This idle time may be work, so no saving is "
@@ -275,7 +275,7 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
         f"{launched:,.0f} matmuls. The report ignores this model name."
     ),
     "not_annotated": lambda parts: f"Some parts of this program could not be annotated: {parts}.",
-    "profiler_message": _profiler_message,
+    "profiler_message": _quote_profiler,
     # unprofiled times
     "row_chosen_by_kernels": lambda place, evidence: (
         f"{place}: this row was chosen among the rows that fit, because the capture's kernels are {evidence}"
@@ -333,7 +333,7 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
         f"capture does not belong to the configuration ({model}, context length {context_length}, batch size "
         f"{batch_size}), so its FLOPs are not known."
     ),
-    "rate_above_peak": _rate_above_peak,
+    "rate_above_peak": _describe_impossible_rate,
     # why no saving can be derived from a replay
     "earlier_work": lambda: f"{_NO_SAVING}: its steps contain GPU work that was launched earlier.",
     "replay_differs": lambda error: (

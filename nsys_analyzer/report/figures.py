@@ -59,7 +59,7 @@ _MAX_LABELED_BARS = 32
 _VALUES_LINE_LENGTH, _NAMES_LINE_LENGTH = 80, 100
 #: The width of the axis beside the names of rows, and of one character, in inches.
 _AXIS_WIDTH_INCHES, _CHARACTER_WIDTH_INCHES = 6.3, 0.075
-_ROW_NAME_LENGTH = 36
+_MAX_ROW_NAME_LENGTH = 36
 #: A part of a bar that is longer than this gets no number, because matplotlib cannot place text that far from 0.
 _MAX_NUMBERED_LENGTH = 1e15
 
@@ -82,7 +82,7 @@ def draw_png(figure: Figure, path: Path) -> None:
 
     The background is white on every page, since no text color has enough contrast to a light and to a dark background.
     """
-    _save(figure, path, "png", {"Software": SOFTWARE}, {})
+    _save_figure(figure, path, "png", {"Software": SOFTWARE}, {})
 
 
 def draw_svg(figure: Figure) -> str:
@@ -92,13 +92,13 @@ def draw_svg(figure: Figure) -> str:
     style = {"svg.fonttype": "none", "svg.hashsalt": figure.key, "savefig.transparent": True, "font.sans-serif": _FONTS}
     text_colored = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
     no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    _save(figure, output, "svg", no_metadata, style | dict.fromkeys(text_colored, _TEXT_COLOR_PLACEHOLDER))
+    _save_figure(figure, output, "svg", no_metadata, style | dict.fromkeys(text_colored, _TEXT_COLOR_PLACEHOLDER))
     text = output.getvalue()
     text = text[text.index("<svg") :].replace(_TEXT_COLOR_PLACEHOLDER, "currentColor")
     return _NUMBERED_ID.sub("", text)
 
 
-def _save(figure: Figure, target: Any, form: str, metadata: dict[str, Any], style: dict[Any, Any]) -> None:
+def _save_figure(figure: Figure, target: Any, form: str, metadata: dict[str, Any], style: dict[Any, Any]) -> None:
     """Draws a figure with matplotlib and writes it to a path or stream."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -110,7 +110,7 @@ def _save(figure: Figure, target: Any, form: str, metadata: dict[str, Any], styl
         layout = ConstrainedLayoutEngine(w_pad=_PAD_INCHES, h_pad=_PAD_INCHES)
         canvas = Canvas(figsize=(_WIDTH_INCHES, _HEIGHT_INCHES), dpi=_DPI, layout=layout)
         FigureCanvasAgg(canvas)
-        canvas.suptitle(_wrap(figure.title, _TITLE_LINE_LENGTH, _MAX_TITLE_LENGTH), x=0.01, ha="left")
+        canvas.suptitle(_wrap_text(figure.title, _TITLE_LINE_LENGTH, _MAX_TITLE_LENGTH), x=0.01, ha="left")
         axes = canvas.add_subplot()
         if isinstance(figure, Lines):
             _draw_lines(canvas, axes, figure)
@@ -141,13 +141,13 @@ def _draw_grouped_bars(canvas: Canvas, axes: Axes, figure: Bars) -> None:
     axes.margins(y=0.04 * longest if upright else 0.1)  # leaves room above the bars for the values
     # Group names are written on up to three lines, or slanted if they are longer.
     line_width = max(8, _NAMES_LINE_LENGTH // len(figure.groups)) if figure.groups else 0
-    names = [_shorten(group) for group in figure.groups]
+    names = [_shorten_name(group) for group in figure.groups]
     wrapped = [textwrap.wrap(name, line_width, break_long_words=False) or [" "] for name in names]
     fits = all(len(lines) <= 3 and max(map(len, lines)) <= line_width for lines in wrapped)
     rotation: dict[str, Any] = {} if fits else {"rotation": 30, "ha": "right"}
     axes.set_xticks(range(len(names)), ["\n".join(lines) for lines in wrapped] if fits else names, **rotation)
     axes.yaxis.set_major_formatter("{x:,.10g}")
-    axes.set_ylabel(_shorten(figure.axis, _MAX_TITLE_LENGTH))
+    axes.set_ylabel(_shorten_name(figure.axis, _MAX_TITLE_LENGTH))
     margin = max(0, _MIN_GROUPS - len(figure.groups)) / 2  # keeps a single bar from filling the chart
     axes.set_xlim(-0.6 - margin, len(figure.groups) - 0.4 + margin)
     if len(figure.series) > 1:
@@ -169,17 +169,17 @@ def _draw_stacked_bars(canvas: Canvas, axes: Axes, figure: Bars) -> None:
         axes.barh(range(len(starts)), lengths, 0.62, left=starts, color=colors[name], edgecolor="white", linewidth=0.8)
         for row, (start, length) in enumerate(zip(starts, lengths, strict=True)):
             number = f"{length:.0f}" if figure.axis.startswith("%") else _format_value(length)
-            name_and_number = f"{_shorten(name)} {number}"
+            name_and_number = f"{_shorten_name(name)} {number}"
             candidates = (name_and_number, number)
             text = next((text for text in candidates if len(text) + 1 <= length * characters_per_unit), "")
             if abs(length) < _MAX_NUMBERED_LENGTH:
                 axes.text(start + length / 2, row, text, ha="center", va="center", color=text_color(colors[name]))
             named_parts |= {name} if text == name_and_number else set()
         starts = [start + length for start, length in zip(starts, lengths, strict=True)]
-    axes.set_yticks(range(len(figure.groups)), [_wrap(group, _ROW_NAME_LENGTH) for group in figure.groups])
+    axes.set_yticks(range(len(figure.groups)), [_wrap_text(group, _MAX_ROW_NAME_LENGTH) for group in figure.groups])
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
-    axes.set_xlabel(_shorten(figure.axis, _MAX_TITLE_LENGTH))
+    axes.set_xlabel(_shorten_name(figure.axis, _MAX_TITLE_LENGTH))
     axes.margins(x=0.01)
     if len(named_parts) < len(figure.series):
         _draw_legend(canvas, colors)
@@ -192,7 +192,7 @@ def _draw_lines(canvas: Canvas, axes: Axes, figure: Lines) -> None:
     """Draws curves over shaded intervals, and a legend of both."""
     heights = [y for _, points in figure.series for _, y in points if y is not None and 0 < y < _MAX_DRAWN_VALUE]
     log_y = figure.log_y and bool(heights) and max(heights) / _MIN_LOGARITHMIC_RATIO > min(heights)
-    curves = _drawable_curves(figure.series, log_x=figure.log_x, log_y=log_y)
+    curves = _select_drawable_points(figure.series, log_x=figure.log_x, log_y=log_y)
     colors = assign_colors([*(name for name, _ in curves), *(name for name, _, _ in figure.spans)])
     with_markers = not figure.steps and max((len(points) for _, points in curves), default=0) <= _MAX_MARKED_POINTS
     for number, (name, points) in enumerate(curves):
@@ -205,13 +205,13 @@ def _draw_lines(canvas: Canvas, axes: Axes, figure: Lines) -> None:
     for name, start, end in figure.spans:
         axes.axvspan(start, end, alpha=0.15, linewidth=0, color=colors[name])
     _set_scales(axes, curves, log_x=figure.log_x, log_y=log_y)
-    axes.set_xlabel(_shorten(figure.x_axis, _MAX_TITLE_LENGTH))
-    axes.set_ylabel(_shorten(figure.y_axis, _MAX_TITLE_LENGTH))
+    axes.set_xlabel(_shorten_name(figure.x_axis, _MAX_TITLE_LENGTH))
+    axes.set_ylabel(_shorten_name(figure.y_axis, _MAX_TITLE_LENGTH))
     if len(colors) > 1:
         _draw_legend(canvas, colors)
 
 
-def _drawable_curves(curves: Curves, *, log_x: bool, log_y: bool) -> list[_Curve]:
+def _select_drawable_points(curves: Curves, *, log_x: bool, log_y: bool) -> list[_Curve]:
     """Returns the curves without points that the axes cannot show; y is NaN where a curve is interrupted."""
 
     def is_drawable(value: float, *, log: bool) -> bool:
@@ -236,7 +236,7 @@ def _set_scales(axes: Axes, curves: Sequence[_Curve], *, log_x: bool, log_y: boo
     ticks = sorted({x for _, points in curves for x, _ in points})
     if log_x and ticks:
         axes.set_xscale("log", base=2)
-        axes.set_xticks(ticks, _tick_labels(ticks))
+        axes.set_xticks(ticks, _make_tick_labels(ticks))
         axes.minorticks_off()
     elif all(float(tick).is_integer() for tick in ticks):
         axes.locator_params(axis="x", integer=True)
@@ -254,7 +254,7 @@ def _set_scales(axes: Axes, curves: Sequence[_Curve], *, log_x: bool, log_y: boo
     axes.grid(alpha=0.25, linewidth=0.5)
 
 
-def _tick_labels(ticks: Sequence[float]) -> list[str]:
+def _make_tick_labels(ticks: Sequence[float]) -> list[str]:
     """Returns a label for each tick of a logarithmic axis, which is empty if it would touch the previous label."""
     labels: list[str] = []
     characters_per_octave = _TICKS_LINE_LENGTH / max(1e-9, math.log2(ticks[-1]) - math.log2(ticks[0]))
@@ -273,24 +273,24 @@ def _draw_legend(canvas: Canvas, colors: Mapping[str, str]) -> None:
     """Draws a legend of at most five columns below the chart, and increases the height of the figure accordingly."""
     from matplotlib.patches import Patch
 
-    longest = max((len(_shorten(name)) for name in colors), default=0)
+    longest = max((len(_shorten_name(name)) for name in colors), default=0)
     columns = max(1, min(5, int(100 / (longest + 6))))
     canvas.set_figheight(canvas.get_figheight() + 0.2 * math.ceil(len(colors) / columns))
     # matplotlib leaves labels out that start with an underscore.
-    labels = {name: f" {_shorten(name)}" if name.startswith("_") else _shorten(name) for name in colors}
+    labels = {name: f" {_shorten_name(name)}" if name.startswith("_") else _shorten_name(name) for name in colors}
     patches = [Patch(color=color, label=labels[name]) for name, color in colors.items()]
     canvas.legend(handles=patches, loc="outside lower left", ncols=columns)
 
 
-def _shorten(text: str, limit: int = _MAX_NAME_LENGTH) -> str:
+def _shorten_name(text: str, limit: int = _MAX_NAME_LENGTH) -> str:
     """Returns a text of at most ``limit`` characters, with an ellipsis in place of characters in the middle."""
     text = visible(text)
     return text if len(text) <= limit else f"{text[: limit // 2]}…{text[-limit // 2 + 1 :]}"
 
 
-def _wrap(text: str, width: int, limit: int = _MAX_NAME_LENGTH) -> str:
+def _wrap_text(text: str, width: int, limit: int = _MAX_NAME_LENGTH) -> str:
     """Returns a text, shortened to ``limit`` characters, in lines of at most ``width`` characters."""
-    return "\n".join(textwrap.wrap(_shorten(text, limit), width)) or " "
+    return "\n".join(textwrap.wrap(_shorten_name(text, limit), width)) or " "
 
 
 def _format_value(value: float) -> str:

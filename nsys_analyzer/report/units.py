@@ -14,7 +14,7 @@ from nsys_analyzer.text import rounded_percent as rounded_percent
 #: The names of the latencies and the rate of requests, in reports on captures and on experiments.
 TTFT, INTER_TOKEN, TOKENS_PER_S = "TTFT", "inter-token latency", "tokens/s"
 #: The data that a decode step must read at least once.
-LEAST_READ = "every weight except the embedding, and the contents of the KV cache"
+LEAST_READ_DATA = "every weight except the embedding, and the contents of the KV cache"
 #: The cell of a figure that does not exist.
 ABSENT = "–"
 _DECIMAL_PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))

@@ -25,7 +25,7 @@ from nsys_analyzer.system.atomic_write import (
 from nsys_analyzer.trace.sources import capture_suffixes, check_output_is_no_input
 
 #: The marks of files that this package wrote: reports, their JSON, and figures.
-_MARKS = (
+_OWN_FILE_MARKS = (
     *(form.mark.encode() for form in RENDERERS.values() if form.mark),
     f'"generator": "{GENERATOR}"'.encode(),
     f"Software\0{SOFTWARE}".encode(),
@@ -45,7 +45,7 @@ def is_ours(path: Path) -> bool:
         start = file.read(_MARK_DISTANCE_BYTES)
         file.seek(max(path.stat().st_size - _MARK_DISTANCE_BYTES, 0))
         end = file.read()
-    return not start or any(mark in part for mark in _MARKS for part in (start, end))
+    return not start or any(mark in part for mark in _OWN_FILE_MARKS for part in (start, end))
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def write_report(form: str, built: Report, path: Path, *, figures: bool = True, 
     outdated: Sequence[Path] = ()
     with ExitStack() as pending:  # if the report cannot be written, no figure is replaced
         if renderer.figures == "files":
-            drawings, outdated = _draw_files(built, path, pending, figures=figures, force=force)
+            drawings, outdated = _draw_png_files(built, path, pending, figures=figures, force=force)
         elif renderer.figures == "inline" and figures:
             from nsys_analyzer.report.figures import draw_svg
 
@@ -141,7 +141,7 @@ def write_report(form: str, built: Report, path: Path, *, figures: bool = True, 
         file.unlink()
 
 
-def file_names(keys: Iterable[str]) -> dict[str, str]:
+def name_figure_files(keys: Iterable[str]) -> dict[str, str]:
     """Returns the file name of each figure: its key without unsafe characters, numbered if two names are equal.
 
     Keys contain names from captures, so they are foreign input; no file name leads out of its folder.
@@ -154,7 +154,7 @@ def file_names(keys: Iterable[str]) -> dict[str, str]:
     return names
 
 
-def _draw_files(
+def _draw_png_files(
     built: Report, path: Path, pending: ExitStack, *, figures: bool, force: bool
 ) -> tuple[dict[str, str], list[Path]]:
     """Draws the figures into a folder beside the report; they appear there when ``pending`` ends without an error.
@@ -167,7 +167,7 @@ def _draw_files(
 
     report = resolve_links(path) if path.is_symlink() else path  # viewers resolve image paths from the linked file
     folder = report.parent / f"{report.stem}_figures"
-    names = file_names(figure.key for figure in built.figures) if figures else {}
+    names = name_figure_files(figure.key for figure in built.figures) if figures else {}
     paths = {key: folder / name for key, name in names.items()}
     for file in paths.values():
         check_replaceable(file, "Move it away, or write the report elsewhere", force=force)

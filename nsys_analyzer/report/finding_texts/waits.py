@@ -104,7 +104,7 @@ def describe_device_to_host_copy(figures: DeviceToHostCopyFigures) -> FindingTex
     names = list_first(figures.range_names)
     in_ranges = f" in the {plural(len(figures.range_names), 'range')} {names}" if names else ""
     return FindingTexts(
-        title=f"{'Tensors are' if figures.is_torch else 'Data is'} copied to the host{_inside(figures.is_pass)}",
+        title=f"{'Tensors are' if figures.is_torch else 'Data is'} copied to the host{_say_inside(figures.is_pass)}",
         evidence=(
             f"Each step copies {format_bytes(figures.bytes)} from the GPU to the host{in_ranges}: "
             f"{format_count(figures.copies, 'copy')}, {format_ms(figures.ms)}. Pageable memory receives "
@@ -125,7 +125,7 @@ def describe_device_to_host_copy(figures: DeviceToHostCopyFigures) -> FindingTex
     )
 
 
-def _inside(is_pass: bool) -> str:
+def _say_inside(is_pass: bool) -> str:
     """Returns " inside the step", or nothing if the capture is one pass."""
     return "" if is_pass else " inside the step"
 
@@ -162,7 +162,7 @@ def describe_host_sync(figures: HostSyncFigures) -> FindingTexts:
         sentence = f"PyTorch warns that the program waits for the GPU at these lines (waits per step): {lines}."
         evidence.append(phrase(sentence, *sum(figures.warned_lines, ())))
     return FindingTexts(
-        title=f"The program waits for the GPU{_inside(figures.is_pass)}",
+        title=f"The program waits for the GPU{_say_inside(figures.is_pass)}",
         evidence=tuple(evidence),
         derivation="The step is replayed in two ways: without the waits for the GPU but with half of the program's "
         "time around them, and without the waiting calls and their copies.",

@@ -64,8 +64,8 @@ def comparison_data(comparisons: Comparisons, limit: float) -> dict[str, Any]:
         ]
         compared.append(
             {
-                "before": _side(pair.before),
-                "after": _side(pair.after),
+                "before": _encode_side(pair.before),
+                "after": _encode_side(pair.after),
                 "verdict": pair.verdict(limit),
                 "threshold": limit,
                 "is_slower": pair.is_slower_by(limit),
@@ -87,7 +87,7 @@ def comparison_data(comparisons: Comparisons, limit: float) -> dict[str, Any]:
     for pair in comparisons.refused:
         reasons = to_plain_data(caution_sentences(pair))
         error = CannotAnswerError(" ".join(reasons), "nsys-analyze compare BEFORE AFTER --force")
-        sides = {"before": _side(pair.before), "after": _side(pair.after)}
+        sides = {"before": _encode_side(pair.before), "after": _encode_side(pair.after)}
         refused.append({**sides, "reasons": reasons, "other_conditions": pair.conditions_differ, **error.data})
     return {
         "schema_version": SCHEMA_VERSION,
@@ -98,7 +98,7 @@ def comparison_data(comparisons: Comparisons, limit: float) -> dict[str, Any]:
     }
 
 
-def _side(side: Side) -> list[dict[str, Any]]:
+def _encode_side(side: Side) -> list[dict[str, Any]]:
     return [
         {"name": run.name, "process": run.process, "rank": run.rank, "source": run.source, "gpu": run.gpu}
         for run in side.runs

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 #: The keys that identify a capture and state how its recording ended.
-_IDENTITY = ("name", "process", "pid", "rank", "source", "status", "message", "gpu")
+_IDENTITY_KEYS = ("name", "process", "pid", "rank", "source", "status", "message", "gpu")
 #: The keys of documents on the steps and on the modules of captures.
-STEP_KEYS = (*_IDENTITY, "limits", "step", "findings", "findings_missing", "warnings")
-MODULE_KEYS = (*_IDENTITY, "modules")
+STEP_KEYS = (*_IDENTITY_KEYS, "limits", "step", "findings", "findings_missing", "warnings")
+MODULE_KEYS = (*_IDENTITY_KEYS, "modules")
 #: The maximum number of listed ranks without a capture: a manifest may claim a million of them.
 _MAX_MISSING_RANKS = 1_000
 #: Half a surrogate pair, which stands for a byte that is not valid UTF-8. The group matches text that must be kept: an
@@ -85,17 +85,17 @@ def captures_data(
             document |= CannotAnswerError(reason, RECORD_ON_GPU_COMMAND if capture.on_cpu else command).data
     document = {"schema_version": SCHEMA_VERSION, "generator": GENERATOR, "captures": documents}
     if runs:
-        first, *other_runs = map(_run_data, runs)
+        first, *other_runs = map(_encode_run, runs)
         document |= {**first, "other_runs": other_runs}
     return document
 
 
-def _run_data(run: ParallelRun) -> dict[str, Any]:
+def _encode_run(run: ParallelRun) -> dict[str, Any]:
     """Returns a run as plain data, with its notes as sentences and at most ``_MAX_MISSING_RANKS`` missing ranks."""
-    from nsys_analyzer.report.sections.ranks import join_sentences  # captures of one rank need none of it
+    from nsys_analyzer.report.sections.ranks import describe_joins  # captures of one rank need none of it
 
     missing = list(run.missing[:_MAX_MISSING_RANKS])
-    return {**to_plain_data(run), "missing_ranks": missing, "run_notes": to_plain_data(join_sentences(run))}
+    return {**to_plain_data(run), "missing_ranks": missing, "run_notes": to_plain_data(describe_joins(run))}
 
 
 def to_plain_data(value: object) -> Any:

@@ -36,7 +36,7 @@ _BAR_WIDTH = 96
 
 #: Matches the characters that start or end a construct of markdown. It does not match an underscore between letters, an
 #: asterisk between spaces, a "<" that starts no tag, or a "&" that starts no entity.
-_SPECIAL = re.compile(
+_SPECIAL_CHARACTERS = re.compile(
     r"""
     [`\[\]~$]
     | (?<![ ])\* | \*(?![ ])
@@ -63,9 +63,9 @@ def render(report: Report, figures: Mapping[str, str]) -> str:
         report: the report.
         figures: the path of each figure relative to the file, by the figure's key. Other figures are left out.
     """
-    blocks = [f"# {_heading(report.title)}"]
+    blocks = [f"# {_render_heading(report.title)}"]
     for section in report.sections:
-        blocks += [f"## {_heading(section.title)}"] if section.title else []
+        blocks += [f"## {_render_heading(section.title)}"] if section.title else []
         blocks += filter(None, (render_block(block, figures) for block in section.blocks))
     return "\n\n".join(blocks) + "\n"
 
@@ -74,20 +74,22 @@ def render_block(block: Block, figures: Mapping[str, str], *, folded: bool = Fal
     """Returns a block as markdown, which is empty for a figure without a path."""
     match block:
         case Paragraph(text):
-            return _line(text)
+            return _render_line(text)
         case Answer(text):
             nested = ("strong", "emphasis")  # markdown reads delimiters inside delimiters in another order
-            line = "".join(_span(replace(span, kind="plain") if span.kind in nested else span) for span in spans(text))
+            line = "".join(
+                _render_span(replace(span, kind="plain") if span.kind in nested else span) for span in spans(text)
+            )
             return f"**{line.strip() or ABSENT}**"
         case Listing(lines, "bullets"):
-            return "\n".join(f"- {_line(line)}" for line in lines)
+            return "\n".join(f"- {_render_line(line)}" for line in lines)
         case Listing(lines, kind):
-            return _fenced(lines, "sh" if kind == "commands" else kind)
+            return _fence_lines(lines, "sh" if kind == "commands" else kind)
         case Table():
-            return _table(block, padded=not folded)
+            return _render_table(block, padded=not folded)
         case StepBars():
             bars = ["".join(stroke.text for stroke in line).rstrip() for line in bar_lines(block, _BAR_WIDTH)]
-            return _fenced(bars, "")
+            return _fence_lines(bars, "")
         case Details(title, blocks):
             content = "\n\n".join(filter(None, (render_block(inner, figures, folded=True) for inner in blocks)))
             summary = html.escape(visible(plain(title)), quote=False)
@@ -96,12 +98,14 @@ def render_block(block: Block, figures: Mapping[str, str], *, folded: bool = Fal
             return ""
         case _:
             path = figures.get(block.key)
-            return f"![{_escaped(plain(block.title))}]({link_target(path)})" if path else ""
+            return f"![{_escape(plain(block.title))}]({link_target(path)})" if path else ""
 
 
-def _table(table: Table, *, padded: bool) -> str:
-    headers = [_cell(column.title) for column in table.columns]
-    rows = [[_cell(format_cell(row[i], column.unit)) for i, column in enumerate(table.columns)] for row in table.rows]
+def _render_table(table: Table, *, padded: bool) -> str:
+    headers = [_render_cell(column.title) for column in table.columns]
+    rows = [
+        [_render_cell(format_cell(row[i], column.unit)) for i, column in enumerate(table.columns)] for row in table.rows
+    ]
     alignment = ["left" if column.unit in TEXT_UNITS else "right" for column in table.columns]
     is_small = len(rows) <= _MAX_PADDED_ROWS and all(
         len(cell) <= _MAX_PADDED_CELL_LENGTH for row in rows for cell in row
@@ -112,63 +116,63 @@ def _table(table: Table, *, padded: bool) -> str:
         rule = f"|{'|'.join(':--' if side == 'left' else '--:' for side in alignment)}|"
         head, *body = (f"| {' | '.join(cells)} |" for cells in (headers, *rows))
         text = "\n".join((head, rule, *body))
-    return f"{_line(table.caption)}\n\n{text}" if table.caption else text
+    return f"{_render_line(table.caption)}\n\n{text}" if table.caption else text
 
 
-def _line(text: StrOrText) -> str:
+def _render_line(text: StrOrText) -> str:
     """Returns a paragraph or a list item on one line."""
-    line = _inline(text).strip() or ABSENT
+    line = _render_inline(text).strip() or ABSENT
     if _BLOCK_START.match(line):
         return f"\\{line}"
     return _NUMBERED_ITEM.sub(r"\1\\\2", line, count=1) if _NUMBERED_ITEM.match(line) else line
 
 
-def _heading(text: StrOrText) -> str:
-    return _CLOSING_HASHES.sub(r"\\\1", _inline(text).strip())
+def _render_heading(text: StrOrText) -> str:
+    return _CLOSING_HASHES.sub(r"\\\1", _render_inline(text).strip())
 
 
-def _cell(text: StrOrText) -> str:
-    return _inline(text).replace("|", "\\|").strip()
+def _render_cell(text: StrOrText) -> str:
+    return _render_inline(text).replace("|", "\\|").strip()
 
 
-def _inline(text: StrOrText) -> str:
+def _render_inline(text: StrOrText) -> str:
     """Returns a text as part of a line."""
     parts, previous_kind = "", ""
     for span in spans(text):
         separator = " " if previous_kind == span.kind == "code" else ""  # adjacent code spans would become one
-        parts += f"{separator}{_span(span)}"
+        parts += f"{separator}{_render_span(span)}"
         previous_kind = span.kind
     return parts
 
 
-def _span(span: Span) -> str:
+def _render_span(span: Span) -> str:
     if span.kind == "plain":
-        return _escaped(span.text)
+        return _escape(span.text)
     # Markdown ignores a delimiter before a space or around an empty text.
     text = visible(span.text) if span.kind == "code" else visible(span.text).strip()
     if not text:
         return ABSENT
     if span.kind == "code":
-        delimiter = "`" * (1 + _longest_backticks(text))
+        delimiter = "`" * (1 + _find_longest_backticks(text))
         needs_padding = text.startswith("`") or text.endswith("`") or (text[0] == text[-1] == " " and text.strip())
         return f"{delimiter} {text} {delimiter}" if needs_padding else f"{delimiter}{text}{delimiter}"
     if span.kind == "link":
-        return f"[{_escaped(text)}]({link_target(span.target)})"
-    return f"{_DELIMITERS[span.kind]}{_escaped(text)}{_DELIMITERS[span.kind]}"
+        return f"[{_escape(text)}]({link_target(span.target)})"
+    return f"{_DELIMITERS[span.kind]}{_escape(text)}{_DELIMITERS[span.kind]}"
 
 
-def _escaped(text: str) -> str:
-    return _SPECIAL.sub(r"\\\g<0>", visible(text))
+def _escape(text: str) -> str:
+    return _SPECIAL_CHARACTERS.sub(r"\\\g<0>", visible(text))
 
 
-def _fenced(lines: Sequence[StrOrText], language: str) -> str:
+def _fence_lines(lines: Sequence[StrOrText], language: str) -> str:
     """Returns lines inside a fence that is longer than any backticks in them."""
     texts = [visible(plain(line)) for line in lines]
-    fence = "`" * max(3, 1 + _longest_backticks("\n".join(texts)))
+    fence = "`" * max(3, 1 + _find_longest_backticks("\n".join(texts)))
     return "\n".join((f"{fence}{language}", *texts, fence))
 
 
-def _longest_backticks(text: str) -> int:
+def _find_longest_backticks(text: str) -> int:
     return max(map(len, _BACKTICKS.findall(text)), default=0)
 
 

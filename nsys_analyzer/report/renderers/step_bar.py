@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from nsys_analyzer.analysis.kernels.class_rules import CLASSES
 from nsys_analyzer.report.model import StepBars
 from nsys_analyzer.report.palette import CLASS_COLORS, GRAY, PART_COLORS, text_color
-from nsys_analyzer.report.sections.bars import IDLE, LEAST_SHARE, NANOSECOND_MS
+from nsys_analyzer.report.sections.bars import IDLE, LEAST_SHARE, MIN_PART_MS
 from nsys_analyzer.report.units import format_ms, format_ms_range, rounded_percent
 from nsys_analyzer.text import NO_BREAK_SPACE
 
@@ -70,7 +70,8 @@ def bar_lines(bars: StepBars, width: int, shade: str = SHADE, *, colored: bool =
     totals = [sum(row.ms) for row in bars.rows]
     labels = [f"{row.label}  " if row.label else "" for row in bars.rows]
     times = [
-        f"  {_breakable(format_ms(total))}" if row.label else "" for row, total in zip(bars.rows, totals, strict=True)
+        f"  {_replace_no_break_spaces(format_ms(total))}" if row.label else ""
+        for row, total in zip(bars.rows, totals, strict=True)
     ]
     label_width, time_width = max(map(len, labels)), max(map(len, times))
     if width - label_width - time_width < _MIN_BAR_WIDTH:
@@ -90,11 +91,11 @@ def bar_lines(bars: StepBars, width: int, shade: str = SHADE, *, colored: bool =
         ]
     line: list[Stroke] = []
     entries = [
-        [Stroke(part, part_letter(part, shade)), Stroke("", f" {_breakable(text)}")]
+        [Stroke(part, part_letter(part, shade)), Stroke("", f" {_replace_no_break_spaces(text)}")]
         for part, text in legend_entries(bars, totals)
     ]
-    for entry in [[Stroke("", _breakable(bars.title))], *entries]:
-        if line and _length(line) + 2 + _length(entry) > width:
+    for entry in [[Stroke("", _replace_no_break_spaces(bars.title))], *entries]:
+        if line and _measure_line(line) + 2 + _measure_line(entry) > width:
             yield line
             line = []
         line += [*([Stroke("", "  ")] if line else []), *entry]
@@ -103,11 +104,11 @@ def bar_lines(bars: StepBars, width: int, shade: str = SHADE, *, colored: bool =
         yield [Stroke("", bars.note)]
 
 
-def _length(line: list[Stroke]) -> int:
+def _measure_line(line: list[Stroke]) -> int:
     return sum(len(stroke.text) for stroke in line)
 
 
-def _breakable(text: str) -> str:
+def _replace_no_break_spaces(text: str) -> str:
     return text.replace(NO_BREAK_SPACE, " ")
 
 
@@ -125,9 +126,9 @@ def legend_entries(bars: StepBars, totals: Sequence[float]) -> Iterator[tuple[st
     """Yields each part that takes time, and its text: name, ms and share of one bar, or the range of ms of several."""
     for i, part in enumerate(bars.parts):
         times = [row.ms[i] for row in bars.rows]
-        if len(times) > 1 and max(times) >= NANOSECOND_MS:
+        if len(times) > 1 and max(times) >= MIN_PART_MS:
             yield part, f"{part} {format_ms_range(min(times), max(times))}"
-        elif times[0] >= NANOSECOND_MS:
+        elif times[0] >= MIN_PART_MS:
             yield part, f"{part} {format_ms(times[0])} {rounded_percent(times[0] / totals[0])}"
 
 

@@ -87,7 +87,7 @@ def _print_block(screen: Console, block: Block, max_rows: int | None = None) -> 
             _print_text(screen, text, "bold")
         case Listing(lines, "bullets"):
             for line in lines:
-                first, *continuation = _wrap(_to_plain_line(line), screen.width - 2)
+                first, *continuation = _wrap_text(_to_plain_line(line), screen.width - 2)
                 _print_lines(screen, [f"- {first}", *(f"  {text}" for text in continuation)])
         case Listing(lines):  # lines of code are not broken, so that they can be copied
             _print_lines(screen, [f"    {_to_plain_line(line)}" for line in lines], "green")
@@ -117,25 +117,25 @@ class _Column(NamedTuple):
     @property
     def longest(self) -> int:
         """Returns the width of the longest cell."""
-        return max(map(_width, self.cells), default=0)
+        return max(map(_count_cells, self.cells), default=0)
 
     def widths(self) -> tuple[int, int]:
         """Returns the minimum and the full width.
 
         At the minimum width, no number or short word is broken, and the title has at most ``_MAX_CELL_LINES`` lines.
         """
-        full_width = max(self.longest, _width(self.title))
-        title = max(map(_width, self.title.split()), default=0)
-        title = next(width for width in count(max(title, 1)) if len(_wrap(self.title, width)) <= _MAX_CELL_LINES)
+        full_width = max(self.longest, _count_cells(self.title))
+        title = max(map(_count_cells, self.title.split()), default=0)
+        title = next(width for width in count(max(title, 1)) if len(_wrap_text(self.title, width)) <= _MAX_CELL_LINES)
         if self.is_cut or not self.is_text:
             return max(min(self.longest, _MIN_NAME_WIDTH) if self.is_cut else self.longest, title), full_width
-        word = max((_width(word) for cell in self.cells for word in cell.split()), default=0)
+        word = max((_count_cells(word) for cell in self.cells for word in cell.split()), default=0)
         least = max(_MIN_NAME_WIDTH, -(-self.longest // _MAX_CELL_LINES), min(word, 2 * _MIN_NAME_WIDTH))
         return max(min(self.longest, least), title), full_width
 
     def padded(self, cell: str, width: int) -> str:
         """Returns a line of a cell or title, padded to a width: text is aligned to the left, a number to the right."""
-        space = " " * (width - _width(cell))
+        space = " " * (width - _count_cells(cell))
         return cell + space if self.is_text else space + cell
 
 
@@ -156,32 +156,32 @@ def _print_table(screen: Console, block: Table, max_rows: int | None = None) -> 
         is_cut = max_rows is not None and place > 1 and unit in ("text", "code")
         cells = tuple(row[place] for row in rows)
         columns.append(_Column(_to_plain_line(title), cells, unit in TEXT_UNITS, place < block.names, is_cut))
-    widths = _side_by_side(columns, screen.width)
+    widths = _fit_columns(columns, screen.width)
     constant = [column for column in columns if not column.names_row and len(set(column.cells)) == 1 < len(rows)]
     if widths is None and constant and len(constant) < len(block.columns) - block.names:
         _print_text(screen, f"In each row: {', '.join(f'{column.title} {column.cells[0]}' for column in constant)}")
         columns = [column for column in columns if column not in constant]
-        widths = _side_by_side(columns, screen.width)
-    blocks = [] if widths else _row_blocks(columns, len(rows), screen.width)
+        widths = _fit_columns(columns, screen.width)
+    blocks = [] if widths else _stack_rows(columns, len(rows), screen.width)
     hidden: list[str] = []
     while max_rows and len(blocks) > max_rows and widths is None and len(columns) > 2:
         hidden.insert(0, columns.pop().title)
-        widths = _side_by_side(columns, screen.width)
+        widths = _fit_columns(columns, screen.width)
     if widths is None:
         _print_lines(screen, blocks)
     else:
-        titles = [_wrap(column.title, width) for column, width in zip(columns, widths, strict=True)]
+        titles = [_wrap_text(column.title, width) for column, width in zip(columns, widths, strict=True)]
         height = max(map(len, titles))
         head = [[""] * (height - len(title)) + title for title in titles]
-        _print_lines(screen, _row_lines(columns, widths, head), "bold")
+        _print_lines(screen, _format_row(columns, widths, head), "bold")
         for row in zip(*(column.cells for column in columns), strict=True):
-            _print_lines(screen, _row_lines(columns, widths, [*map(_fit, row, columns, widths)]))
+            _print_lines(screen, _format_row(columns, widths, [*map(_fit_cell, row, columns, widths)]))
     hidden += [format_count(len(block.rows) - len(rows), "row")] if len(block.rows) > len(rows) else []
     if hidden:
         _print_text(screen, f"Not shown: {', '.join(hidden)}. See the report.")
 
 
-def _side_by_side(columns: Sequence[_Column], room: int) -> list[int] | None:
+def _fit_columns(columns: Sequence[_Column], room: int) -> list[int] | None:
     """Returns the widths of columns side by side; None if they do not fit. Spare width goes to text columns first."""
     widths, full_widths = ([*pair] for pair in zip(*(column.widths() for column in columns), strict=True))
     spare = room - sum(widths) - _COLUMN_GAP * (len(columns) - 1)
@@ -193,10 +193,10 @@ def _side_by_side(columns: Sequence[_Column], room: int) -> list[int] | None:
     return widths
 
 
-def _fit(cell: str, column: _Column, width: int) -> list[str]:
+def _fit_cell(cell: str, column: _Column, width: int) -> list[str]:
     """Returns the lines of a cell. If a cut cell is too long, a name loses its end, and a path its first folders."""
-    if not column.is_cut or _width(cell) <= width:
-        return _wrap(cell, width)
+    if not column.is_cut or _count_cells(cell) <= width:
+        return _wrap_text(cell, width)
     from rich.cells import set_cell_size
 
     if not _FILE_AND_LINE.fullmatch(cell):
@@ -205,17 +205,17 @@ def _fit(cell: str, column: _Column, width: int) -> list[str]:
     return [f"…{end[max(end.find('/'), 0) :]}"]
 
 
-def _row_lines(columns: Sequence[_Column], widths: Sequence[int], cells: Sequence[Sequence[str]]) -> Iterator[str]:
+def _format_row(columns: Sequence[_Column], widths: Sequence[int], cells: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yields the lines of a row, given the lines of each of its cells."""
     for parts in zip_longest(*cells, fillvalue=""):
         yield (" " * _COLUMN_GAP).join(map(_Column.padded, columns, parts, widths))
 
 
-def _row_blocks(columns: Sequence[_Column], rows: int, room: int) -> list[str]:
+def _stack_rows(columns: Sequence[_Column], rows: int, room: int) -> list[str]:
     """Returns a block of lines for each row: its name, and below it the figures, each after its title."""
     lines: list[str] = []
     for row in range(rows):
-        lines += _wrap(
+        lines += _wrap_text(
             " · ".join(column.cells[row] for column in columns if column.names_row and column.cells[row]), room
         )
         line = ""
@@ -223,11 +223,11 @@ def _row_blocks(columns: Sequence[_Column], rows: int, room: int) -> list[str]:
             if column.names_row or not column.title:  # a column of bars has no title
                 continue
             item = f"{column.title} {column._replace(is_text=True).padded(column.cells[row], column.longest)}"
-            if line and _width(line) + _COLUMN_GAP + _width(item) > room:
+            if line and _count_cells(line) + _COLUMN_GAP + _count_cells(item) > room:
                 lines.append(line)
                 line = ""
-            if _width(item) > room - _COLUMN_GAP:
-                lines += [" " * _COLUMN_GAP + part for part in _wrap(item, room - _COLUMN_GAP)]
+            if _count_cells(item) > room - _COLUMN_GAP:
+                lines += [" " * _COLUMN_GAP + part for part in _wrap_text(item, room - _COLUMN_GAP)]
             else:
                 line += " " * _COLUMN_GAP + item
         lines += [line] if line else []
@@ -235,7 +235,7 @@ def _row_blocks(columns: Sequence[_Column], rows: int, room: int) -> list[str]:
 
 
 def _print_text(screen: Console, text: StrOrText, style: str = "") -> None:
-    _print_lines(screen, _wrap(_to_plain_line(text), screen.width), style)
+    _print_lines(screen, _wrap_text(_to_plain_line(text), screen.width), style)
 
 
 def _print_lines(screen: Console, lines: Iterable[str], style: str = "") -> None:
@@ -245,7 +245,7 @@ def _print_lines(screen: Console, lines: Iterable[str], style: str = "") -> None
         screen.print(Text(line.rstrip(" "), style), soft_wrap=True)
 
 
-def _wrap(text: str, width: int) -> list[str]:
+def _wrap_text(text: str, width: int) -> list[str]:
     """Returns the lines of a text. Unlike in rich, no line is broken at a no-break space."""
     from rich.console import Console
     from rich.text import Text
@@ -260,7 +260,7 @@ def print_answer(report: Report) -> None:
     click.echo(fill(_to_plain_line(first.text), 100))
 
 
-def _width(text: str) -> int:
+def _count_cells(text: str) -> int:
     """Returns the number of terminal cells of a text."""
     from rich.cells import cell_len
 

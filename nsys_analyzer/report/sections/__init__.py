@@ -14,7 +14,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import Evidence, kernel_word
 from nsys_analyzer.report.model import Answer, Block, Details, Paragraph, Report, Section, StepBars
 from nsys_analyzer.report.sections import ranks
-from nsys_analyzer.report.sections.about import about
+from nsys_analyzer.report.sections.about import about_section
 from nsys_analyzer.report.sections.decision import decision_section
 from nsys_analyzer.report.sections.findings import findings_section, shared_findings_section
 from nsys_analyzer.report.sections.kernels import (
@@ -26,7 +26,7 @@ from nsys_analyzer.report.sections.kernels import (
 )
 from nsys_analyzer.report.sections.limits import answer_limits
 from nsys_analyzer.report.sections.modules import answer_modules
-from nsys_analyzer.report.sections.overview import overview
+from nsys_analyzer.report.sections.overview import overview_section
 from nsys_analyzer.report.sections.serving import answer_serving
 from nsys_analyzer.report.sections.steps import step_details
 from nsys_analyzer.report.sections.times import answer_times
@@ -111,18 +111,18 @@ def build_report(evidence: Evidence) -> Report:
             decision_section(capture, evidence),
             ranks.answer_ranks(evidence),
             findings_section(capture),
-            *_answer_sections(capture, evidence),
+            *_answer_questions(capture, evidence),
         ]
     else:
         rank_titles = ranks.find_rank_titles(evidence.captures, evidence.runs)
         is_one_run = len(evidence.runs) == 1 and len(rank_titles) == len(evidence.captures)
         title = evidence.runs[0].name if is_one_run else f"{len(evidence.captures)} captures"
-        sections = [*_sections_of_several(evidence, rank_titles)]
-    filled = tuple(section for section in (*sections, about(evidence), *benches) if section.blocks)
+        sections = [*_build_sections_of_captures(evidence, rank_titles)]
+    filled = tuple(section for section in (*sections, about_section(evidence), *benches) if section.blocks)
     return Report(title, filled, evidence.captures, evidence.labels, evidence.benches, evidence.runs)
 
 
-def _sections_of_several(evidence: Evidence, rank_titles: frozenset[str]) -> Iterator[Section]:
+def _build_sections_of_captures(evidence: Evidence, rank_titles: frozenset[str]) -> Iterator[Section]:
     """Yields the overview, the runs of several ranks, the findings shared by captures, and the folded captures.
 
     ``rank_titles`` are the titles of the captures that belong to runs of several ranks.
@@ -130,7 +130,7 @@ def _sections_of_several(evidence: Evidence, rank_titles: frozenset[str]) -> Ite
     other_captures = [capture for capture in evidence.captures if capture.title not in rank_titles]
     ranks_section = ranks.answer_ranks(evidence)
     if other_captures:
-        yield overview(evidence.captures, evidence.labels)
+        yield overview_section(evidence.captures, evidence.labels)
         yield ranks_section
         yield shared_findings_section(other_captures)
     else:
@@ -138,7 +138,7 @@ def _sections_of_several(evidence: Evidence, rank_titles: frozenset[str]) -> Ite
     folded = []
     for capture in evidence.captures:
         findings = [findings_section(capture)] if capture.title in rank_titles else []
-        sections = (decision_section(capture, evidence), *findings, *_answer_sections(capture, evidence))
+        sections = (decision_section(capture, evidence), *findings, *_answer_questions(capture, evidence))
         blocks: list[Block] = []
         for section in sections:
             blocks += [Paragraph(strong(section.title))] if section.title and section.blocks else []
@@ -148,7 +148,7 @@ def _sections_of_several(evidence: Evidence, rank_titles: frozenset[str]) -> Ite
     yield Section("captures", "Capture by capture", tuple(folded))
 
 
-def _answer_sections(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
+def _answer_questions(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
     """Yields a section for each question. The answer is in full view, and the details are folded."""
     yield Section("serving", "How are requests served?", tuple(answer_serving(capture, evidence.labels)))
     for question in QUESTIONS:

@@ -16,50 +16,50 @@ from nsys_analyzer.report.units import format_percent, rounded_percent
 from nsys_analyzer.text import StrOrText, code, emphasis, join_texts, phrase, plural
 
 
-def about(evidence: Evidence) -> Section:
+def about_section(evidence: Evidence) -> Section:
     """Returns the section “About”, which follows the answers. Its parts are folded."""
     warnings = tuple(
         phrase("**{}** {}", f"{', '.join(titles)}:", warning) for warning, titles in collect_warnings(evidence).items()
     )
     coverages = [(capture.title, capture.coverage) for capture in evidence.captures if capture.coverage]
-    attribution = (make_table(_COUNTS, coverages), Paragraph(_HOW_TO_READ_COUNTS)) if coverages else ()
+    attribution = (make_table(_ATTRIBUTION_FIELDS, coverages), Paragraph(_ATTRIBUTION_LEGEND)) if coverages else ()
     parts: tuple[tuple[str, tuple[Block, ...]], ...] = (
-        ("Conditions", tuple(_conditions(evidence))),
+        ("Conditions", tuple(_tabulate_conditions(evidence))),
         (f"{kernel_word(*evidence.captures).capitalize()} attribution check", attribution),
         (format_warning_count(evidence), (Listing(warnings),) if warnings else ()),
-        ("Full kernel names", tuple(_names(evidence))),
-        ("How this report was made", tuple(_how_made(evidence))),
-        ("Glossary", (Listing(tuple(_glossary(evidence))),)),
+        ("Full kernel names", tuple(_list_kernel_names(evidence))),
+        ("How this report was made", tuple(_list_commands(evidence))),
+        ("Glossary", (Listing(tuple(_list_terms(evidence))),)),
     )
     return Section("about", "About", tuple(Details(title, blocks) for title, blocks in parts if blocks))
 
 
 # --- conditions
 
-_CAPTURE: Field[CaptureSummary] = Field("capture", "text", lambda capture: capture.title)
-_CAPTURES: tuple[Field[CaptureSummary], ...] = (
-    _CAPTURE,
-    Field("model", "text", lambda capture: model.name if (model := _configuration(capture).model) else None),
-    Field("context", "count", lambda capture: _configuration(capture).context_length),
-    Field("batch", "count", lambda capture: _configuration(capture).batch_size),
-    Field("status", "text", lambda capture: _status(capture)),
-    Field("steps", "count", lambda capture: _steps(capture)),
+_CAPTURE_FIELD: Field[CaptureSummary] = Field("capture", "text", lambda capture: capture.title)
+_CAPTURE_FIELDS: tuple[Field[CaptureSummary], ...] = (
+    _CAPTURE_FIELD,
+    Field("model", "text", lambda capture: model.name if (model := _get_configuration(capture).model) else None),
+    Field("context", "count", lambda capture: _get_configuration(capture).context_length),
+    Field("batch", "count", lambda capture: _get_configuration(capture).batch_size),
+    Field("status", "text", lambda capture: _format_status(capture)),
+    Field("steps", "count", lambda capture: _count_steps(capture)),
     Field("kernels", "count", lambda capture: capture.coverage.kernels if capture.coverage else None),
     Field("model known from", "text", lambda capture: capture.configuration.source if capture.configuration else None),
 )
-_MACHINES: tuple[Field[CaptureSummary], ...] = (
-    _CAPTURE,
-    Field("GPU", "text", lambda capture: _gpu(capture)),
+_MACHINE_FIELDS: tuple[Field[CaptureSummary], ...] = (
+    _CAPTURE_FIELD,
+    Field("GPU", "text", lambda capture: _name_gpu(capture)),
     Field("memory", "bytes", lambda capture: capture.conditions.gpu_memory_bytes if capture.conditions else None),
     Field("driver", "text", lambda capture: capture.conditions.driver if capture.conditions else None),
     Field("CUDA or HIP", "text", lambda capture: capture.conditions.runtime if capture.conditions else None),
     Field("profiler", "text", lambda capture: capture.profiler and f"{capture.profiler} {capture.profiler_version}"),
     Field("torch", "text", lambda capture: capture.run.torch if capture.run else None),
-    Field("matmul precision", "text", lambda capture: _precision(capture)),
+    Field("matmul precision", "text", lambda capture: _format_precisions(capture)),
 )
 
 
-def _option_field(option: Option) -> Field[CaptureSummary]:
+def _make_option_field(option: Option) -> Field[CaptureSummary]:
     def option_cell(capture: CaptureSummary) -> str | None:
         """Returns the value of the option in a capture's run."""
         value = getattr(capture.run, option.name, None)
@@ -68,47 +68,47 @@ def _option_field(option: Option) -> Field[CaptureSummary]:
     return Field(option.column or option.name, "text", option_cell)
 
 
-_OPTIONS = (_CAPTURE, *(_option_field(option) for option in OPTIONS.values() if option.column != ""))
+_OPTION_FIELDS = (_CAPTURE_FIELD, *(_make_option_field(option) for option in OPTIONS.values() if option.column != ""))
 
 
-def _conditions(evidence: Evidence) -> Iterator[Block]:
+def _tabulate_conditions(evidence: Evidence) -> Iterator[Block]:
     """Yields tables of what was captured, on which machine, and with which options."""
-    yield make_table(_CAPTURES, evidence.captures)
-    yield make_table(_MACHINES, evidence.captures)
+    yield make_table(_CAPTURE_FIELDS, evidence.captures)
+    yield make_table(_MACHINE_FIELDS, evidence.captures)
     metadata = [capture.metadata for capture in evidence.captures if capture.metadata]
     if unread := sorted({name for recording in metadata for name in recording.unread_tables}):
         tables = join_texts(", ", map(code, unread))
         yield Paragraph(phrase("nsys-analyze does not read these tables of the captures: {}.", tables))
-    options = make_table(_OPTIONS, evidence.captures, "The options of each run, from its manifest:")
+    options = make_table(_OPTION_FIELDS, evidence.captures, "The options of each run, from its manifest:")
     if options.rows:
         yield options
 
 
-def _configuration(capture: CaptureSummary) -> Configuration:
+def _get_configuration(capture: CaptureSummary) -> Configuration:
     return capture.configuration or Configuration()
 
 
-def _status(capture: CaptureSummary) -> str:
+def _format_status(capture: CaptureSummary) -> str:
     """Returns the status with the run's message. The reason why a file cannot be read is only among the warnings."""
     message = describe_message(capture)
     is_unreadable = capture.status == "failed" and message in say_all(capture.warnings)
     return format_status(capture.status, "" if is_unreadable else message)
 
 
-def _steps(capture: CaptureSummary) -> int | None:
+def _count_steps(capture: CaptureSummary) -> int | None:
     """Returns the number of measured steps, from the capture or, without a trace, from the run's manifest."""
     if capture.step and not capture.step.is_pass:
         return capture.step.instances
     return capture.run.steps if capture.run and capture.status == "not_profiled" else None
 
 
-def _gpu(capture: CaptureSummary) -> str | None:
+def _name_gpu(capture: CaptureSummary) -> str | None:
     if capture.on_cpu:
         return "none (CPU)"
     return capture.gpu or (capture.run.gpu if capture.run else None)
 
 
-def _precision(capture: CaptureSummary) -> str | None:
+def _format_precisions(capture: CaptureSummary) -> str | None:
     shares = {name: share for name, share in capture.precisions.items() if name != "unknown"}
     total = sum(shares.values())
     return (
@@ -123,7 +123,7 @@ def _precision(capture: CaptureSummary) -> str | None:
 
 #: A capture's title and its coverage.
 _CoverageRow = tuple[str, Coverage]
-_COUNTS: tuple[Field[_CoverageRow], ...] = (
+_ATTRIBUTION_FIELDS: tuple[Field[_CoverageRow], ...] = (
     Field("capture", "text", lambda row: row[0]),
     Field("all", "count", lambda row: row[1].kernels),
     Field("same thread", "count", lambda row: row[1].how["same thread"]),
@@ -134,7 +134,7 @@ _COUNTS: tuple[Field[_CoverageRow], ...] = (
     Field("warm-up", "count", lambda row: row[1].in_warmup, fills=bool),
     Field("dropped", "count", lambda row: row[1].lost_launches, fills=bool),
 )
-_HOW_TO_READ_COUNTS = phrase(
+_ATTRIBUTION_LEGEND = phrase(
     "Each kernel counts once, so *same thread*, *other thread*, *graph* and *no range* add up to *all*. A *same "
     "thread* kernel was launched inside a range of the launching thread. An *other thread* kernel was launched by a "
     "thread that inherits the ranges of the thread waiting for it, as PyTorch's autograd threads do. A *graph* kernel "
@@ -168,7 +168,7 @@ def format_warning_count(evidence: Evidence) -> str:
 # --- names
 
 
-def _names(evidence: Evidence) -> Iterator[Block]:
+def _list_kernel_names(evidence: Evidence) -> Iterator[Block]:
     """Yields a list of the short labels with their full names.
 
     A table would be as wide as the longest name, whereas the lines of a list break anywhere.
@@ -186,7 +186,7 @@ def _names(evidence: Evidence) -> Iterator[Block]:
 # --- how it was made
 
 
-def _how_made(evidence: Evidence) -> Iterator[Block]:
+def _list_commands(evidence: Evidence) -> Iterator[Block]:
     """Yields the commands that made the captures, if they are known, and the command of this report."""
     traced = [(capture, capture.run) for capture in evidence.captures if capture.run]
     sweeps = dict.fromkeys(run.run for _, run in traced if run.run)
@@ -201,11 +201,11 @@ def _how_made(evidence: Evidence) -> Iterator[Block]:
 # --- the glossary
 
 
-def _glossary(evidence: Evidence) -> Iterator[StrOrText]:
+def _list_terms(evidence: Evidence) -> Iterator[StrOrText]:
     """Yields the meanings of the terms, columns and kernel classes that the report uses."""
     measured_captures = [capture for capture in evidence.captures if capture.whole]
     parts = (
-        (True, _TERMS),
+        (True, _GENERAL_TERMS),
         (any(not capture.on_cpu for capture in measured_captures), _GPU_TERMS),
         (any(capture.on_cpu for capture in measured_captures), _CPU_TERMS),
         (
@@ -222,7 +222,7 @@ def _glossary(evidence: Evidence) -> Iterator[StrOrText]:
             yield join_texts("", (emphasis(name), f" (class): {meaning}"))
 
 
-_TERMS = {
+_GENERAL_TERMS = {
     "step": "one pass of the program's loop. Its length is the median time from the start of one step to the next.",
     "unprofiled": "a time that was measured without a profiler and includes the GPU's work. An estimated time comes "
     "from a replay of the recorded steps without the profiler's cost.",

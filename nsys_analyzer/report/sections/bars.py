@@ -14,15 +14,15 @@ from nsys_analyzer.trace.schema import NS_PER_MS
 
 IDLE = "idle"
 #: Parts that are shorter than a nanosecond are rounding errors of sums, and are left out.
-NANOSECOND_MS = 1 / NS_PER_MS
+MIN_PART_MS = 1 / NS_PER_MS
 #: Parts below this share of every bar are combined into one.
 LEAST_SHARE = 0.01
 #: The most ranks that are drawn as bars. If a run has more ranks, those with the shortest and the longest own times
 #: are drawn.
-MOST_RANKS = 12
+MAX_RANK_BARS = 12
 
 
-def bars_of_step(step: StepSummary, capture: str, *, on_cpu: bool = False) -> StepBars | None:
+def make_step_bars(step: StepSummary, capture: str, *, on_cpu: bool = False) -> StepBars | None:
     """Returns a bar for each device of a step; None if nothing runs on the GPU.
 
     A bar is as long as the step that the report states. The GPU's work is assumed to take equally long with and
@@ -50,20 +50,20 @@ def bars_of_step(step: StepSummary, capture: str, *, on_cpu: bool = False) -> St
     if not any(any(row.ms[:-1]) for row in rows):
         return None
     length = f"the profiled {format_ms(step.length_ms)}" if on_cpu else f"these {format_step_length(step)}"
-    return _without_small(StepBars(names, rows, f"In {'a step' if several else length}:", capture=capture))
+    return _combine_small_parts(StepBars(names, rows, f"In {'a step' if several else length}:", capture=capture))
 
 
-def bars_of_run(run: ParallelRun) -> StepBars | None:
+def make_rank_bars(run: ParallelRun) -> StepBars | None:
     """Returns a bar for each rank of a run; None for a single rank, whose capture has a bar by kernel class."""
     if len(run.ranks) < 2:
         return None
     positions = list(range(len(run.ranks)))
-    if len(positions) > MOST_RANKS and run.slowest is None:
-        positions = positions[:MOST_RANKS]
-    elif len(positions) > MOST_RANKS:
+    if len(positions) > MAX_RANK_BARS and run.slowest is None:
+        positions = positions[:MAX_RANK_BARS]
+    elif len(positions) > MAX_RANK_BARS:
         own_ms = [rank.own_ms.median or 0.0 if rank.own_ms else 0.0 for rank in run.ranks]
         fastest_first = sorted(positions, key=lambda position: own_ms[position])
-        positions = sorted((*fastest_first[: MOST_RANKS // 2], *fastest_first[-(MOST_RANKS // 2) :]))
+        positions = sorted((*fastest_first[: MAX_RANK_BARS // 2], *fastest_first[-(MAX_RANK_BARS // 2) :]))
     ranks = [run.ranks[position] for position in positions]
     names = ("compute", "exposed copies", "waiting", "transferring", "exposed communication", IDLE)
     rows = []
@@ -76,14 +76,14 @@ def bars_of_run(run: ParallelRun) -> StepBars | None:
     hidden = len(run.ranks) - len(ranks)
     between = ", with own times between those of the ranks above" if run.slowest is not None else ""
     note = f"The report lists {hidden} more {plural(hidden, 'rank')}{between}." if hidden else ""
-    return _without_small(StepBars(names, tuple(rows), "Profiled steps:", note, run.name))
+    return _combine_small_parts(StepBars(names, tuple(rows), "Profiled steps:", note, run.name))
 
 
-def _without_small(bars: StepBars) -> StepBars:
+def _combine_small_parts(bars: StepBars) -> StepBars:
     """Returns the bars without parts that are zero in every bar, and with the small parts combined into one."""
     totals = [sum(row.ms) for row in bars.rows]
     longest = [max(row.ms[i] for row in bars.rows) for i in range(len(bars.parts))]
-    drawn_parts = [i for i, ms in enumerate(longest) if ms >= NANOSECOND_MS or bars.parts[i] == IDLE]
+    drawn_parts = [i for i, ms in enumerate(longest) if ms >= MIN_PART_MS or bars.parts[i] == IDLE]
     small = [
         i
         for i in drawn_parts[:-1]

@@ -47,16 +47,16 @@ from nsys_analyzer.trace.phase_names import STEP
 
 _CAUSES: dict[str, str] = dict(CAUSE_WORDS.items())
 #: The most pairs and runs that are listed as not compared, and the most rows of the table of kernels.
-_MOST_NOTES, _MOST_KERNELS = 20, 10
+_MAX_NOTES, _MAX_KERNEL_ROWS = 20, 10
 #: A mean number of launches is rounded to an integer if it is at least this value.
-_WHOLE_LAUNCHES = 100
+_MIN_INTEGER_LAUNCHES = 100
 #: Changes below this share of the step have no row of their own.
 _MIN_ROW_SHARE = 0.005
 #: The report advises to record more steps if the variance between steps is at least this share of the variance of the
 #: change.
-_STEP_VARIANCE_SHARE = 0.5
+_NOTABLE_STEP_VARIANCE_SHARE = 0.5
 #: The interval of a change is not shown if it is wider than this many times the time before.
-_MAX_INTERVAL_SHARE = 2
+_MAX_INTERVAL_WIDTH_SHARE = 2
 _GLOSSARY: tuple[StrOrText, ...] = (
     phrase(
         "*95\N{NO-BREAK SPACE}% interval* (in brackets): the change is more than chance if 0 lies outside of the "
@@ -89,10 +89,10 @@ def answer_comparison(comparisons: Comparisons, limit: float, *, detailed: bool 
     """
     pairs, title = comparisons.compared, f"{len(comparisons.compared)} comparisons"
     if len(pairs) == 1:
-        title, blocks = _title(pairs[0]), [*_pair_blocks(pairs[0], limit)]
+        title, blocks = _name_pair(pairs[0]), [*_describe_pair(pairs[0], limit)]
     else:
         fields: tuple[Field[Comparison], ...] = (
-            Field("pair", "text", _title),
+            Field("pair", "text", _name_pair),
             Field("before", "ms", lambda pair: pair.headline.before_ms if pair.headline else None),
             Field("after", "ms", lambda pair: pair.headline.after_ms if pair.headline else None),
             Field("change", "percent", lambda pair: SignedChange(pair.headline.share or 0) if pair.headline else None),
@@ -102,7 +102,7 @@ def answer_comparison(comparisons: Comparisons, limit: float, *, detailed: bool 
         caption = "The step of each pair, ms (without the profiler if both sides were timed without a profiler):"
         blocks = [make_table(fields, pairs, caption)]
         if detailed:
-            blocks += [Details(_title(pair), (*_pair_blocks(pair, limit),), _title(pair)) for pair in pairs]
+            blocks += [Details(_name_pair(pair), (*_describe_pair(pair, limit),), _name_pair(pair)) for pair in pairs]
     notes = [
         phrase("`{}` and `{}`: {}.", pair.before.title, pair.after.title, join_texts("; ", caution_sentences(pair)))
         for pair in comparisons.refused
@@ -114,8 +114,8 @@ def answer_comparison(comparisons: Comparisons, limit: float, *, detailed: bool 
         else:
             notes.append(phrase("`{}` exists only {} the change.", unmatched.run.title, unmatched.side))
     if notes:
-        ending = (f"and {len(notes) - _MOST_NOTES} more",) if len(notes) > _MOST_NOTES else ()
-        blocks += [Paragraph("These runs are not compared:"), Listing((*notes[:_MOST_NOTES], *ending))]
+        ending = (f"and {len(notes) - _MAX_NOTES} more",) if len(notes) > _MAX_NOTES else ()
+        blocks += [Paragraph("These runs are not compared:"), Listing((*notes[:_MAX_NOTES], *ending))]
     return Section("comparison", title, (*blocks, Details("What the terms mean", (Listing(_GLOSSARY),))))
 
 
@@ -135,7 +135,7 @@ def require_comparisons(comparisons: Comparisons) -> Comparisons:
     raise error(f"These runs cannot be compared: {reason}", "To compare them nevertheless, add --force")
 
 
-def _title(pair: Comparison) -> str:
+def _name_pair(pair: Comparison) -> str:
     before, after = pair.before.title, pair.after.title
     return before if before == after else f"{before} → {after}"
 
@@ -153,14 +153,14 @@ def _format_signed_ms(ms: float) -> str:
 # --- one pair
 
 
-def _pair_blocks(pair: Comparison, limit: float) -> Iterator[Block]:
+def _describe_pair(pair: Comparison, limit: float) -> Iterator[Block]:
     """Yields the verdict, remarks, what explains the change, and the other figures folded."""
-    title, verdict, change = _title(pair), pair.verdict(limit), pair.headline
+    title, verdict, change = _name_pair(pair), pair.verdict(limit), pair.headline
     word = "Too uncertain to tell" if verdict == "unclear" else verdict.capitalize()
     clock = "without" if pair.unprofiled else "under"
     times = _describe_step_change(change, clock) if change else "the time of a step is not known for both sides."
     yield Answer(f"{word}: {times}", title)
-    if remarks := (*_remarks(pair, limit),):
+    if remarks := (*_list_remarks(pair, limit),):
         yield Listing(remarks, capture=title)
     if pair.budgets:
         caption = f"Budgets per step, ms; the step and its phases are those {clock} the profiler:"
@@ -171,7 +171,7 @@ def _pair_blocks(pair: Comparison, limit: float) -> Iterator[Block]:
     if pair.step:
         yield _tabulate_parts(pair.step, title)
     figures: list[Block] = []
-    if time_rows := [*_time_rows(pair)]:
+    if time_rows := [*_list_times(pair)]:
         figures.append(_tabulate_changes("time", time_rows, "percent", "Times, ms:", title))
     if pair.step and (kernels := _tabulate_kernels(pair.step, title)).rows:
         figures.append(kernels)
@@ -192,7 +192,7 @@ _BUDGET_FIELDS: tuple[Field[Budget], ...] = (
 
 def _describe_step_change(change: Change, clock: str) -> str:
     """Returns the step before and after, and its change with the interval as a share of the step before."""
-    cell = _change_cell(change)
+    cell = _make_change_cell(change)
     if isinstance(cell, SignedChange):
         by = format_change(cell, "percent", interval_name="95\N{NO-BREAK SPACE}% interval ")
     else:
@@ -201,19 +201,19 @@ def _describe_step_change(change: Change, clock: str) -> str:
     return f"a step takes {before} → {after}{NO_BREAK_SPACE}ms {clock} the profiler, {by}."
 
 
-def _change_cell(change: Change, unit: Literal["ms", "percent"] = "percent") -> SignedChange | str | None:
+def _make_change_cell(change: Change, unit: Literal["ms", "percent"] = "percent") -> SignedChange | str | None:
     """Returns a change with its interval in ms or as a share of the time before; None if that is not known."""
     if unit == "ms":
         return SignedChange(change.ms, change.low_ms, change.high_ms)
     if change.share is None:
         return None
     low, high = change.low_share, change.high_share
-    if low is not None and high is not None and high - low > _MAX_INTERVAL_SHARE and not change.is_change:
+    if low is not None and high is not None and high - low > _MAX_INTERVAL_WIDTH_SHARE and not change.is_change:
         return "too short to tell"
     return SignedChange(change.share, low, high)
 
 
-def _remarks(pair: Comparison, limit: float) -> Iterator[StrOrText]:
+def _list_remarks(pair: Comparison, limit: float) -> Iterator[StrOrText]:
     """Yields remarks: what the verdict rests on, how the sides differ, and what the reader should know or do."""
     change, step, runs = pair.headline, pair.step, (*pair.before.runs, *pair.after.runs)
     if pair.same:
@@ -259,7 +259,7 @@ def _explain_how_to_narrow(change: Change, limit: float) -> str:
     half_width, threshold = rounded_percent((change.high_share - change.low_share) / 2), rounded_percent(limit)
     remedy = (
         "Record more steps, or several runs of each side."
-        if change.inside > _STEP_VARIANCE_SHARE
+        if change.inside > _NOTABLE_STEP_VARIANCE_SHARE
         else "The CPU time of a program varies from run to run. Record each side several times and compare the folders "
         "with --repeats, or give the spread of your machine with --cpu-spread."
     )
@@ -267,17 +267,17 @@ def _explain_how_to_narrow(change: Change, limit: float) -> str:
 
 
 #: A row of a table of changes: its name, and the change.
-_Row = tuple[str, Change]
+_NamedChange = tuple[str, Change]
 
 
 def _tabulate_changes(
-    name: str, rows: Sequence[_Row], unit: Literal["ms", "percent"], caption: str, title: str
+    name: str, rows: Sequence[_NamedChange], unit: Literal["ms", "percent"], caption: str, title: str
 ) -> Table:
-    fields: tuple[Field[_Row], ...] = (
+    fields: tuple[Field[_NamedChange], ...] = (
         Field(name, "text", lambda row: row[0]),
         Field("before", "ms", lambda row: row[1].before_ms),
         Field("after", "ms", lambda row: row[1].after_ms),
-        Field("change (95\N{NO-BREAK SPACE}% interval)", unit, lambda row: _change_cell(row[1], unit)),
+        Field("change (95\N{NO-BREAK SPACE}% interval)", unit, lambda row: _make_change_cell(row[1], unit)),
     )
     return make_table(fields, rows, caption, capture=title)
 
@@ -305,7 +305,7 @@ def _describe_finding(row: FindingChange) -> StrOrText:
     return phrase("**{}**: {} ({})", row.status, row.finding.title, " → ".join(dict.fromkeys(savings)))
 
 
-def _time_rows(pair: Comparison) -> Iterator[_Row]:
+def _list_times(pair: Comparison) -> Iterator[_NamedChange]:
     """Yields the times of the step and the phases, first without the profiler and then under it.
 
     The wall time of a phase is left out if the program does not wait for the GPU work of the phase.
@@ -324,13 +324,15 @@ def _time_rows(pair: Comparison) -> Iterator[_Row]:
 
 def _tabulate_kernels(step: StepChange, title: str) -> Table:
     """Returns the table of the kernels whose time changed most, and by more than chance."""
-    labels = make_short_labels([name for part in step.parts for kernel in part.kernels for name in _names(kernel)])
+    labels = make_short_labels(
+        [name for part in step.parts for kernel in part.kernels for name in _list_kernel_names(kernel)]
+    )
 
     def label(row: tuple[str, KernelChange]) -> str:
         """Returns the label of a kernel, or of both kernels of a pair; the class if the kernel has no name."""
         kernel_class, kernel = row
         side = " (only before)" if kernel.after_name is None else " (only after)" if kernel.before_name is None else ""
-        return (" → ".join(labels[name] for name in _names(kernel)) or kernel_class) + side
+        return (" → ".join(labels[name] for name in _list_kernel_names(kernel)) or kernel_class) + side
 
     threshold_ms = _MIN_ROW_SHARE * max(step.wall.before_ms, step.wall.after_ms) / 2
     kernels = [(part.name, kernel) for part in step.parts for kernel in part.kernels]
@@ -344,24 +346,24 @@ def _tabulate_kernels(step: StepChange, title: str) -> Table:
         Field("change", "ms", lambda row: SignedChange(row[1].change.ms)),
     )
     caption = "The kernels whose time per step changed most, ms, and their launches per step:"
-    largest = sorted(changed, key=lambda row: -abs(row[1].change.ms))[:_MOST_KERNELS]
+    largest = sorted(changed, key=lambda row: -abs(row[1].change.ms))[:_MAX_KERNEL_ROWS]
     return make_table(fields, largest, caption, capture=title, names=2)
 
 
-def _names(kernel: KernelChange) -> tuple[str, ...]:
+def _list_kernel_names(kernel: KernelChange) -> tuple[str, ...]:
     """Returns the names of a kernel before and after, or one name if both are equal."""
     return tuple(dict.fromkeys(name for name in (kernel.before_name, kernel.after_name) if name))
 
 
 def _format_launches(before: float, after: float) -> str:
     """Returns the launches per step before and after, or one number if both are equal after rounding."""
-    rounded = (number if number < _WHOLE_LAUNCHES else round(number) for number in (before, after))
+    rounded = (number if number < _MIN_INTEGER_LAUNCHES else round(number) for number in (before, after))
     return " → ".join(dict.fromkeys(format_number(number, "count") for number in rounded))
 
 
 # --- why runs are not compared
 
-_STATUSES = {
+_STATUS_CLAUSES = {
     "oom": "ran out of memory",
     "partial": "is partial: a range has no end, or some of its kernels are missing",
     "no_kernels": "contains no kernel",
@@ -381,7 +383,7 @@ def describe_obstacle(obstacle: Obstacle) -> StrOrText:
     run, *second = obstacle.runs
     if obstacle.kind == "not analysed":
         message = f" ({describe_message(run)})" if run.message else ""
-        return f"{run.title} {_STATUSES.get(run.status, run.status)}{message}"
+        return f"{run.title} {_STATUS_CLAUSES.get(run.status, run.status)}{message}"
     if obstacle.kind == "no step":
         return f"{run.title} contains no step that ran on a GPU"
     (second_run,) = second

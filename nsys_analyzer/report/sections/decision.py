@@ -21,16 +21,16 @@ from nsys_analyzer.report.evidence import (
 )
 from nsys_analyzer.report.facts import describe_message, say_all
 from nsys_analyzer.report.model import Answer, Block, Field, Paragraph, Section, Table, make_table
-from nsys_analyzer.report.sections.bars import bars_of_step
+from nsys_analyzer.report.sections.bars import make_step_bars
 from nsys_analyzer.report.sections.findings import (
     SHOWN_FINDINGS,
     explain_no_findings,
-    findings_of,
-    lines_of_program,
-    saving_cell,
+    get_findings,
+    list_program_lines,
+    make_saving_cell,
 )
-from nsys_analyzer.report.sections.limits import OPTIONS, find_step_mfu
-from nsys_analyzer.report.sections.serving import step_kinds_table
+from nsys_analyzer.report.sections.limits import MFU_OPTIONS, find_step_mfu
+from nsys_analyzer.report.sections.serving import tabulate_step_kinds
 from nsys_analyzer.report.units import (
     format_bounds,
     format_ms,
@@ -53,9 +53,9 @@ def decision_section(capture: CaptureSummary, evidence: Evidence) -> Section:
     """Returns the first section of a capture's report."""
     blocks = (
         Paragraph(describe_conditions(capture), capture.title),
-        *_step_blocks(capture),
-        *(step_kinds_table(capture) if capture.serving else _phase_table(capture, evidence.labels)),
-        *_limit_blocks(capture, evidence),
+        *_describe_step(capture),
+        *(tabulate_step_kinds(capture) if capture.serving else _tabulate_phases(capture, evidence.labels)),
+        *_describe_limits(capture, evidence),
     )
     return Section("decision", "", blocks)
 
@@ -91,7 +91,7 @@ def describe_conditions(capture: CaptureSummary) -> str:
     return " · ".join(fact for fact in facts if fact) or capture.source
 
 
-def _step_blocks(capture: CaptureSummary) -> Iterator[Block]:
+def _describe_step(capture: CaptureSummary) -> Iterator[Block]:
     """Yields the length of a step, what fills it, and what to do first."""
     step, title = capture.step, capture.title
     if step is None:
@@ -100,18 +100,18 @@ def _step_blocks(capture: CaptureSummary) -> Iterator[Block]:
         yield Answer(f"{format_ms(ms)} a step, timed without a profiler" if ms else reason, title)
         return
     yield Answer(_describe_length(capture, step), title)
-    if bars := bars_of_step(step, title, on_cpu=capture.on_cpu):
+    if bars := make_step_bars(step, title, on_cpu=capture.on_cpu):
         yield bars
     if capture.on_cpu and step.lines:
         yield Paragraph(f"The lines in which {'it' if step.is_pass else 'a step'} spends most time:", title)
-        yield from lines_of_program(step.lines, title)
-    first = findings_of(capture)[:SHOWN_FINDINGS]
+        yield from list_program_lines(step.lines, title)
+    first = get_findings(capture)[:SHOWN_FINDINGS]
     if first:
         largest_ms = max(finding.saves_ms for finding in first) or 1.0
         fields: tuple[Field[tuple[int, Finding]], ...] = (
             Field("#", "text", lambda row: str(row[0])),
             Field("Do first", "text", lambda row: row[1].title),
-            Field("saving", "ms", lambda row: saving_cell(row[1])),
+            Field("saving", "ms", lambda row: make_saving_cell(row[1])),
             Field("share", "percent", lambda row: rounded_percent(row[1].share_of_step)),
             Field("", "bar", lambda row: row[1].saves_ms / largest_ms),
             Field("line", "code", lambda row: row[1].lines[0].place if row[1].lines else None),
@@ -165,7 +165,7 @@ def _describe_origin(step: StepSummary) -> str:
 _NamedPhase = tuple[str, PhaseSummary | None]
 
 
-def _phase_table(capture: CaptureSummary, labels: dict[str, str]) -> Iterator[Table]:
+def _tabulate_phases(capture: CaptureSummary, labels: dict[str, str]) -> Iterator[Table]:
     """Yields a table of the compared phases, of the other phases that were timed, and of the step."""
     timed, compared = capture.unprofiled, select_compared_phases(capture)
     by_name: dict[str, PhaseSummary | None] = {phase.phase: phase for phase in compared}
@@ -225,12 +225,12 @@ def _phase_table(capture: CaptureSummary, labels: dict[str, str]) -> Iterator[Ta
         yield phases
 
 
-def _limit_blocks(capture: CaptureSummary, evidence: Evidence) -> Iterator[Block]:
+def _describe_limits(capture: CaptureSummary, evidence: Evidence) -> Iterator[Block]:
     """Yields what limits the figures: unknown facts with the options that give them, and the start of each warning."""
-    unknown = [name for name in (capture.limits.missing if capture.limits else ()) if name in OPTIONS]
+    unknown = [name for name in (capture.limits.missing if capture.limits else ()) if name in MFU_OPTIONS]
     limits: list[StrOrText] = []
     if unknown:
-        options = " ".join(OPTIONS[name] for name in unknown)
+        options = " ".join(MFU_OPTIONS[name] for name in unknown)
         are = "is" if len(unknown) == 1 else "are"
         limits.append(phrase("The {} {} not known (`{}`).", join_names(unknown), are, options))
     if evidence.timings and capture.step and not capture.unprofiled:

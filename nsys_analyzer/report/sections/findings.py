@@ -35,12 +35,12 @@ _NOTABLE_REPLAY_ERROR = 0.05
 _NOTABLE_COMMUNICATION = 0.2
 
 
-def findings_of(capture: CaptureSummary) -> tuple[Finding, ...]:
+def get_findings(capture: CaptureSummary) -> tuple[Finding, ...]:
     """Returns the findings of a capture, the largest saving first."""
     return capture.diagnosis.findings if capture.diagnosis else ()
 
 
-def saving_cell(finding: Finding) -> Interval:
+def make_saving_cell(finding: Finding) -> Interval:
     """Returns the saving of a finding as a cell of a table, ms."""
     return Interval(finding.saves_ms_low, finding.saves_ms_high)
 
@@ -67,9 +67,9 @@ def explain_no_findings(capture: CaptureSummary) -> str:
 def findings_section(capture: CaptureSummary) -> Section:
     """Returns the findings of one capture, the first ones in full view."""
     blocks: list[Block] = []
-    for place, finding in enumerate(findings_of(capture), 1):
+    for place, finding in enumerate(get_findings(capture), 1):
         title = f"{place}. {summarize_finding(finding, step_noun(capture.step))}"
-        explanation = _explain(finding, capture.title)
+        explanation = _explain_finding(finding, capture.title)
         if place <= SHOWN_FINDINGS:
             blocks += [Paragraph(strong(title), capture.title), *explanation]
         else:
@@ -82,26 +82,26 @@ def findings_section(capture: CaptureSummary) -> Section:
     return Section("findings", "Findings", tuple(blocks))
 
 
-def _explain(finding: Finding, capture: str) -> tuple[Block, ...]:
+def _explain_finding(finding: Finding, capture: str) -> tuple[Block, ...]:
     """Returns the evidence, the code to type and the link to the timeline; folded, how the saving is derived."""
     return (
         Paragraph(join_texts(" ", finding.evidence[:_SHOWN_SENTENCES]), capture),
-        *lines_of_program(finding.lines, capture),
-        *_remedy(finding, capture),
+        *list_program_lines(finding.lines, capture),
+        *_list_remedy(finding, capture),
         *((TimelineLink(finding.place, capture),) if finding.place else ()),
         Details(
             "How the saving is derived, and how to check it",
-            (Listing((*finding.evidence[_SHOWN_SENTENCES:], *_derivation_and_check(finding))),),
+            (Listing((*finding.evidence[_SHOWN_SENTENCES:], *_describe_derivation_and_check(finding))),),
             capture,
         ),
     )
 
 
-def _remedy(finding: Finding, capture: str = "") -> tuple[Listing, ...]:
+def _list_remedy(finding: Finding, capture: str = "") -> tuple[Listing, ...]:
     return (Listing(finding.remedy, "python", capture),) if finding.remedy else ()
 
 
-def _derivation_and_check(finding: Finding) -> tuple[StrOrText, ...]:
+def _describe_derivation_and_check(finding: Finding) -> tuple[StrOrText, ...]:
     return (
         phrase("*How the saving is derived.* {}", finding.derivation),
         phrase("*How to check the finding.* {}", finding.disproof),
@@ -109,9 +109,9 @@ def _derivation_and_check(finding: Finding) -> tuple[StrOrText, ...]:
 
 
 _FindingOfCapture = tuple[CaptureSummary, Finding]
-_CAPTURE_COLUMNS: tuple[Field[_FindingOfCapture], ...] = (
+_CAPTURE_FIELDS: tuple[Field[_FindingOfCapture], ...] = (
     Field("capture", "text", lambda row: row[0].title),
-    Field("saving, ms", "ms", lambda row: saving_cell(row[1])),
+    Field("saving, ms", "ms", lambda row: make_saving_cell(row[1])),
     Field("share of the step", "percent", lambda row: row[1].share_of_step),
     Field("line", "code", lambda row: row[1].lines[0].place if row[1].lines else None),
     Field("evidence", "text", lambda row: row[1].evidence[0] if row[1].evidence else None),
@@ -122,7 +122,7 @@ def shared_findings_section(captures: Sequence[CaptureSummary]) -> Section:
     """Returns each finding of several captures once, with a table of the captures that have it."""
     by_title: dict[tuple[str, str], list[_FindingOfCapture]] = {}
     for capture in captures:
-        for finding in findings_of(capture):
+        for finding in get_findings(capture):
             by_title.setdefault((finding.id, finding.title), []).append((capture, finding))
     blocks: list[Block] = []
     ranked = sorted(by_title.items(), key=lambda item: -sum(finding.share_of_step for _, finding in item[1]))
@@ -132,8 +132,8 @@ def shared_findings_section(captures: Sequence[CaptureSummary]) -> Section:
         captures_with_it = f"{len(rows)} {plural(len(rows), 'capture')}"
         heading = f"{title}: a fix saves {share_range} of the step ({captures_with_it})"
         _, first_finding = rows[0]
-        remedy = _remedy(first_finding)
-        details = (make_table(_CAPTURE_COLUMNS, rows), Listing(_derivation_and_check(first_finding)))
+        remedy = _list_remedy(first_finding)
+        details = (make_table(_CAPTURE_FIELDS, rows), Listing(_describe_derivation_and_check(first_finding)))
         if place <= SHOWN_FINDINGS:
             blocks += [Paragraph(strong(heading)), *remedy, Details("The captures", details)]
         else:
@@ -145,7 +145,7 @@ def run_finding_blocks(run: ParallelRun) -> Iterator[Block]:
     """Yields the findings about all ranks of a run. Their savings are shares of the step under the profiler."""
     for place, finding in enumerate(run.findings, 1):
         yield Paragraph(strong(f"{place}. {summarize_finding(finding)}"), run.name)
-        yield from _explain(finding, run.name)
+        yield from _explain_finding(finding, run.name)
 
 
 def describe_line(line: Line) -> StrOrText:
@@ -158,7 +158,7 @@ def describe_line(line: Line) -> StrOrText:
     return phrase("`{}` in `{}`", line.place, line.function) + caller + time
 
 
-def lines_of_program(lines: Sequence[Line], capture: str) -> Iterator[Block]:
+def list_program_lines(lines: Sequence[Line], capture: str) -> Iterator[Block]:
     """Yields the source lines with the most time, and the folded code around the first of them.
 
     Yields nothing if no stacks were sampled.

@@ -48,7 +48,7 @@ def answer_top_kernel(capture: CaptureSummary, labels: Mapping[str, str]) -> Ite
     yield Answer(join_texts(" ", sentences), capture.title)
 
 
-def top_kernel(capture: CaptureSummary) -> Leader | None:
+def find_top_kernel(capture: CaptureSummary) -> Leader | None:
     """Returns the kernel with the most time in the largest scope of a capture."""
     return capture.top_kernels[-1] if capture.top_kernels else None
 
@@ -72,14 +72,14 @@ def answer_other_kernels(capture: CaptureSummary, labels: Mapping[str, str]) -> 
     yield Answer(" ".join(sentences), capture.title)
     for phases in split_compared_phases(capture):
         if phases:
-            yield _kernel_table(capture, phases, labels)
+            yield _tabulate_kernels(capture, phases, labels)
 
 
 #: The name and class of a kernel, or the kind of a copy or fill and "memory".
 _RowKey = tuple[str, str]
 
 
-def _kernel_table(capture: CaptureSummary, phases: Sequence[PhaseSummary], labels: Mapping[str, str]) -> Table:
+def _tabulate_kernels(capture: CaptureSummary, phases: Sequence[PhaseSummary], labels: Mapping[str, str]) -> Table:
     """Returns the table of the time and share of each kernel in each phase. Copies and fills have no share."""
     keys = [row.key for row in merge_kernels(*(phase.kernels for phase in phases))]
     kinds = {row.kind for phase in phases for row in phase.memory}
@@ -106,7 +106,7 @@ def answer_matmul(capture: CaptureSummary) -> Iterator[Block]:
     share = capture.matmul
     if share is None or not share.phases or not capture.holds_model:
         return
-    yield Answer(_matmul_sentence(capture, share), capture.title)
+    yield Answer(_describe_matmul(capture, share), capture.title)
     scopes = share.scopes
     rows = sorted((row for shares in scopes for row in shares.classes), key=lambda row: -row.ms_per_instance)
     names = [
@@ -133,7 +133,7 @@ def answer_matmul(capture: CaptureSummary) -> Iterator[Block]:
     )
 
 
-def _matmul_sentence(capture: CaptureSummary, share: MatmulShare) -> str:
+def _describe_matmul(capture: CaptureSummary, share: MatmulShare) -> str:
     phases, step, inference = share.phases, share.step, share.inference
     if any(shares.matmul is None for shares in (*phases, *([inference] if inference else []))):
         clauses = []
@@ -158,12 +158,12 @@ def _matmul_sentence(capture: CaptureSummary, share: MatmulShare) -> str:
         origin = f"of {share.inference_of}" if share.inference_of else "the forward pass"
         condition = ", without communication," if step.communicates or inference.communicates else ""
         scopes = inference.without_communication(), step.without_communication()
-        comparison = _compare(*scopes, f"in inference ({origin})", kernel)
+        comparison = _compare_matmul_shares(*scopes, f"in inference ({origin})", kernel)
         text += f" In the {step.scope}{condition} the share of matmul is {comparison}."
     return text
 
 
-def _compare(inference: ClassShares, step: ClassShares, reference: str, kernel: str) -> str:
+def _compare_matmul_shares(inference: ClassShares, step: ClassShares, reference: str, kernel: str) -> str:
     """Returns how matmul's share of a step differs from that of inference, and which classes cause the difference."""
     difference = step.of(MATMUL) - inference.of(MATMUL)
     if abs(difference) < _NEGLIGIBLE_SHARE:
@@ -203,7 +203,7 @@ def answer_attention(capture: CaptureSummary) -> Iterator[Block]:
     attention = capture.attention
     if attention is None:
         return
-    yield Answer(_attention_sentence(attention), capture.title)
+    yield Answer(_describe_attention(attention), capture.title)
     figures = make_table(_ATTENTION_FIELDS, [attention], capture=capture.title)
     if len(figures.columns) > 2:  # otherwise the sentence has the only figure, the time of fused attention
         yield figures
@@ -217,7 +217,7 @@ def _count_ranges(attention: AttentionSummary) -> str:
     return format_count(attention.occurrences or 0, "attention range")
 
 
-def _attention_sentence(attention: AttentionSummary) -> str:
+def _describe_attention(attention: AttentionSummary) -> str:
     softmax, matmul = attention.softmax_ms, attention.matmul_ms
     unit = {FORWARD: "one forward pass", CAPTURE: _count_ranges(attention)}.get(attention.per, "one step")
     if softmax is None or matmul is None or attention.runtime_ratio is None:
@@ -229,10 +229,10 @@ def _attention_sentence(attention: AttentionSummary) -> str:
     if attention.flop_ratio is not None:
         flops = f"{rounded(attention.flop_ratio)}×"
         comparison = f"The attention matmuls do {flops} the FLOPs of softmax in {ratio} the time of softmax."
-    return f"{comparison} {times}{_bandwidth(attention)}"
+    return f"{comparison} {times}{_describe_bandwidth(attention)}"
 
 
-def _bandwidth(attention: AttentionSummary) -> str:
+def _describe_bandwidth(attention: AttentionSummary) -> str:
     """Returns the bandwidth of softmax, its share of the memory's peak, and whether softmax is memory-bound."""
     traffic = attention.softmax_traffic
     if traffic is None or traffic.peak_share is None:

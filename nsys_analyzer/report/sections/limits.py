@@ -22,7 +22,7 @@ _TIME_WORDS = {
     "wall": "under the profiler",
 }
 #: The options that give the facts that MFU needs.
-OPTIONS = {"model": "--model", "context length": "--context-length", "batch size": "--batch-size"}
+MFU_OPTIONS = {"model": "--model", "context length": "--context-length", "batch size": "--batch-size"}
 
 
 def answer_limits(capture: CaptureSummary) -> Iterator[Block]:
@@ -30,8 +30,8 @@ def answer_limits(capture: CaptureSummary) -> Iterator[Block]:
     limits = capture.limits
     if limits is None:
         return
-    yield Answer(_sentence(limits), capture.title)
-    mfu_title = f"MFU, of {_precisions(limits)}" if limits.precision else "MFU"
+    yield Answer(_describe_mfu(limits), capture.title)
+    mfu_title = f"MFU, of {_name_precisions(limits)}" if limits.precision else "MFU"
     is_pass = capture.step is not None and capture.step.is_pass
     phases: tuple[Field[PhaseRate], ...] = (
         Field("phase", "text", lambda rate: rate.phase),
@@ -48,7 +48,7 @@ def answer_limits(capture: CaptureSummary) -> Iterator[Block]:
         Field("FLOP/s", "flop/s", lambda rate: rate.flops_per_s),
         Field("of peak", "percent", lambda rate: rate.share_of_peak),
         Field("B/s", "bytes/s", lambda rate: rate.bytes_per_s),
-        Field("of peak bandwidth", "percent", lambda rate: _share_of_bandwidth(rate, limits)),
+        Field("of peak bandwidth", "percent", lambda rate: _compute_bandwidth_share(rate, limits)),
         Field("FLOP per byte", "count", lambda rate: rate.intensity),
     )
     if limits.phases:
@@ -73,7 +73,7 @@ def find_step_mfu(capture: CaptureSummary) -> float | None:
     return step.mfu if step else None
 
 
-def _sentence(limits: Limits) -> StrOrText:
+def _describe_mfu(limits: Limits) -> StrOrText:
     """Returns a sentence on the MFU of the step or of a phase, or on why the MFU is unknown."""
     chief = limits.chief
     if limits.doubt or chief is None:
@@ -83,19 +83,19 @@ def _sentence(limits: Limits) -> StrOrText:
     rate = f"{name[0].upper()}{name[1:]} reaches {format_number(chief.flops_per_s, 'flop/s')} in {time}"
     if chief.mfu is None:
         return join_texts("", [f"{rate}. ", explain_missing_mfu(limits)])
-    return f"{rate}, which is an MFU of {format_percent(chief.mfu)} of the GPU's {_precisions(limits)} peak."
+    return f"{rate}, which is an MFU of {format_percent(chief.mfu)} of the GPU's {_name_precisions(limits)} peak."
 
 
-def _precisions(limits: Limits) -> str:
+def _name_precisions(limits: Limits) -> str:
     return join_names([name for name, _ in limits.roofs]) if limits.roofs else str(limits.precision)
 
 
 def explain_missing_mfu(limits: Limits) -> Text:
     """Returns why there is no MFU: it is in doubt, or facts are missing, which the named options give."""
-    missing = [name for name in limits.missing if name in OPTIONS]
+    missing = [name for name in limits.missing if name in MFU_OPTIONS]
     reasons: list[StrOrText] = [say(limits.doubt)] if limits.doubt else []
     if missing:
-        options = join_texts(", ", [phrase("`{}`", OPTIONS[name]) for name in missing])
+        options = join_texts(", ", [phrase("`{}`", MFU_OPTIONS[name]) for name in missing])
         reasons.append(phrase("The MFU needs the {} ({}).", join_names(missing), options))
     if "peaks" in limits.missing:
         reasons.append(f"The peaks of this GPU ({limits.gpu}) are not known.")
@@ -106,7 +106,7 @@ def explain_missing_mfu(limits: Limits) -> Text:
     return phrase("{}", join_texts(" ", reasons))
 
 
-def _share_of_bandwidth(rate: ClassRate, limits: Limits) -> float | None:
+def _compute_bandwidth_share(rate: ClassRate, limits: Limits) -> float | None:
     """Returns a rate's share of the memory's peak; None for copies to and from the host, which the bus limits."""
     uses_bus = rate.kernel_class in COPY_CLASSES and rate.kernel_class != COPY_CLASSES[ON_DEVICE]
     if rate.bytes_per_s is None or not limits.peak_bytes_per_s or uses_bus:

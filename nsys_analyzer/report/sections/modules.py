@@ -24,7 +24,7 @@ _MAX_ANSWERED_MODULES, _MIN_ANSWERED_SHARE = 3, 0.01
 _NO_MODULE, _COMMUNICATION = "(no module)", "(communication)"
 #: The report says how to record the modules of backward if the share of backward that belongs to modules is below this
 #: factor times that share of forward.
-_LOW_BACKWARD_COVERAGE = 0.5
+_LOW_BACKWARD_COVERAGE_FACTOR = 0.5
 #: The definition of the columns.
 LEGEND = phrase(
     "Times are total kernel times: means of a step, or of a forward pass if steps are unknown. The time of a module "
@@ -33,11 +33,11 @@ LEGEND = phrase(
 )
 
 #: The path of an expert inside its layer.
-_EXPERT = re.compile(r"(.*\bexperts)\.\d+")
+_EXPERT_PATH = re.compile(r"(.*\bexperts)\.\d+")
 #: The indentation of a module for each module around it.
 _INDENTATION = "· "
 #: A module, and the kernel time of all modules.
-_Row = tuple[Module, float]
+_ModuleRow = tuple[Module, float]
 
 
 def modules_section(captures: Sequence[CaptureSummary], *, each_layer: bool = False) -> Section:
@@ -62,23 +62,23 @@ def answer_modules(capture: CaptureSummary, *, each_layer: bool = False) -> Iter
         return
     folded, outliers = fold_modules(modules.modules)
     time = f"{kernel_word(capture)} time"
-    yield _answer(title, modules, folded, time)
-    yield _table(title, modules, modules.modules if each_layer else folded, time, each_layer=each_layer)
+    yield _summarize_modules(title, modules, folded, time)
+    yield _tabulate_modules(title, modules, modules.modules if each_layer else folded, time, each_layer=each_layer)
     if outliers and not each_layer:
         lines = [
             phrase(
                 "`{}` takes {}, whereas other layers of its kind take {} (median).",
-                _displayed_path(outlier.path, modules),
+                _shorten_path(outlier.path, modules),
                 format_ms(outlier.ms),
                 format_ms(outlier.median_ms),
             )
             for outlier in outliers[:_MAX_OUTLIERS]
         ]
         yield Listing(tuple(lines), capture=title)
-    if experts := _expert_load(modules):
+    if experts := _describe_expert_load(modules):
         yield Paragraph(experts, capture=title)
     coverage = modules.backward_coverage
-    if coverage is not None and coverage < _LOW_BACKWARD_COVERAGE * (modules.forward_coverage or 0.0):
+    if coverage is not None and coverage < _LOW_BACKWARD_COVERAGE_FACTOR * (modules.forward_coverage or 0.0):
         note = phrase(
             "The module is unknown for {} of the backward time. `nsys-analyze run --modules` records the modules of "
             "backward. For the included targets, use `--nsys-option --pytorch=autograd-nvtx`.",
@@ -87,13 +87,13 @@ def answer_modules(capture: CaptureSummary, *, each_layer: bool = False) -> Iter
         yield Paragraph(note, capture=title)
 
 
-def _answer(title: str, modules: Modules, folded: Sequence[Module], time: str) -> Answer:
+def _summarize_modules(title: str, modules: Modules, folded: Sequence[Module], time: str) -> Answer:
     """Returns the modules with the most own time, and how much of the time belongs to modules."""
     total = modules.forward_ms + modules.backward_ms
-    heaviest = sorted(folded, key=lambda module: -_own_ms(module))[:_MAX_ANSWERED_MODULES]
-    answered = [module for module in heaviest if _own_ms(module) >= _MIN_ANSWERED_SHARE * total] or heaviest[:1]
+    heaviest = sorted(folded, key=lambda module: -_sum_own_ms(module))[:_MAX_ANSWERED_MODULES]
+    answered = [module for module in heaviest if _sum_own_ms(module) >= _MIN_ANSWERED_SHARE * total] or heaviest[:1]
     shares = [
-        phrase("`{}` ({})", _displayed_path(module.path, modules), format_percent(_own_ms(module) / total))
+        phrase("`{}` ({})", _shorten_path(module.path, modules), format_percent(_sum_own_ms(module) / total))
         for module in answered
     ]
     coverage = [
@@ -120,14 +120,14 @@ def _name_unit(modules: Modules) -> str:
     return "forward pass" if modules.per == "forward" else modules.per
 
 
-def _expert_load(modules: Modules) -> StrOrText:
+def _describe_expert_load(modules: Modules) -> StrOrText:
     """Returns how unevenly experts are loaded, by FLOPs if they are known and by time otherwise.
 
     The FLOPs of an expert are proportional to its tokens. The text is empty without experts.
     """
     layers = defaultdict[str, list[Module]](list)
     for module in modules.modules:
-        if (match := _EXPERT.fullmatch(module.path)) and module.forward.ms:
+        if (match := _EXPERT_PATH.fullmatch(module.path)) and module.forward.ms:
             layers[match[1]].append(module)
     by_flops = all(expert.forward.flops for experts in layers.values() for expert in experts)
     imbalances = []
@@ -146,22 +146,24 @@ def _expert_load(modules: Modules) -> StrOrText:
         "FLOPs, and so tokens," if by_flops else "time",
         format_count(len(imbalances), "layer"),
         rounded(largest),
-        _displayed_path(path, modules),
+        _shorten_path(path, modules),
     )
 
 
-def _own_ms(module: Module) -> float:
+def _sum_own_ms(module: Module) -> float:
     return module.own_forward_ms + module.own_backward_ms
 
 
-def _displayed_path(path: str, modules: Modules) -> str:
+def _shorten_path(path: str, modules: Modules) -> str:
     """Returns a module's path, without the class of the model if there is only one model with modules inside."""
     pairs = zip(modules.modules, modules.modules[1:], strict=False)
     models = [module for module, next_module in pairs if not module.depth and next_module.depth]
     return path.partition(".")[2] or path if len(models) == 1 and models[0].kind else path
 
 
-def _table(title: str, modules: Modules, candidates: Sequence[Module], time: str, *, each_layer: bool) -> Table:
+def _tabulate_modules(
+    title: str, modules: Modules, candidates: Sequence[Module], time: str, *, each_layer: bool
+) -> Table:
     total = modules.forward_ms + modules.backward_ms
     table_modules = list(candidates)
     if not each_layer:
@@ -173,19 +175,19 @@ def _table(title: str, modules: Modules, candidates: Sequence[Module], time: str
     left_out = len(candidates) - len(table_modules)
     note = f" ({left_out} small {plural(left_out, 'module')} left out)" if left_out else ""
     remaining = [
-        _unassigned_row(_COMMUNICATION, modules.communication_forward, modules.communication_backward),
-        _unassigned_row(_NO_MODULE, modules.outside_forward, modules.outside_backward),
+        _make_unassigned_row(_COMMUNICATION, modules.communication_forward, modules.communication_backward),
+        _make_unassigned_row(_NO_MODULE, modules.outside_forward, modules.outside_backward),
     ]
     rows = [(row, total) for row in (*table_modules, *(row for row in remaining if row.ms))]
-    return make_table(_FIELDS, rows, f"Modules{note}, ms of {time} per {_name_unit(modules)}:", capture=title)
+    return make_table(_MODULE_FIELDS, rows, f"Modules{note}, ms of {time} per {_name_unit(modules)}:", capture=title)
 
 
-def _unassigned_row(name: str, forward: Work, backward: Work) -> Module:
+def _make_unassigned_row(name: str, forward: Work, backward: Work) -> Module:
     """Returns a row for kernels that belong to no module."""
     return Module(name, name, "", 0, forward, backward, forward.ms, backward.ms)
 
 
-def _flops_per_s(row: _Row) -> float | None:
+def _compute_flops_per_s(row: _ModuleRow) -> float | None:
     """Returns the FLOP/s of a module in the directions whose FLOPs are known."""
     counted_work = [work for work in (row[0].forward, row[0].backward) if work.flops and work.ms]
     return (
@@ -195,14 +197,14 @@ def _flops_per_s(row: _Row) -> float | None:
     )
 
 
-_FIELDS: tuple[Field[_Row], ...] = (
+_MODULE_FIELDS: tuple[Field[_ModuleRow], ...] = (
     Field("module", "code", lambda row: _INDENTATION * row[0].depth + row[0].label),
     Field("×", "count", lambda row: row[0].count if row[0].count > 1 else None),
     Field("forward", "ms", lambda row: row[0].forward.ms or None),
     Field("backward", "ms", lambda row: row[0].backward.ms or None),
-    Field("own", "ms", lambda row: _own_ms(row[0]) or None),
+    Field("own", "ms", lambda row: _sum_own_ms(row[0]) or None),
     Field("launches", "count", lambda row: row[0].forward.launches + row[0].backward.launches),
     Field("share", "percent", lambda row: row[0].ms / row[1] if row[1] else None),
     Field("line", "code", lambda row: row[0].line or None),
-    Field("rate", "flop/s", _flops_per_s),
+    Field("rate", "flop/s", _compute_flops_per_s),
 )

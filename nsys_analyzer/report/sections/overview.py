@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from textwrap import shorten
 from typing import NamedTuple
 
-from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.configuration import Run
@@ -26,21 +25,21 @@ from nsys_analyzer.report.model import (
     Unit,
     make_table,
 )
-from nsys_analyzer.report.sections.findings import findings_of, saving_cell
-from nsys_analyzer.report.sections.kernels import top_kernel
+from nsys_analyzer.report.sections.findings import get_findings, make_saving_cell
+from nsys_analyzer.report.sections.kernels import find_top_kernel
 from nsys_analyzer.report.sections.limits import find_step_mfu
 from nsys_analyzer.report.units import format_ms_range
 from nsys_analyzer.text import join_names, plural
 from nsys_analyzer.trace.phase_names import STEP
 
 #: The fewest models or context lengths, and the fewest captures with a figure, for a table by context length.
-_FEWEST_IN_GRID = 2
+_MIN_GRID_SIZE = 2
 #: The most characters of the list of captures that did not finish.
 _MAX_LIST_LENGTH = 200
 #: The statuses of captures that finished.
-_FINISHED = ("ok", "no_kernels", "not_profiled")
+_FINISHED_STATUSES = ("ok", "no_kernels", "not_profiled")
 #: The unit of a drawn axis, and the factor of its values.
-_AXES: dict[Unit, tuple[str, float]] = {
+_AXIS_UNITS: dict[Unit, tuple[str, float]] = {
     "percent": ("%", 100.0), "bytes": ("GiB", 2.0**-30), "count": ("launches", 1.0), "factor": ("ratio", 1.0),
 }  # fmt: skip
 _CellFunction = Callable[[CaptureSummary], Cell]
@@ -55,32 +54,32 @@ class Measure(NamedTuple):
     key: str = ""
 
 
-def overview(captures: Sequence[CaptureSummary], labels: Mapping[str, str]) -> Section:
+def overview_section(captures: Sequence[CaptureSummary], labels: Mapping[str, str]) -> Section:
     """Returns the section with a table by model and context length, or with a row for each capture, and with drawings.
 
     Args:
         captures: the captures.
         labels: the short label of each kernel name.
     """
-    measures, places = _measures(labels), _find_places(captures)
+    measures, places = _list_measures(labels), _find_places(captures)
     step_cells, *other_cells = (_cells_by_place(captures, places, measure.cell) for measure in measures)
     speed_ups = _find_speed_ups(step_cells)
     title: Field[CaptureSummary] = Field("capture", "text", lambda capture: capture.title)
     fields = (title, *(Field(measure.title, measure.unit, measure.cell) for measure in measures))
     rows = make_table(fields, captures)
     folded = [
-        _grid(cells, measure.title, measure.unit)
+        _make_grid(cells, measure.title, measure.unit)
         for cells, measure in zip(other_cells, measures[1:], strict=True)
         if cells
     ]
-    folded += [_grid(speed_ups, "Speed-up of the step", "factor")] if speed_ups else []
+    folded += [_make_grid(speed_ups, "Speed-up of the step", "factor")] if speed_ups else []
     folded += [rows] if step_cells else []
     answers = (_describe_speed_ups(speed_ups), _describe_top_finding(captures), _describe_unfinished(captures))
-    first_table = _grid(step_cells, measures[0].title, measures[0].unit) if step_cells else rows
+    first_table = _make_grid(step_cells, measures[0].title, measures[0].unit) if step_cells else rows
     blocks: list[Block] = [*(Answer(text) for text in answers if text), first_table]
     if origin := _describe_step_origin(captures):
         blocks.append(Paragraph(origin))
-    drawings = [lines for measure in measures for lines in _draw(captures, places, measure)]
+    drawings = [lines for measure in measures for lines in _draw_curves(captures, places, measure)]
     blocks += drawings[:1]
     blocks += [Details("More of the sweep, and each capture in a row", tuple(folded))] if folded else []
     blocks += [Details("More figures over the sweep", tuple(drawings[1:]))] if drawings[1:] else []
@@ -92,7 +91,7 @@ def _describe_step_origin(captures: Sequence[CaptureSummary]) -> str:
     captures_by_origin: Counter[str] = Counter()
     for capture in captures:
         is_measured = capture.unprofiled and capture.unprofiled.typical_ms(STEP)
-        if isinstance(step_cell(capture), float):
+        if isinstance(make_step_cell(capture), float):
             is_estimated = capture.step is not None and capture.step.unprofiled_ms is not None
             origin = "measured without" if is_measured else "estimated without" if is_estimated else "measured under"
             captures_by_origin[f"{origin} the profiler"] += 1
@@ -104,28 +103,20 @@ def _describe_step_origin(captures: Sequence[CaptureSummary]) -> str:
     return f"Steps are {join_names(origins)}. Phases are profiled, unless they were timed without the profiler."
 
 
-def _measures(labels: Mapping[str, str]) -> tuple[Measure, ...]:
+def _list_measures(labels: Mapping[str, str]) -> tuple[Measure, ...]:
     def top_kernel_cell(capture: CaptureSummary) -> Cell:
         """Returns the label of the top kernel."""
-        leader = top_kernel(capture)
+        leader = find_top_kernel(capture)
         return labels[leader.kernel.name] if leader else None
 
-    def first_finding(capture: CaptureSummary) -> Finding | None:
-        """Returns the first finding of a capture."""
-        return next(iter(findings_of(capture)), None)
-
     return (
-        Measure("Step ms", "ms", step_cell, "step"),
-        Measure(
-            "What to do first", "text", lambda capture: finding.title if (finding := first_finding(capture)) else None
-        ),
-        Measure(
-            "Saving ms", "ms", lambda capture: saving_cell(finding) if (finding := first_finding(capture)) else None
-        ),
+        Measure("Step ms", "ms", make_step_cell, "step"),
+        Measure("What to do first", "text", lambda capture: next((row.title for row in get_findings(capture)), None)),
+        Measure("Saving ms", "ms", lambda capture: next(map(make_saving_cell, get_findings(capture)), None)),
         Measure("GPU works", "percent", lambda capture: capture.step.busy_share if capture.step else None, "gpu-busy"),
         Measure("MFU", "percent", find_step_mfu, "mfu"),
-        Measure("Forward ms", "ms", lambda capture: _phase_ms(capture, "forward"), "forward"),
-        Measure("Backward ms", "ms", lambda capture: _phase_ms(capture, "backward")),
+        Measure("Forward ms", "ms", lambda capture: _get_phase_ms(capture, "forward"), "forward"),
+        Measure("Backward ms", "ms", lambda capture: _get_phase_ms(capture, "backward")),
         Measure(
             "Matmul's share of kernel time",
             "percent",
@@ -143,17 +134,17 @@ def _measures(labels: Mapping[str, str]) -> tuple[Measure, ...]:
     )
 
 
-def step_cell(capture: CaptureSummary) -> Cell:
+def make_step_cell(capture: CaptureSummary) -> Cell:
     """Returns the length of a step in ms, without the profiler if it is known; the status of a run that failed."""
     step, unprofiled = capture.step, capture.unprofiled
     if unprofiled and (ms := unprofiled.typical_ms(STEP)):
         return ms
     if step and (step.unprofiled_ms or not step.is_pass):
         return step.reported_ms
-    return None if capture.status in _FINISHED else format_status(capture.status)
+    return None if capture.status in _FINISHED_STATUSES else format_status(capture.status)
 
 
-def _phase_ms(capture: CaptureSummary, name: str) -> float | None:
+def _get_phase_ms(capture: CaptureSummary, name: str) -> float | None:
     """Returns the time of a phase in ms, without the profiler if it was timed so."""
     phase = capture.phase(name)
     unprofiled_ms = capture.unprofiled.typical_ms(name) if capture.unprofiled else None
@@ -162,7 +153,7 @@ def _phase_ms(capture: CaptureSummary, name: str) -> float | None:
 
 def _describe_top_finding(captures: Sequence[CaptureSummary]) -> str:
     """Returns a sentence on the finding that is the first one in most captures; empty if there are no findings."""
-    first_findings = [findings[0] for capture in captures if (findings := findings_of(capture))]
+    first_findings = [findings[0] for capture in captures if (findings := get_findings(capture))]
     if not first_findings:
         return ""
     (title, count), *_ = Counter(finding.title for finding in first_findings).most_common(1)
@@ -175,7 +166,7 @@ def _describe_top_finding(captures: Sequence[CaptureSummary]) -> str:
 
 def _describe_unfinished(captures: Sequence[CaptureSummary]) -> str:
     """Returns a sentence on the captures that did not finish; empty if all did. "About" has their messages."""
-    unfinished = [capture for capture in captures if capture.status not in _FINISHED]
+    unfinished = [capture for capture in captures if capture.status not in _FINISHED_STATUSES]
     if not unfinished:
         return ""
     names = ", ".join(
@@ -216,10 +207,10 @@ class Place(NamedTuple):
 
 
 #: The place of each capture, by its title.
-_Places = Mapping[str, Place]
+_PlaceByTitle = Mapping[str, Place]
 
 
-def _find_places(captures: Sequence[CaptureSummary]) -> _Places:
+def _find_places(captures: Sequence[CaptureSummary]) -> _PlaceByTitle:
     """Returns the place of each capture; empty if a context length is unknown or two captures have the same place."""
     options: dict[str, tuple[str, ...]] = {}
     for capture in captures:
@@ -240,20 +231,22 @@ def _find_places(captures: Sequence[CaptureSummary]) -> _Places:
         )
         places[capture.title] = Place(configuration.model.name, configuration.context_length, Variant(*own_options))
     contexts, models = {place.context for place in places.values()}, {place.model for place in places.values()}
-    is_sweep = max(len(contexts), len(models)) >= _FEWEST_IN_GRID
+    is_sweep = max(len(contexts), len(models)) >= _MIN_GRID_SIZE
     return places if is_sweep and len(set(places.values())) == len(captures) else {}
 
 
-def _cells_by_place(captures: Sequence[CaptureSummary], places: _Places, make_cell: _CellFunction) -> dict[Place, Cell]:
+def _cells_by_place(
+    captures: Sequence[CaptureSummary], places: _PlaceByTitle, make_cell: _CellFunction
+) -> dict[Place, Cell]:
     """Returns the figures by place; none if the places are not known or fewer than two captures have a figure."""
     cells: dict[Place, Cell] = {}
     for capture in captures if places else ():
         if (cell := make_cell(capture)) is not None:
             cells[places[capture.title]] = cell
-    return cells if len(cells) >= _FEWEST_IN_GRID else {}
+    return cells if len(cells) >= _MIN_GRID_SIZE else {}
 
 
-def _grid(cells: Mapping[Place, Cell], title: str, unit: Unit) -> Table:
+def _make_grid(cells: Mapping[Place, Cell], title: str, unit: Unit) -> Table:
     """Returns a table with a row for each variant of each model, and a column for each context length."""
 
     def context_field(context: int) -> Field[tuple[str, Variant | str]]:
@@ -291,9 +284,9 @@ def _describe_speed_ups(speed_ups: Mapping[Place, float]) -> str:
     return f"The speed-up of a step is {join_names(ranges)}." if ranges else ""
 
 
-def _draw(captures: Sequence[CaptureSummary], places: _Places, measure: Measure) -> Iterator[Lines]:
+def _draw_curves(captures: Sequence[CaptureSummary], places: _PlaceByTitle, measure: Measure) -> Iterator[Lines]:
     """Yields a drawing with a curve over context length for each variant that has several context lengths."""
-    axis, factor = _AXES.get(measure.unit, (measure.unit, 1.0))
+    axis, factor = _AXIS_UNITS.get(measure.unit, (measure.unit, 1.0))
     curves: dict[str, list[tuple[float, float | None]]] = {}
     for capture in captures if places and measure.key else ():
         place, value = places[capture.title], measure.cell(capture)

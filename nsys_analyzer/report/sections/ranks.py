@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from nsys_analyzer.analysis.ranks.run import LATE_SHARE
 from nsys_analyzer.analysis.steps.process import OUTSIDE_PHASES
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.report.evidence import CAUSE_WORDS, Evidence, median_cell
+from nsys_analyzer.report.evidence import CAUSE_WORDS, Evidence, make_median_cell
 from nsys_analyzer.report.model import Answer, Block, Details, Field, Listing, Paragraph, Section, make_table
-from nsys_analyzer.report.sections.bars import bars_of_run
+from nsys_analyzer.report.sections.bars import make_rank_bars
 from nsys_analyzer.report.sections.findings import run_finding_blocks
 from nsys_analyzer.report.units import format_count, format_ms, format_ms_range
 from nsys_analyzer.text import StrOrText, join_texts, phrase, plain, plural, rounded, rounded_percent, strong
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 #: Losses below this share of a step are added up in one row.
 _MIN_ROW_SHARE = 0.002
 #: The most rows of the tables of collectives and of losses.
-_MOST_ROWS = 12
+_MAX_ROWS = 12
 #: The most steps and missing ranks that a sentence names.
-_MOST_NAMED_STEPS, _MOST_NAMED_RANKS = 3, 16
+_MAX_NAMED_STEPS, _MAX_NAMED_RANKS = 3, 16
 #: The names of the parts of a step in sentences.
 _PART_WORDS = {"compute": "compute", "copies": "copies", "idle": "idle time", "transferring": "data transfer"}
-_CAPTION = "The median step of each rank under the profiler, ms:"
+_RANK_CAPTION = "The median step of each rank under the profiler, ms:"
 #: The ID of the finding about a late rank.
-_LATE_RANK = "late_rank"
+_LATE_RANK_ID = "late_rank"
 _LEGEND = (
     phrase(
         "For each rank, compute + exposed copies + waiting + transferring + idle = step. *Waiting* is exposed "
@@ -53,7 +53,7 @@ _LEGEND = (
         "median transfer time, as nccl-tests defines it."
     ),
 )
-_NO_SIZES = phrase(
+_NO_MESSAGE_SIZES = phrase(
     "The message sizes are not known, because the capture does not contain them. For Nsight Systems, repeat `nsys "
     "export` with `--include-blobs=true`. For PyTorch, use a newer version, which records them."
 )
@@ -72,11 +72,11 @@ def answer_ranks(evidence: Evidence) -> Section:
         blocks.append(Paragraph(text))
     for run in evidence.runs:
         blocks += [Paragraph(strong(run.name))] if len(evidence.runs) > 1 else []
-        blocks += _run_blocks(run)
+        blocks += _describe_run(run)
     return Section("ranks", "Ranks", tuple(blocks))
 
 
-def _run_blocks(run: ParallelRun) -> Iterator[Block]:
+def _describe_run(run: ParallelRun) -> Iterator[Block]:
     """Yields how long a step takes, which rank is late and why, what would shorten the step, and the tables folded."""
     count = max(len(run.ranks), run.world_size or 0)
     noun = plural(count, "device" if all(rank.rank is None for rank in run.ranks) else "rank")
@@ -86,22 +86,22 @@ def _run_blocks(run: ParallelRun) -> Iterator[Block]:
     step = f"{count} {noun}{strategies}: {format_ms(run.step_ms)} per step {measurement}."
     yield Answer(join_texts(" ", (step, describe_late_rank(run))), run.name)
     yield Answer(_describe_communication(run), run.name)
-    if bars := bars_of_run(run):
+    if bars := make_rank_bars(run):
         yield bars
     yield from run_finding_blocks(run)
-    details: list[Block] = [make_table(_RANK_FIELDS, run.ranks, _CAPTION, capture=run.name)]
+    details: list[Block] = [make_table(_RANK_FIELDS, run.ranks, _RANK_CAPTION, capture=run.name)]
     details += _tabulate_losses(run)
     if run.collectives:
         rows = run.collectives
-        left_out = f", without {len(rows) - _MOST_ROWS} smaller rows" if len(rows) > _MOST_ROWS else ""
+        left_out = f", without {len(rows) - _MAX_ROWS} smaller rows" if len(rows) > _MAX_ROWS else ""
         caption = f"The collectives{left_out} (waiting and transferring: ms per step, mean of the ranks):"
         differ_in_ranks = len({row.ranks for row in rows}) > 1
         fields = [field for field in _COLLECTIVE_FIELDS if field.title != "ranks" or differ_in_ranks]
-        details.append(make_table(fields, rows[:_MOST_ROWS], caption, capture=run.name))
+        details.append(make_table(fields, rows[:_MAX_ROWS], caption, capture=run.name))
         if all(row.bytes is None for row in rows):
-            details.append(Paragraph(_NO_SIZES, capture=run.name))
+            details.append(Paragraph(_NO_MESSAGE_SIZES, capture=run.name))
     clocks = [_describe_clocks(run.alignment)] if run.alignment else []
-    details.append(Listing((*clocks, *join_sentences(run), *_LEGEND), capture=run.name))
+    details.append(Listing((*clocks, *describe_joins(run), *_LEGEND), capture=run.name))
     yield Details(f"Rank by rank: {run.name}", tuple(details), run.name)
 
 
@@ -147,7 +147,7 @@ def describe_late_rank(run: ParallelRun) -> StrOrText:
         f"{slowest.label.capitalize()} is late by {skew} in {slowest.slowest_steps} of {run.steps} steps."
     ]
     sentences += [phrase("Its largest loss is {}.", _describe_loss(largest))] if largest else []
-    finding = next((finding for finding in run.findings if finding.id == _LATE_RANK), None)
+    finding = next((finding for finding in run.findings if finding.id == _LATE_RANK_ID), None)
     own_ms = slowest.own_ms.median if slowest.own_ms else None
     are_others_bound = own_ms and own_ms - run.least_cpu_ms < run.skew_ms / 2
     if finding:
@@ -207,7 +207,7 @@ def _describe_clocks(alignment: Alignment) -> str:
 # --- the sentences about how ranks were joined
 
 #: Why two captures are not joined; numbers of the note go into the braces.
-_SEPARATIONS = {
+_SEPARATION_REASONS = {
     "same rank": "both have rank {}",
     "unknown rank": "the rank of one of them is not known",
     "different world sizes": "one belongs to a run of {} ranks, the other to a run of {}",
@@ -217,7 +217,7 @@ _SEPARATIONS = {
     "different times": "one had ended before the other began",
 }
 #: The notes without figures.
-_PLAIN_NOTES: dict[str, StrOrText] = {
+_NOTES_WITHOUT_FIGURES: dict[str, StrOrText] = {
     "ranks from file names": "The rank of each capture is taken from its file name, because the captures lack it.",
     "ranks from order": phrase("Ranks are assigned in the order in which the captures were given (`--ranks`)."),
     "no common step": "The ranks have no step number in common, so the report does not compare their steps.",
@@ -226,22 +226,22 @@ _PLAIN_NOTES: dict[str, StrOrText] = {
 }
 
 
-def join_sentences(run: ParallelRun) -> tuple[StrOrText, ...]:
+def describe_joins(run: ParallelRun) -> tuple[StrOrText, ...]:
     """Returns sentences on how the ranks were joined, one for each note."""
     return tuple(_describe_note(note, run) for note in run.notes)
 
 
 def _describe_note(note: JoinNote, run: ParallelRun) -> StrOrText:
     numbers, count = note.numbers, len(note.numbers)
-    if note.kind in _PLAIN_NOTES:
-        return _PLAIN_NOTES[note.kind]
-    if note.kind in _SEPARATIONS:
-        return phrase("`{}` and `{}` are not joined: {}.", *note.names, _SEPARATIONS[note.kind].format(*numbers))
+    if note.kind in _NOTES_WITHOUT_FIGURES:
+        return _NOTES_WITHOUT_FIGURES[note.kind]
+    if note.kind in _SEPARATION_REASONS:
+        return phrase("`{}` and `{}` are not joined: {}.", *note.names, _SEPARATION_REASONS[note.kind].format(*numbers))
     if note.kind == "copy":
         return phrase("`{}` is the same capture as `{}`, and counts once.", *note.names)
     if note.kind == "missing ranks":
-        ending = f" and {count - _MOST_NAMED_RANKS:,} more" if count > _MOST_NAMED_RANKS else ""
-        ranks = f"{plural(count, 'rank')} {', '.join(map(str, numbers[:_MOST_NAMED_RANKS]))}{ending}"
+        ending = f" and {count - _MAX_NAMED_RANKS:,} more" if count > _MAX_NAMED_RANKS else ""
+        ranks = f"{plural(count, 'rank')} {', '.join(map(str, numbers[:_MAX_NAMED_RANKS]))}{ending}"
         missing = "it" if count == 1 else "them"
         effect = f"it is unknown which ranks wait for {missing}"
         if run.alignment:
@@ -252,8 +252,8 @@ def _describe_note(note: JoinNote, run: ParallelRun) -> StrOrText:
         counts = ", ".join(f"{label} has {number}" for label, number in zip(note.names, steps, strict=True))
         return phrase("The ranks have different steps ({}). The analysis uses the {} common steps.", counts, common)
     if note.kind == "differing collectives":
-        steps_named = ", ".join(map(str, numbers[:_MOST_NAMED_STEPS]))
-        ending = ", …" if count > _MOST_NAMED_STEPS else ""
+        steps_named = ", ".join(map(str, numbers[:_MAX_NAMED_STEPS]))
+        ending = ", …" if count > _MAX_NAMED_STEPS else ""
         noun = plural(count, "step")
         return phrase(
             "No figure includes {} {} whose collectives differ from rank to rank ({} {}{}).",
@@ -290,7 +290,7 @@ def _tabulate_losses(run: ParallelRun) -> Iterator[Block]:
     step_ms = slowest.step_ms.median or 0.0
     if run.skew_ms < LATE_SHARE * step_ms:
         return
-    large = [row for row in run.lost if abs(row.ms) >= _MIN_ROW_SHARE * step_ms][:_MOST_ROWS]
+    large = [row for row in run.lost if abs(row.ms) >= _MIN_ROW_SHARE * step_ms][:_MAX_ROWS]
     smaller_ms = sum(row.ms for row in run.lost) - sum(row.ms for row in large)
     rows: list[tuple[str, StrOrText, StrOrText, float]] = [
         (row.phase, row.part, _describe_reason(row), row.ms) for row in large
@@ -312,7 +312,7 @@ _RANK_FIELDS: tuple[Field[RankFigures], ...] = (
     Field("idle", "ms", lambda row: row.idle_ms),
     Field("hidden communication", "ms", lambda row: row.communication_ms - row.exposed_communication_ms),
     Field("own time", "ms", lambda row: row.own_ms.median if row.own_ms else None),
-    Field("late by (least – most)", "ms", lambda row: median_cell(row.late_ms)),
+    Field("late by (least – most)", "ms", lambda row: make_median_cell(row.late_ms)),
     Field("late by, unprofiled", "ms", lambda row: row.late_unprofiled_ms),
     Field("slowest in steps", "count", lambda row: row.slowest_steps if row.own_ms else None),
     Field("GPU", "text", lambda row: str(row.device)),

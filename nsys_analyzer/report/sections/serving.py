@@ -13,7 +13,7 @@ from nsys_analyzer.report.evidence import CAUSE_WORDS
 from nsys_analyzer.report.model import Answer, Block, Details, Field, Listing, Paragraph, Table, make_table
 from nsys_analyzer.report.units import (
     INTER_TOKEN,
-    LEAST_READ,
+    LEAST_READ_DATA,
     TOKENS_PER_S,
     TTFT,
     format_count,
@@ -49,7 +49,7 @@ _HEADS_ASSUMPTION = (
 _MAX_IDLE_ROWS, _MIN_IDLE_SHARE = 4, 0.01
 
 
-def step_kinds_table(capture: CaptureSummary) -> Iterator[Table]:
+def tabulate_step_kinds(capture: CaptureSummary) -> Iterator[Table]:
     """Yields a table of a server's steps by kind, or nothing for other programs."""
     serving = capture.serving
     if serving is None:
@@ -76,9 +76,11 @@ def answer_serving(capture: CaptureSummary, labels: Mapping[str, str]) -> Iterat
     if serving is None:
         return
     subject = "operators run" if capture.on_cpu else "the GPU is busy"
-    yield Answer(" ".join(_step_kind(kind, subject) for kind in serving.kinds), title)
-    larger_batch = next(filter(None, (_larger_batch(kind, find_peaks(capture.gpu)) for kind in serving.kinds)), "")
-    for text in (*_latencies(serving), *map(_least_time, serving.kinds), larger_batch):
+    yield Answer(" ".join(_describe_step_kind(kind, subject) for kind in serving.kinds), title)
+    larger_batch = next(
+        filter(None, (_describe_larger_batch(kind, find_peaks(capture.gpu)) for kind in serving.kinds)), ""
+    )
+    for text in (*_describe_latencies(serving), *map(_describe_least_time, serving.kinds), larger_batch):
         if text:
             yield Paragraph(text, title)
     if serving.held_up or larger_batch:
@@ -123,7 +125,7 @@ def answer_serving(capture: CaptureSummary, labels: Mapping[str, str]) -> Iterat
     )
 
 
-def _step_kind(kind: StepKind, subject: str) -> str:
+def _describe_step_kind(kind: StepKind, subject: str) -> str:
     """Returns a sentence on the steps of a kind.
 
     An example is "412 decode steps take 12.3 ms (median; 95th percentile 14 ms) with a batch of 8 and 650 tokens/s, and
@@ -135,36 +137,36 @@ def _step_kind(kind: StepKind, subject: str) -> str:
     if kind.tokens_per_s:
         details.append(f"{rounded(kind.tokens_per_s)} {TOKENS_PER_S}")
     steps = format_count(kind.steps, f"{kind.kind} step")
-    text = f"{steps} {'takes' if kind.steps == 1 else 'take'} {_quantiles(kind.length_ms, kind.steps)}"
+    text = f"{steps} {'takes' if kind.steps == 1 else 'take'} {_format_quantiles(kind.length_ms, kind.steps)}"
     text += f" with {join_names(details)}" if details else ""
     share = kind.busy_share
     return f"{text}." if share is None else f"{text}, and {subject} {rounded_percent(share)} of the time."
 
 
-def _quantiles(times: Quantiles, count: int) -> str:
+def _format_quantiles(times: Quantiles, count: int) -> str:
     median = format_ms(times.median)
     return f"{median} (median; 95th percentile {format_ms(times.p95)})" if count > 1 else median
 
 
-def _latencies(serving: Serving) -> Iterator[StrOrText]:
+def _describe_latencies(serving: Serving) -> Iterator[StrOrText]:
     """Yields the latencies of requests, and how much prefill delays decode."""
     if requests := serving.requests:
         count = format_count(requests.count, "request")
-        text = f"The {TTFT} of {count} is {_quantiles(requests.ttft_ms, requests.count)}"
+        text = f"The {TTFT} of {count} is {_format_quantiles(requests.ttft_ms, requests.count)}"
         between = requests.inter_token_ms
-        yield f"{text}, and the {INTER_TOKEN} is {_quantiles(between, 2)}." if between else f"{text}."
+        yield f"{text}, and the {INTER_TOKEN} is {_format_quantiles(between, 2)}." if between else f"{text}."
     if delay := serving.held_up:
         yield (
             f"Of {delay.of:,} decode steps that follow another decode step, {delay.steps:,} wait for prefill, each for "
-            f"{_quantiles(delay.wait_ms, delay.steps)}. The wait delays the next token of each sequence in the batch, "
-            f"on average by {format_ms(delay.per_step_ms)} per decode step. Without the wait, the decode steps "
+            f"{_format_quantiles(delay.wait_ms, delay.steps)}. The wait delays the next token of each sequence in the "
+            f"batch, on average by {format_ms(delay.per_step_ms)} per decode step. Without the wait, the decode steps "
             "themselves are no shorter."
         )
     if serving.inferred:
         yield "No inference engine marks these steps. Prefill is inferred from the shapes of the model's inputs."
 
 
-def _least_time(kind: StepKind) -> StrOrText:
+def _describe_least_time(kind: StepKind) -> StrOrText:
     """Returns how a decode step compares with reading its weights and cache once, or "" if that is unknown."""
     if kind.least_ms is None or kind.weights_bytes is None:
         return ""
@@ -172,14 +174,14 @@ def _least_time(kind: StepKind) -> StrOrText:
     omission = "" if cache else " These bytes do not include the cache, whose size is unknown."
     busy_ms = kind.total_ms - kind.idle_ms
     return (
-        f"A decode step reads at least {format_number(kind.weights_bytes, 'bytes')} of weights{cache} ({LEAST_READ}), "
-        f"which takes {format_ms(kind.least_ms)} at the memory's peak bandwidth.{omission} The step takes "
+        f"A decode step reads at least {format_number(kind.weights_bytes, 'bytes')} of weights{cache} "
+        f"({LEAST_READ_DATA}), which takes {format_ms(kind.least_ms)} at the memory's peak bandwidth.{omission} The step takes "
         f"{rounded(kind.length_ms.median / kind.least_ms)} times as long, and the GPU is busy for "
         f"{rounded(busy_ms / kind.least_ms)} times as long.{'' if kind.counted else _HEADS_ASSUMPTION}"
     )
 
 
-def _larger_batch(kind: StepKind, peaks: Peaks | None) -> str:
+def _describe_larger_batch(kind: StepKind, peaks: Peaks | None) -> str:
     """Returns how decode with a small batch profits from twice the batch, or "" for other steps."""
     matmul_ms = sum(row.ms for row in kind.classes if row.kernel_class == MATMUL)
     # For each sequence, a weight of two bytes takes two FLOPs.

@@ -10,19 +10,19 @@ from nsys_analyzer.analysis.steps.step import PROGRAM, DeviceSteps, PhaseParts, 
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import CAUSE_WORDS
 from nsys_analyzer.report.model import Block, Cell, Details, Field, Paragraph, Table, make_table
-from nsys_analyzer.report.sections.findings import lines_of_program
+from nsys_analyzer.report.sections.findings import list_program_lines
 from nsys_analyzer.report.units import format_count, format_ms, format_ms_range
 from nsys_analyzer.text import StrOrText, join_texts, phrase, plural
 from nsys_analyzer.trace.schema import US_PER_MS
 
 #: The table of idle time has at most this many rows; causes with a smaller share of a step are summed up.
 _MAX_IDLE_ROWS, _SMALLEST_IDLE_SHARE = 12, 0.002
-_CRITICAL_PATH = (
+_CRITICAL_PATH_CAPTION = (
     "A step ends when everything on its critical path has ended, so only less time on this path makes the step "
     "shorter. While the GPU is idle or its work delays nothing, the critical path runs through the program or through "
     "another GPU."
 )
-_ON_GPU = (
+_GPU_STEP_DEFINITION = (
     "The program runs ahead of the GPU, so a step lasts from the end of the previous step's GPU work to the end of its "
     "own GPU work."
 )
@@ -43,23 +43,25 @@ def step_details(capture: CaptureSummary) -> Iterator[Details]:
             )
         )
     devices = step.devices or (step,)
-    part_rows = [row for device in devices for row in _part_rows(device, step)]
+    part_rows = [row for device in devices for row in _list_parts(device, step)]
     callers = (capture.run and capture.run.lines) or {}
     phase_rows = [
         _PhaseRow(device.device, part, callers.get(part.phase)) for device in devices for part in device.phases
     ]
     step_or_capture = "the capture" if step.is_pass else "a step"
-    part_table = _make_table(_PARTS, part_rows, step, title, _CRITICAL_PATH if step.critical_path else "")
+    part_table = _make_step_table(
+        _PART_FIELDS, part_rows, step, title, _CRITICAL_PATH_CAPTION if step.critical_path else ""
+    )
     caption = "The step by phase. Idle time counts toward the phase of the operation that ends it:"
-    phase_table = _make_table(_PHASES, phase_rows, step, title, caption)
+    phase_table = _make_step_table(_PHASE_FIELDS, phase_rows, step, title, caption)
     blocks += [table for table in (part_table, phase_table) if table.rows]
     yield Details(f"What fills {step_or_capture} under the profiler", tuple(blocks), title)
-    idle_rows = [row for device in devices for row in _idle_rows(device)]
+    idle_rows = [row for device in devices for row in _list_idle_times(device)]
     if idle_rows and not capture.on_cpu:
-        idle_table = _make_table(_CAUSES, idle_rows, step, title)
+        idle_table = _make_step_table(_IDLE_FIELDS, idle_rows, step, title)
         yield Details(f"Idle time of {step_or_capture} by cause", (idle_table,), title)
     if step.lines and not capture.on_cpu:
-        yield Details(f"The program's lines in {step_or_capture}", tuple(lines_of_program(step.lines, title)), title)
+        yield Details(f"The program's lines in {step_or_capture}", tuple(list_program_lines(step.lines, title)), title)
 
 
 class _PartRow(NamedTuple):
@@ -101,14 +103,14 @@ def _is_nonzero(cell: Cell) -> bool:
     return cell not in (None, 0.0)
 
 
-_PARTS: tuple[Field[_PartRow], ...] = (
+_PART_FIELDS: tuple[Field[_PartRow], ...] = (
     Field("GPU", "text", lambda row: str(row.device)),
     Field("part", "text", lambda row: row.part),
     Field("ms", "ms", lambda row: row.ms, _is_nonzero),
     Field("share", "percent", lambda row: row.share, _is_nonzero),
     Field("on the critical path ms", "ms", lambda row: row.critical_ms, _is_nonzero),
 )
-_PHASES: tuple[Field[_PhaseRow], ...] = (
+_PHASE_FIELDS: tuple[Field[_PhaseRow], ...] = (
     Field("GPU", "text", lambda row: str(row.device)),
     Field("phase", "text", lambda row: row.parts.phase),
     Field("compute ms", "ms", lambda row: row.parts.compute_ms, _is_nonzero),
@@ -118,7 +120,7 @@ _PHASES: tuple[Field[_PhaseRow], ...] = (
     Field("all ms", "ms", lambda row: row.parts.total_ms, _is_nonzero),
     Field("called from", "code", lambda row: row.caller),
 )
-_CAUSES: tuple[Field[_IdleRow], ...] = (
+_IDLE_FIELDS: tuple[Field[_IdleRow], ...] = (
     Field("GPU", "text", lambda row: str(row.device)),
     Field("cause", "text", lambda row: row.cause),
     Field("range", "code", lambda row: row.range),
@@ -130,7 +132,7 @@ _CAUSES: tuple[Field[_IdleRow], ...] = (
 )
 
 
-def _make_table(
+def _make_step_table(
     fields: Sequence[Field[_Row]], rows: Sequence[_Row], step: StepSummary, capture: str, caption: str = ""
 ) -> Table:
     """Returns a table; the column of the GPU is left out if the steps use one GPU."""
@@ -138,7 +140,7 @@ def _make_table(
     return make_table(fields if several else fields[1:], rows, caption, capture=capture, names=1 + several)
 
 
-def _part_rows(device: DeviceSteps, step: StepSummary) -> Iterator[_PartRow]:
+def _list_parts(device: DeviceSteps, step: StepSummary) -> Iterator[_PartRow]:
     """Yields the parts of a step in order, and their sum at the end, each with its time on the critical path."""
     devices = {device.device, None} if device.device == step.device else {device.device}
     path = [piece for piece in step.critical_path if piece.device in devices]
@@ -157,7 +159,7 @@ def _part_rows(device: DeviceSteps, step: StepSummary) -> Iterator[_PartRow]:
             yield _PartRow(device.device, name, ms or None, ms / device.total_ms if ms else None, critical_ms)
 
 
-def _idle_rows(device: DeviceSteps) -> Iterator[_IdleRow]:
+def _list_idle_times(device: DeviceSteps) -> Iterator[_IdleRow]:
     """Yields a row for each of the largest causes, and a row with the sum of the smaller causes."""
     least_ms = _SMALLEST_IDLE_SHARE * device.total_ms
     largest = [row for row in device.idle_by_cause if row.ms >= least_ms][:_MAX_IDLE_ROWS]
@@ -195,4 +197,4 @@ def define_step(step: StepSummary) -> StrOrText:
             steps = f"{group.steps:,} {plural(group.steps, 'step')} of {median} (median)"
             left_out = "of another kind" if step.kind else f"left out of every figure ({group.kind})"
             sentences.append(f"{steps} {'is' if group.steps == 1 else 'are'} {left_out}.")
-    return join_texts(" ", (*sentences, *([_ON_GPU] if step.on_gpu_timeline else [])))
+    return join_texts(" ", (*sentences, *([_GPU_STEP_DEFINITION] if step.on_gpu_timeline else [])))

@@ -10,17 +10,17 @@ from nsys_analyzer.report.units import format_ms, format_ms_range, rounded_perce
 from nsys_analyzer.text import plain
 
 #: The report says what limits the step if the saving is below this share of the removed work.
-_FULL_SAVING = 0.9
+_FULL_SAVING_SHARE = 0.9
 #: A change is reported as no change if it is below this share of a step.
-_SMALLEST_CHANGE = 0.001
-_PATH: tuple[Field[PathPart], ...] = (
+_MIN_CHANGE_SHARE = 0.001
+_CRITICAL_PATH_FIELDS: tuple[Field[PathPart], ...] = (
     Field("part", "text", lambda row: row.part),
     Field("where", "text", lambda row: row.where),
     Field("rank", "text", lambda row: row.rank or None),
     Field("before ms", "ms", lambda row: row.before_ms),
     Field("after ms", "ms", lambda row: row.after_ms),
 )
-_GROUPS: tuple[Field[Saving], ...] = (
+_STEP_GROUP_FIELDS: tuple[Field[Saving], ...] = (
     Field("steps", "text", lambda row: row.group),
     Field("count", "count", lambda row: row.steps),
     Field("before ms", "ms", lambda row: row.step_ms),
@@ -34,7 +34,7 @@ def what_if_section(prediction: WhatIf) -> Section:
     step, new_step = format_ms(prediction.step_ms), format_ms(prediction.new_step_ms)
     low, high = prediction.saves_ms_low, prediction.saves_ms_high
     share = f" ({rounded_percent(abs(prediction.saves_ms) / prediction.step_ms)})"
-    if max(abs(low), abs(high)) < _SMALLEST_CHANGE * prediction.step_ms:
+    if max(abs(low), abs(high)) < _MIN_CHANGE_SHARE * prediction.step_ms:
         change, share = "as long as before", ""
     elif low < 0 < high:
         change = f"between {format_ms(high)} shorter and {format_ms(-low)} longer"
@@ -43,7 +43,7 @@ def what_if_section(prediction: WhatIf) -> Section:
     blocks: list[Block] = [
         Answer(f"Without the profiler, a step would take {new_step} instead of {step}: it would be {change}{share}.")
     ]
-    if 0 <= prediction.saves_ms < _FULL_SAVING * prediction.less_ms:
+    if 0 <= prediction.saves_ms < _FULL_SAVING_SHARE * prediction.less_ms:
         sides: tuple[PathLocation, ...] = ("GPU", "CPU")
         # The limit is the side whose part of the critical path grows most.
         where, (before, after) = max(
@@ -72,9 +72,9 @@ def what_if_section(prediction: WhatIf) -> Section:
         )
     if prediction.groups:
         caption = "The length of a step in each group of steps, and in the mean of all steps:"
-        blocks.append(make_table(_GROUPS, prediction.groups, caption))
+        blocks.append(make_table(_STEP_GROUP_FIELDS, prediction.groups, caption))
     caption = "The critical path of a step. Only less time on this path makes the step shorter:"
-    blocks.append(make_table(_PATH, prediction.path, caption))
+    blocks.append(make_table(_CRITICAL_PATH_FIELDS, prediction.path, caption))
     if not prediction.ranks and any(part.part == COMMUNICATION for part in prediction.path):
         blocks.append(
             Paragraph(

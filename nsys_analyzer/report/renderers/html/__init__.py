@@ -65,10 +65,12 @@ def render(report: Report, figures: Mapping[str, str]) -> str:
         report: the report.
         figures: the SVG drawing of each figure, by the figure's key. Other figures are left out.
     """
-    views, data = page_data(report)
+    views, data = encode_timeline(report)
     anchors = make_anchors(report.sections)
     renderer = BlockRenderer(figures, {label: name for name, label in report.labels.items()}, views)
-    sections = [_section(section, anchor, renderer) for section, anchor in zip(report.sections, anchors, strict=True)]
+    sections = [
+        _render_section(section, anchor, renderer) for section, anchor in zip(report.sections, anchors, strict=True)
+    ]
     contents = [
         (anchor, section.title) for section, anchor in zip(report.sections, anchors, strict=True) if section.title
     ]
@@ -94,7 +96,9 @@ def render_fragment(report: Report) -> str:
     """Returns the sections of a report for another page, such as a notebook: with scoped styles, without scripts."""
     renderer = BlockRenderer({}, {label: name for name, label in report.labels.items()})
     anchors = make_anchors(report.sections)
-    sections = [_section(section, anchor, renderer) for section, anchor in zip(report.sections, anchors, strict=True)]
+    sections = [
+        _render_section(section, anchor, renderer) for section, anchor in zip(report.sections, anchors, strict=True)
+    ]
     # The enclosing element takes the role of the page's root and body, which define the colors.
     style = _read_part("page.css").replace(":root", "&").replace("body {", "& { padding: 0.5rem 1rem;", 1)
     heading = f"<h2>{inline(report.title)}</h2>" if report.title else ""
@@ -102,7 +106,7 @@ def render_fragment(report: Report) -> str:
     return f'<div class="nsys-analyze"><style>.nsys-analyze {{\n{style}}}</style>\n{content}\n</div>'
 
 
-def _section(section: Section, anchor: str, renderer: BlockRenderer) -> str:
+def _render_section(section: Section, anchor: str, renderer: BlockRenderer) -> str:
     content = "\n".join(map(renderer.render, section.blocks))
     title = f"<h2>{inline(section.title)}</h2>\n" if section.title else ""
     return f'<section id="{anchor}">{title}{content}\n</section>'
@@ -145,25 +149,26 @@ class BlockRenderer:
         """Returns a block as HTML, which is empty for a figure without a drawing."""
         match block:
             case Paragraph(text, capture):
-                return f"<p{_data_capture(capture)}>{inline(text)}</p>"
+                return f"<p{_make_capture_attribute(capture)}>{inline(text)}</p>"
             case Answer(text, capture):
-                return f'<p class="answer"{_data_capture(capture)}><strong>{inline(text)}</strong></p>'
+                return f'<p class="answer"{_make_capture_attribute(capture)}><strong>{inline(text)}</strong></p>'
             case Listing(lines, "bullets", capture):
                 items = "".join(f"<li>{inline(line)}</li>" for line in lines)
-                return f"<ul{_data_capture(capture)}>{items}</ul>"
+                return f"<ul{_make_capture_attribute(capture)}>{items}</ul>"
             case Listing(lines, _, capture):
                 code = escape("\n".join(visible(plain(line)) for line in lines))
-                return f'<div class="listing"{_data_capture(capture)}><pre tabindex="0"><code>{code}</code></pre></div>'
+                attribute = _make_capture_attribute(capture)
+                return f'<div class="listing"{attribute}><pre tabindex="0"><code>{code}</code></pre></div>'
             case Table():
                 return self._table(block)
             case StepBars():
-                return _bars(block)
+                return _render_bars(block)
             case Details(title, blocks, capture):
                 content = "\n".join(filter(None, map(self.render, blocks)))
                 if not content:
                     return ""
                 summary = f"<summary>{escape(visible(title))}</summary>"
-                return f"<details{_data_capture(capture)}>{summary}\n{content}\n</details>"
+                return f"<details{_make_capture_attribute(capture)}>{summary}\n{content}\n</details>"
             case TimelineLink():
                 return self._timeline_link(block)
             case _:
@@ -178,17 +183,19 @@ class BlockRenderer:
         name = escape(visible(link.place.name))
         data = f'data-kind="{escape(link.place.kind)}" data-name="{name}" data-view="{escape(view)}"'
         button = f'<button type="button" {data}>Show on the timeline</button>'
-        return f'<p class="timeline-link"{_data_capture(link.capture)}>{button}</p>'
+        return f'<p class="timeline-link"{_make_capture_attribute(link.capture)}>{button}</p>'
 
     def _table(self, table: Table) -> str:
         head = "".join(
-            f'<th scope="col"{_alignment(column)}>{inline(column.title)}</th>' if column.title else "<td></td>"
+            f'<th scope="col"{_make_alignment_attribute(column)}>{inline(column.title)}</th>'
+            if column.title
+            else "<td></td>"
             for column in table.columns
         )
         rows = "\n".join(self._row(table, row) for row in table.rows)
         caption = f"<caption>{inline(table.caption)}</caption>" if table.caption else ""
         return (
-            f'<div class="table"{_data_capture(table.capture)}><table>{caption}'
+            f'<div class="table"{_make_capture_attribute(table.capture)}><table>{caption}'
             f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>"
         )
 
@@ -199,28 +206,28 @@ class BlockRenderer:
         return f"<tr{name}>{''.join(cells)}</tr>"
 
     def _cell(self, column: Column, cell: Cell) -> str:
-        value = sort_value(cell)
+        value = get_sort_value(cell)
         if column.unit == "bar":
             return f'<td><div class="share" style="width:{value or 0.0:.1%}" aria-hidden="true"></div></td>'
-        attributes = _alignment(column) + ("" if value is None else f' data-value="{value:.12g}"')
+        attributes = _make_alignment_attribute(column) + ("" if value is None else f' data-value="{value:.12g}"')
         text = format_cell(cell, column.unit)
         full_name = self._full_names.get(plain(text)) if isinstance(cell, str | Text) else None
         if full_name is None or full_name == plain(text):
             return f"<td{attributes}>{inline(text)}</td>"
         return (
             f'<td{attributes}><details class="name"><summary>{inline(text)}</summary>'
-            f"<code>{_breakable(full_name)}</code></details></td>"
+            f"<code>{_escape_breakable(full_name)}</code></details></td>"
         )
 
 
-def _bars(bars: StepBars) -> str:
+def _render_bars(bars: StepBars) -> str:
     """Returns bars of colored parts, on the scale of the longest bar, and their legend."""
     totals = [sum(row.ms) for row in bars.rows]
     entries = list(legend_entries(bars, totals))
     rows = []
     for row, total in zip(bars.rows, totals, strict=True):
         parts = "".join(
-            f'<span style="flex:{ms:.6g};{_colors(part)}" title="{escape(f"{part} {format_ms(ms)}")}">'
+            f'<span style="flex:{ms:.6g};{_style_part(part)}" title="{escape(f"{part} {format_ms(ms)}")}">'
             f"<b>{escape(part)}</b></span>"
             for part, ms in zip(bars.parts, row.ms, strict=True)
             if ms
@@ -231,21 +238,21 @@ def _bars(bars: StepBars) -> str:
         bar = f'<div class="bar"><div style="width:{share:.1%}">{parts}</div></div>'
         rows.append(f'<div class="row">{label}{bar}{time}</div>')
     description = escape(visible(f"{bars.title} {', '.join(text for _, text in entries)}"))
-    items = "".join(f'<li><i style="{_colors(part)}"></i> {escape(text)}</li>' for part, text in entries)
+    items = "".join(f'<li><i style="{_style_part(part)}"></i> {escape(text)}</li>' for part, text in entries)
     note = f"<p>{escape(bars.note)}</p>" if bars.note else ""
     picture = f'<div role="img" aria-label="{description}">{"".join(rows)}</div>'
     title = f"<figcaption>{escape(bars.title)}</figcaption>"
     parts = f'<ul class="parts">{items}</ul>'
-    return f'<figure class="bars"{_data_capture(bars.capture)}>{title}{picture}{parts}{note}</figure>'
+    return f'<figure class="bars"{_make_capture_attribute(bars.capture)}>{title}{picture}{parts}{note}</figure>'
 
 
-def _colors(part: str) -> str:
+def _style_part(part: str) -> str:
     """Returns the styles of a part: its color, and the color of its name. Idle time has the color of the background."""
     color = part_color(part)
     return "background:var(--track)" if part == IDLE else f"background:{color};color:{text_color(color)}"
 
 
-def sort_value(cell: Cell) -> float | None:
+def get_sort_value(cell: Cell) -> float | None:
     """Returns the number that a cell is sorted by, or None for a text and for a figure that does not exist."""
     match cell:
         case int() | float():
@@ -261,11 +268,11 @@ def sort_value(cell: Cell) -> float | None:
     return None
 
 
-def _alignment(column: Column) -> str:
+def _make_alignment_attribute(column: Column) -> str:
     return "" if column.unit in TEXT_UNITS else ' class="number"'
 
 
-def _data_capture(capture: str) -> str:
+def _make_capture_attribute(capture: str) -> str:
     return f' data-capture="{escape(visible(capture))}"' if capture else ""
 
 
@@ -273,7 +280,7 @@ def inline(text: StrOrText) -> str:
     """Returns a text as HTML inside a line."""
     parts = []
     for span in spans(text):
-        content = escape(visible(span.text)) if span.kind in ("plain", "link") else _breakable(span.text)
+        content = escape(visible(span.text)) if span.kind in ("plain", "link") else _escape_breakable(span.text)
         if span.kind == "link":
             content = f'<a href="{escape(link_target(span.target))}">{content}</a>'
         elif span.kind != "plain":
@@ -282,7 +289,7 @@ def inline(text: StrOrText) -> str:
     return "".join(parts)
 
 
-def _breakable(name: str) -> str:
+def _escape_breakable(name: str) -> str:
     """Returns a name that may break between its parts."""
     return _BREAK_OPPORTUNITY.sub("<wbr>", escape(visible(name)))
 
@@ -293,7 +300,7 @@ def _breakable(name: str) -> str:
 _STREAM_COLUMNS = ("phase", "module", "path", "wait", "thread")
 
 
-def page_data(report: Report) -> tuple[frozenset[str], str]:
+def encode_timeline(report: Report) -> tuple[frozenset[str], str]:
     """Returns the captures and runs on the timeline of a page, and its data; both are empty if no capture has tracks.
 
     The first line of the data belongs to all captures. Each further line belongs to one capture, and is decoded when
@@ -307,19 +314,23 @@ def page_data(report: Report) -> tuple[frozenset[str], str]:
         {"title": visible(capture.title), "parts": [{"capture": i, "label": "", "at": 0}]}
         for i, (capture, _) in enumerate(captures)
     ]
-    run_views = [view for run in report.runs if (view := _run_view(run, indexes, [tracks for _, tracks in captures]))]
+    run_views = [
+        view for run in report.runs if (view := _make_run_view(run, indexes, [tracks for _, tracks in captures]))
+    ]
     shared = {
         "views": run_views + capture_views,
         "classes": CLASS_COLORS,
         "causes": {cause: {"color": CAUSE_COLORS[cause], "text": CAUSE_WORDS[cause]} for cause in CAUSES},
     }
     views = frozenset(str(view.get("name", view["title"])) for view in run_views + capture_views)
-    parts = (shared, *(_capture_data(*pair, report.labels) for pair in captures))
+    parts = (shared, *(_encode_capture(*pair, report.labels) for pair in captures))
     texts = (json.dumps(part, separators=(",", ":"), ensure_ascii=False, allow_nan=False) for part in parts)
     return views, "\n".join(base64.b64encode(zlib.compress(text.encode())).decode() for text in texts)
 
 
-def _run_view(run: ParallelRun, indexes: dict[tuple[str, int], int], tracks: list[Tracks]) -> dict[str, Any] | None:
+def _make_run_view(
+    run: ParallelRun, indexes: dict[tuple[str, int], int], tracks: list[Tracks]
+) -> dict[str, Any] | None:
     """Returns the view of a run's captures below each other, or None if fewer than two have tracks.
 
     ``at`` of each part is the time in ns at which the time 0 of its capture is.
@@ -342,17 +353,17 @@ def _run_view(run: ParallelRun, indexes: dict[tuple[str, int], int], tracks: lis
     return {"title": f"{name}: {len(parts)} ranks", "name": name, "parts": parts, "note": "" if aligned else note}
 
 
-def _capture_data(capture: CaptureSummary, tracks: Tracks, labels: Mapping[str, str]) -> dict[str, Any]:
+def _encode_capture(capture: CaptureSummary, tracks: Tracks, labels: Mapping[str, str]) -> dict[str, Any]:
     encoded_tracks = []
     for track in tracks.tracks:
         columns: dict[str, Any] = {"title": visible(track.title), "kind": track.kind}
-        columns["start"] = _differences(track.start)
+        columns["start"] = _encode_differences(track.start)
         # Ranges, calls and lines are nested. All their boxes have the same color, so they have no group.
         keys = ["duration", "name", "depth" if track.kind in ("ranges", "calls", "lines") else "group"]
         if isinstance(track, Stream):
             keys += _STREAM_COLUMNS
             if capture.step and capture.step.critical_path:
-                columns["critical"] = _differences(np.flatnonzero(track.critical))
+                columns["critical"] = _encode_differences(np.flatnonzero(track.critical))
         elif isinstance(track, IdleTrack):
             keys.append("stack")
         encoded_tracks.append(columns | {key: getattr(track, key).tolist() for key in keys})
@@ -373,12 +384,12 @@ def _capture_data(capture: CaptureSummary, tracks: Tracks, labels: Mapping[str, 
             if row.lines
         },
         "stacks": [list(map(visible, stack)) for stack in tracks.stacks],
-        "memory": {"time": _differences(tracks.memory[0]), "bytes": _differences(tracks.memory[1])},
+        "memory": {"time": _encode_differences(tracks.memory[0]), "bytes": _encode_differences(tracks.memory[1])},
         "tracks": encoded_tracks,
     }
 
 
-def _differences(values: Ints) -> list[int]:
+def _encode_differences(values: Ints) -> list[int]:
     """Returns the first value and the differences of adjacent values: small numbers, which compress well."""
     differences: list[int] = np.diff(values, prepend=np.int64(0)).tolist()
     return differences
