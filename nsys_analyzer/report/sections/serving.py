@@ -175,8 +175,8 @@ def _describe_least_time(kind: StepKind) -> StrOrText:
     busy_ms = kind.total_ms - kind.idle_ms
     return (
         f"A decode step reads at least {format_number(kind.weights_bytes, 'bytes')} of weights{cache} "
-        f"({LEAST_READ_DATA}), which takes {format_ms(kind.least_ms)} at the memory's peak bandwidth.{omission} The step takes "
-        f"{rounded(kind.length_ms.median / kind.least_ms)} times as long, and the GPU is busy for "
+        f"({LEAST_READ_DATA}), which takes {format_ms(kind.least_ms)} at the memory's peak bandwidth.{omission} The "
+        f"step takes {rounded(kind.length_ms.median / kind.least_ms)} times as long, and the GPU is busy for "
         f"{rounded(busy_ms / kind.least_ms)} times as long.{'' if kind.counted else _HEADS_ASSUMPTION}"
     )
 
