@@ -20,7 +20,7 @@ from nsys_analyzer.analysis.steps.repetition import find_repeats
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.trace.phase_names import PhaseNames
 from tests.support.cases import Capture, make_case_test
-from tests.support.export import ADD, AUTOGRAD, GEMM, PID, SOFTMAX, Export, global_pid, training_step
+from tests.support.export import ADD, GEMM, PID, SOFTMAX, Export, global_pid
 from tests.support.program import Program, attributed
 
 Bounds = list[tuple[int, int]]
@@ -68,6 +68,16 @@ def steps_in(capture: Capture, steps: int = 0) -> Steps:
     return found
 
 
+def phases_by_letter(export: Export, text: str, at: int = 0, name: str = GEMM) -> Export:
+    """Adds phases of 100 ns each, one after the other, by their letters; each launches a kernel of 80 ns."""
+    called = {"F": "forward", "B": "backward", "O": "optimizer"}
+    for number, letter in enumerate(text):
+        start = at + 100 * number
+        kernel = {"F": GEMM, "B": SOFTMAX, "O": ADD}[letter] if name == GEMM else name
+        export.range(called[letter], start, start + 100).kernel(kernel, start + 5, start + 10, start + 90)
+    return export
+
+
 test_steps = make_case_test(
     "steps",
     {
@@ -88,74 +98,11 @@ test_steps = make_case_test(
         "phases of the summary": lambda capture: [phase.phase for phase in capture.summary.phases],
         "measured steps": lambda capture: capture.summary.step.instances if capture.summary.step else 0,
     },
+    builders={"phases": lambda text: phases_by_letter(Export(), text)},
 )
-
-
-# --- 1. a range that names the step
-
-
-@pytest.mark.parametrize(
-    ("name", "source", "unit"),
-    [
-        ("step", "range", "a range named step"),
-        ("train_step {}", "range", "a range named like train_step 0"),
-        ("training_step", "range", "a range named training_step"),
-        ("Iteration {}", "range", "a range named like Iteration 0"),
-        ("batch {}", "range", "a range named like batch 0"),
-        ("execute_model", "range", "a range named execute_model"),
-        ("[pl][profile]run_training_batch", "range", "a range named [pl][profile]run_training_batch"),
-        ("global_step={}", "range", "a range named like global_step=0"),
-        ("train_one_step", "range", "a range named train_one_step"),
-        ("epoch_0_step_{}", "range", "a range named like epoch_0_step_0"),
-        (
-            "execute_context_{}(8)_generation_31(31)",
-            "range",
-            "a range named like execute_context_0(8)_generation_31(31)",
-        ),
-        ("step[DECODE bs={}]", "range", "a range named like step[DECODE bs=0]"),
-        ("ProfilerStep#{}", "profiler_step", "a step of PyTorch's profiler"),
-    ],
-)
-def test_names_of_ranges_that_are_steps(tmp_path: Path, name: str, source: str, unit: str) -> None:
-    export = Export().thread(AUTOGRAD, "pt_autograd_0")
-    for number in range(3):
-        training_step(export, 1000 * number, wrap=name.format(number))
-    windows = windows_of(export, tmp_path)
-    assert (windows.source, windows.unit, windows.on_gpu) == (source, unit, False)
-    assert bounds(windows) == [(0, 1000), (1000, 2000), (2000, 3000)]
 
 
 # --- 2. phases
-
-
-def phases_by_letter(export: Export, text: str, at: int = 0, name: str = GEMM) -> Export:
-    """Adds phases of 100 ns each, one after the other, by their letters; each launches a kernel of 80 ns."""
-    called = {"F": "forward", "B": "backward", "O": "optimizer"}
-    for number, letter in enumerate(text):
-        start = at + 100 * number
-        kernel = {"F": GEMM, "B": SOFTMAX, "O": ADD}[letter] if name == GEMM else name
-        export.range(called[letter], start, start + 100).kernel(kernel, start + 5, start + 10, start + 90)
-    return export
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("FBOFBOFBO", [(0, 300), (300, 600), (600, 900)]),
-        ("FBFBOFBFBO", [(0, 500), (500, 1000)]),  # two micro-batches
-        ("FBFB", [(0, 200), (200, 400)]),  # no optimizer is known
-        ("FFFF", [(0, 100), (100, 200), (200, 300), (300, 400)]),
-        ("FBO", [(0, 300)]),  # one of each
-        ("FBOFFFFBOFBO", [(0, 300), (600, 900), (900, 1200)]),  # three passes of evaluation before the second step
-        ("BOFBOFBO", [(200, 500), (500, 800)]),  # the first step began before the capture
-        ("FBOFBOFB", [(0, 300), (300, 600)]),  # the last one ended after it
-        ("OOO", [(100, 200), (200, 300)]),  # from one optimizer's end to the next
-    ],
-)
-def test_steps_of_phases(tmp_path: Path, text: str, expected: Bounds) -> None:
-    windows = windows_of(phases_by_letter(Export(), text), tmp_path)
-    assert windows.source == "phases"
-    assert bounds(windows) == expected
 
 
 def test_models_that_train_in_turns_are_one_step(tmp_path: Path) -> None:
@@ -341,7 +288,7 @@ def test_the_period_of_nested_repeats_is_the_outer_one(
     assert found.period == len(one)
     assert np.diff(found.starts).tolist() == [len(one)] * (len(found.starts) - 1)
     assert len(found.starts) == count
-    assert (found.before, found.behind) == (0, 0)
+    assert (found.before, found.after) == (0, 0)
 
 
 # --- 4. said, or one pass
