@@ -211,6 +211,6 @@ def test_an_option_that_distinguishes_configurations_is_a_key(
     (capture,) = summarize(step_trace)
     sides = [comparison.Side((replace(capture, run=Run(seed=seed)),)) for seed in (1, 2)]
     assert comparison.compare_settings(*sides) == ()
-    monkeypatch.setattr(comparison, "_OPTIONS", (*comparison._OPTIONS, "seed"))
+    monkeypatch.setattr(comparison, "_OPTION_KEYS", (*comparison._OPTION_KEYS, "seed"))
     (difference,) = comparison.compare_settings(*sides)
     assert (difference.key, difference.before, difference.after) == ("seed", "1", "2")
