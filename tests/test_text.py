@@ -74,8 +74,8 @@ def test_the_values_of_a_phrase() -> None:
 
 
 @pytest.mark.parametrize(("template", "values"), [("{}", ()), ("{} {}", ("a",)), ("a", ("b",)), ("`a`", ("b",))])
-def test_a_phrase_has_a_place_for_each_value(template: str, values: tuple[str, ...]) -> None:
-    with pytest.raises(TypeError, match="place"):
+def test_a_phrase_has_a_field_for_each_value(template: str, values: tuple[str, ...]) -> None:
+    with pytest.raises(TypeError, match="field"):
         phrase(template, *values)
 
 
