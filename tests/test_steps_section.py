@@ -13,7 +13,7 @@ from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.groups import StepGroup
 from nsys_analyzer.analysis.steps.process import CAUSES
 from nsys_analyzer.analysis.steps.step import (
-    PROGRAM,
+    PROGRAM_PART,
     ClassTime,
     DeviceSteps,
     IdleTime,
@@ -23,7 +23,7 @@ from nsys_analyzer.analysis.steps.step import (
     Queue,
     StepSummary,
     UnprofiledStep,
-    narrow,
+    narrow_to_base,
 )
 from nsys_analyzer.analysis.summary.complete import find_busy_share_of_step, find_missing_reason
 from nsys_analyzer.analysis.summary.kernel_tables import MemoryRow
@@ -59,7 +59,8 @@ def step_of(*devices: DeviceSteps, on_gpu: bool = False) -> StepSummary:
     """Two steps of 90 ms."""
     main = max(devices, key=lambda one: one.compute_ms)
     return StepSummary(
-        **vars(narrow(main, DeviceSteps)), instances=2, source="range", unit="a range step", on_gpu_timeline=on_gpu,
+        **vars(narrow_to_base(main, DeviceSteps)), instances=2, source="range", unit="a range step",
+        on_gpu_timeline=on_gpu,
         length_ms=90.0, wall_ms=Stats(2, 90.0, 0.0, 90.0, 90.0, 90.0), wall_values_ms=(90.0, 90.0),
         busy_values_ms=(30.0, 30.0), groups=(StepGroup("usual", 2, 90.0, True),), devices=devices,
         launch_latency_us=LaunchLatency(8.0, 90.0), queue=Queue(1.0, 30),
@@ -200,7 +201,7 @@ def test_the_parts_add_up(capture: CaptureSummary) -> None:
 
 def test_what_of_a_step_is_on_its_critical_path(capture: CaptureSummary) -> None:
     """Of 30 ms of work 20 are on the path, with all 60 ms in which the GPU is idle; 10 are left for the program."""
-    path = (OnPath("GPU", "matmul", 20.0), OnPath("idle", "data", 60.0), OnPath("CPU", PROGRAM, 10.0))
+    path = (OnPath("GPU", "matmul", 20.0), OnPath("idle", "data", 60.0), OnPath("CPU", PROGRAM_PART, 10.0))
     text, rows = folded(replace(capture, step=replace(STEP, critical_path=path)), "What fills a step")
     assert "A step ends when everything on its critical path has ended" in text
     assert rows[:6] == [

@@ -288,7 +288,7 @@ def test_the_period_of_nested_repeats_is_the_outer_one(
     assert found.period == len(one)
     assert np.diff(found.starts).tolist() == [len(one)] * (len(found.starts) - 1)
     assert len(found.starts) == count
-    assert (found.before, found.after) == (0, 0)
+    assert (found.operations_before, found.operations_after) == (0, 0)
 
 
 # --- 4. said, or one pass

@@ -159,9 +159,8 @@ def find_kernels(trace: Trace, attribution: Attribution) -> Kernels:
             # A range of the program may also contain unrelated copies within one device.
             if name and (operations.copy[operation] == BETWEEN_DEVICES or LIBRARY_COLLECTIVE.search(name)):
                 code[operation] = code_of_kernel.setdefault((f"{name} (copies)", COMMUNICATION), len(code_of_kernel))
-    return Kernels(
-        code, tuple(name for name, _ in code_of_kernel), tuple(kernel_class for _, kernel_class in code_of_kernel)
-    )
+    distinct_names = tuple(name for name, _ in code_of_kernel)
+    return Kernels(code, distinct_names, tuple(kernel_class for _, kernel_class in code_of_kernel))
 
 
 def find_launching_operators(trace: Trace, attribution: Attribution, operations: Ints) -> Ints:

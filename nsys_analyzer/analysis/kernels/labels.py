@@ -147,11 +147,9 @@ def _label_elementwise(kernel: _Kernel, _: re.Match[str]) -> str:
     source_type = re.search(r"lambda\((?:bool, )?([^)]+)\)", kernel.arguments) if "copy" in operator else None
     type_label = _TYPE_LABELS.get(source_type.group(1), "") if source_type else kernel.find_type()
     target_label = {"bfloat16_copy": "to bf16", "float16_copy": "to half", "direct_copy": ""}.get(operator)
-    return (
-        _join_words("elementwise", operator, type_label)
-        if target_label is None
-        else _join_words("elementwise copy", type_label, target_label)
-    )
+    if target_label is None:
+        return _join_words("elementwise", operator, type_label)
+    return _join_words("elementwise copy", type_label, target_label)
 
 
 def _label_operation(kernel: _Kernel, match: re.Match[str]) -> str:

@@ -18,7 +18,7 @@ from nsys_analyzer.analysis.intervals import NONE, Cover
 from nsys_analyzer.analysis.ranges.inference import BY_THREADS
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.repetition import Repetition, find_repeats, has_layers
-from nsys_analyzer.analysis.steps.windows import LaunchedWork, Source, Windows, find_work_ends, runs_training
+from nsys_analyzer.analysis.steps.windows import LaunchedWork, StepSource, Windows, find_work_ends, runs_training
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct, mask_by_name
 from nsys_analyzer.trace.columns import GRAPH, KERNEL, process_of
 from nsys_analyzer.trace.phase_names import (
@@ -96,7 +96,7 @@ def _find_steps_in_ranges(work: LaunchedWork) -> Windows | None:
         next_bound = np.append(bounds, no_bound)[np.searchsorted(bounds, start, side="right")]
         ends_with_range = (next_bound == no_bound) | (_precede_missing_steps(names_of_steps) & (not is_served))
         end = np.where(ends_with_range, range_end, next_bound)
-        source: Source = "range"
+        source: StepSource = "range"
         unit = f"a range named {names[0]}" if len(names) == 1 else f"a range named like {names[0]}"
         if names[0].startswith(_PROFILER_STEP):
             source, unit = "profiler_step", "a step of PyTorch's profiler"
@@ -183,18 +183,17 @@ def _find_steps_in_phases(work: LaunchedWork, *, by_threads: bool = False) -> Wi
     next_bound = np.searchsorted(bounds, start[end_phase - 1], side="right")
     own_end = end[end_phase - 1]
     if closing_letter == "F" and len(spans) > 1:  # the work after the last forward pass belongs to it
-        own_end[-1] = max(own_end[-1], work.end[work.time >= start[-1]].max(initial=start[-1]))
+        own_end[-1] = max(own_end[-1], work.end[work.launched_at >= start[-1]].max(initial=start[-1]))
     step_end = np.where(next_bound == len(bounds), own_end, np.append(bounds, 0)[next_bound])
     measured_before = np.append(0, np.cumsum(instances.is_measured[index]))
-    is_step = (measured_before[end_phase] - measured_before[first_phase] == end_phase - first_phase) & (
-        step_end > start[first_phase]
-    )
+    is_step = measured_before[end_phase] - measured_before[first_phase] == end_phase - first_phase
+    is_step &= step_end > start[first_phase]
     columns = start[first_phase][is_step], step_end[is_step], np.minimum(own_end, step_end)[is_step]
     windows = Windows.of_program("phases", "the time from one forward pass to the next", *columns)
     if closing_letter == "F" and len(windows):
         windows = work.end_with_work(windows)
     if len(windows) < 2:
-        inside_ns = work.duration_ns[windows.step_at(work.time) != NONE].sum() if len(windows) else 0
+        inside_ns = work.duration_ns[windows.step_at(work.launched_at) != NONE].sum() if len(windows) else 0
         spans_capture = inside_ns and inside_ns >= _MIN_TIME_IN_PHASES * work.duration_ns.sum()
         return replace(windows, unit="the one step that its phases span") if spans_capture else None
     return _join_alternating_steps(windows, work) if "O" in text else windows
@@ -238,7 +237,7 @@ def _join_alternating_steps(windows: Windows, work: LaunchedWork) -> Windows:
     Steps of different models launch different operations. The smallest number of steps after which the operations
     repeat is the number of steps that are joined.
     """
-    step, symbol = windows.step_at(work.time), work.symbols(work.index)
+    step, symbol = windows.step_at(work.launched_at), work.symbols(work.index)
     in_step = step != NONE
     counts = np.zeros((len(windows), int(symbol.max()) + 1))
     np.add.at(counts, (step[in_step], symbol[in_step]), 1)
@@ -266,8 +265,8 @@ def _find_repeating_steps(work: LaunchedWork) -> Windows | None:
     # Select the operations of the device that works most, in the order of their launches.
     _, device = np.unique(operations.device[work.index], return_inverse=True)
     on_device = np.flatnonzero(device == np.argmax(np.bincount(device, work.duration_ns)))
-    on_device = on_device[np.lexsort((work.start[on_device], work.time[on_device]))]
-    index, time = work.index[on_device], work.time[on_device]
+    on_device = on_device[np.lexsort((work.start[on_device], work.launched_at[on_device]))]
+    index, time = work.index[on_device], work.launched_at[on_device]
     launch = work.attributed.attribution.launch[index]
     begins_launch = np.append(True, (launch[1:] != launch[:-1]) | (launch[1:] == NONE))
     pauses, symbols = np.diff(time, prepend=time[:1]), work.symbols(index)
@@ -277,7 +276,7 @@ def _find_repeating_steps(work: LaunchedWork) -> Windows | None:
             times = operations.start[index[repeats.starts]]
         bounds = np.append(times, max(int(time[repeats.end - 1]), int(times[-1])) + 1)
         unit = f"a sequence of {repeats.period:,} operations that repeats"
-        source: Source = "said" if given_steps else "repetition"
+        source: StepSource = "said" if given_steps else "repetition"
         windows = Windows.of_program(source, unit, bounds[:-1], bounds[1:], times)
         if given_steps or _are_passes_of_loop(work, windows, index, repeats):
             return work.end_with_work(windows)
@@ -300,8 +299,8 @@ def _are_passes_of_loop(work: LaunchedWork, windows: Windows, index: Ints, repea
     if (is_around & (ranges.start <= windows.cpu_start[0]) & (ranges.end >= windows.cpu_start[-1])).any():
         return False
     is_kernel = operations.kind[index] == KERNEL
-    kernels_before = int(is_kernel[: repeats.before].sum())
-    kernels_after = int(is_kernel[len(index) - repeats.after :].sum())
+    kernels_before = int(is_kernel[: repeats.operations_before].sum())
+    kernels_after = int(is_kernel[len(index) - repeats.operations_after :].sum())
     if kernels_before and kernels_after and max(kernels_before, kernels_after) < repeats.period:
         return False
     unit = index[int(repeats.starts[0]) : int(repeats.starts[0]) + repeats.period]

@@ -242,9 +242,8 @@ def _find_joins(calls: Launches, operations: LaunchedOperations) -> Ints:
         joined[waiting[joins]] = last_operation[joins]
     joined_end, previous_operation = end[joined], find_previous_on_stream(stream)
     starts_at_once = start - joined_end <= _MAX_JOIN_GAP_NS
-    is_delayed_by_join = (calls.start[launch] < joined_end) & (
-        (previous_operation < 0) | (end[previous_operation] < joined_end)
-    )
+    is_stream_free = (previous_operation < 0) | (end[previous_operation] < joined_end)
+    is_delayed_by_join = (calls.start[launch] < joined_end) & is_stream_free
     return np.where(is_certain | (starts_at_once & is_delayed_by_join), joined, NONE)
 
 

@@ -63,10 +63,8 @@ class RecordedEvents:
     def __init__(self, trace: Trace, process: int) -> None:
         self._events: list[tuple[Ints, EventCost, float]] = []
         for table, cost, factor in _find_recorded_tables(trace):
-            of_process = process_of(table.thread) == process
-            starts = table.start if of_process.all() else table.start[of_process]
-            is_sorted = (starts[1:] >= starts[:-1]).all()
-            self._events.append((starts if is_sorted else np.sort(starts), cost, factor))
+            starts = table.start[process_of(table.thread) == process]
+            self._events.append((np.sort(starts, kind="stable"), cost, factor))  # fast if the table is sorted
         self._is_known = bool(len(trace.launches)) and not trace.costly_tables
 
     def cost(self, start: Ints, end: Ints) -> ProfilerCost | None:
@@ -95,10 +93,8 @@ class RecordedEvents:
 
 def find_profiler_busy_times(trace: Trace, process: int, threads: Ints) -> Cover:
     """Returns the times in which the profiler delayed the given threads, as the profiler itself recorded them."""
-    records = trace.profiler_events.select(
-        ~mask_by_name(trace.profiler_events, lambda name: bool(_NOT_A_COST.search(name)))
-    )
-    records = records.select(np.isin(records.thread, [process, *threads]))
+    records = trace.profiler_events
+    records = records.select(~mask_by_name(records, _NOT_A_COST.search) & np.isin(records.thread, [process, *threads]))
     records = records.select(np.argsort(records.start, kind="stable"))
     return Cover.from_intervals(records.start, records.end)
 
@@ -107,14 +103,11 @@ def _find_recorded_tables(trace: Trace) -> list[tuple[Launches | Ranges, EventCo
     """Returns each table of events whose recording takes time, the cost of one event, and a factor for this machine."""
     # Recording an API call is assumed to be slower than on the reference machine by the same factor as a launch.
     slowness = trace.median_launch_ns / NS_PER_US / _REFERENCE_LAUNCH_US if trace.median_launch_ns else 1.0
-    tables: list[tuple[Launches | Ranges, EventCost, float]] = [
-        (trace.launches, API_CALL, min(max(slowness, 1.0), _MAX_SLOWNESS))
-    ]
+    launches = (trace.launches, API_CALL, min(max(slowness, 1.0), _MAX_SLOWNESS))
     if trace.metadata.profiler != "torch":  # nsys records operators as ranges
-        return [*tables, (trace.ranges, NVTX_RANGE, 1.0)]
+        return [launches, (trace.ranges, NVTX_RANGE, 1.0)]
     # PyTorch's profiler records calls of modules together with all calls of Python functions, so they are not counted.
     is_call = mask_by_name(
         trace.ranges, lambda name: name.startswith(MODULE_RANGE_PREFIX) and not MODULE_RANGE_WITH_PATH.match(name)
     )
-    ranges = trace.ranges.select(~is_call) if is_call.any() else trace.ranges
-    return [*tables, (ranges, NVTX_RANGE, 1.0), (trace.operators, OPERATOR, 1.0)]
+    return [launches, (trace.ranges.select(~is_call), NVTX_RANGE, 1.0), (trace.operators, OPERATOR, 1.0)]

@@ -49,18 +49,19 @@ class Repetition:
         period: the number of operations in a unit.
         starts: the index of the first operation of each complete unit, in order.
         end: the index after the last operation of the last complete unit.
-        before, after: the number of operations before and after the part of the sequence that repeats.
+        operations_before, operations_after: the number of operations before and after the part of the sequence that
+            repeats.
     """
 
     period: int
     starts: Ints
     end: int
-    before: int
-    after: int
+    operations_before: int
+    operations_after: int
 
 
 def find_repeats(
-    symbols: Integers, ns: Ints, pause: Ints, count: int = 0, begins_launch: Bools | None = None
+    symbols: Integers, duration_ns: Ints, pause_ns: Ints, count: int = 0, begins_launch: Bools | None = None
 ) -> Iterator[Repetition]:
     """Yields the periods at which a sequence of operations repeats for most of the time, the best period first.
 
@@ -69,17 +70,19 @@ def find_repeats(
 
     Args:
         symbols: shape (operations,), a code of each operation from 0 on. Equal operations have equal codes.
-        ns: shape (operations,), the duration of each operation, ns.
-        pause: shape (operations,), the time since the previous operation, ns. Units begin after the longest pause.
+        duration_ns: shape (operations,), the duration of each operation, ns.
+        pause_ns: shape (operations,), the time since the previous operation, ns. Units begin after the longest pause.
         count: the number of units; 0 if it is unknown.
         begins_launch: shape (operations,), False for an operation that is launched together with the previous
             operation, as the nodes of a CUDA graph are.
     """
     if begins_launch is None or begins_launch.all():
-        yield from _find_repetitions(symbols, ns, pause, count)
+        yield from _find_repetitions(symbols, duration_ns, pause_ns, count)
         return
     yield from (
-        repeats for repeats in _find_repetitions(symbols, ns, pause, count) if begins_launch[repeats.starts].all()
+        repeats
+        for repeats in _find_repetitions(symbols, duration_ns, pause_ns, count)
+        if begins_launch[repeats.starts].all()
     )
     # Two launches count as equal if they have the same number of operations and the same hash. The hash is the sum of
     # one random number per symbol.
@@ -87,21 +90,23 @@ def find_repeats(
     random_numbers = np.random.default_rng(0).integers(1 << 40, size=int(symbols.max()) + 1)
     bounds = np.append(starts, len(symbols))
     _, launched = distinct_rows(np.add.reduceat(random_numbers[symbols], starts), np.diff(bounds))
-    for repeats in _find_repetitions(launched, np.add.reduceat(ns, starts), pause[starts], count):
-        unit, after = repeats.starts[0], len(symbols) - int(bounds[len(starts) - repeats.after])
+    for repeats in _find_repetitions(launched, np.add.reduceat(duration_ns, starts), pause_ns[starts], count):
+        unit, after = repeats.starts[0], len(symbols) - int(bounds[len(starts) - repeats.operations_after])
         period = int(bounds[unit + repeats.period] - bounds[unit])
-        yield Repetition(period, bounds[repeats.starts], int(bounds[repeats.end]), int(bounds[repeats.before]), after)
+        yield Repetition(
+            period, bounds[repeats.starts], int(bounds[repeats.end]), int(bounds[repeats.operations_before]), after
+        )
 
 
-def _find_repetitions(symbols: Integers, ns: Ints, pause: Ints, count: int) -> Iterator[Repetition]:
+def _find_repetitions(symbols: Integers, duration_ns: Ints, pause_ns: Ints, count: int) -> Iterator[Repetition]:
     """Yields the periods of one sequence, the best period first; see ``find_repeats``."""
-    total, duration_before = float(ns.sum()), np.append(0, np.cumsum(ns))
+    total, duration_before = float(duration_ns.sum()), np.append(0, np.cumsum(duration_ns))
     candidates = []
     for period in _find_candidate_periods(symbols):
         first, stop, same_share = _find_longest_repeating_part(symbols, period)
         if same_share < _MIN_SAME_IN_ALL or stop - first < 2 * period:
             continue
-        starts = _find_unit_starts(symbols, pause, period, first, stop)
+        starts = _find_unit_starts(symbols, pause_ns, period, first, stop)
         end = int(min(starts[-1] + period, len(symbols)))
         repeating_start, repeating_end = min(first, int(starts[0])), max(stop, end)
         # If equal units follow each other up to the end, only the program's initialization precedes them. It may take
@@ -190,7 +195,7 @@ def _find_longest_run(mask: Bools) -> tuple[int, int]:
     return int(edges[2 * longest]), int(edges[2 * longest + 1])
 
 
-def _find_unit_starts(symbols: Integers, pause: Ints, period: int, first: int, stop: int) -> Ints:
+def _find_unit_starts(symbols: Integers, pause_ns: Ints, period: int, first: int, stop: int) -> Ints:
     """Returns the index of the first operation of each unit.
 
     If whole units extend to the end of the sequence, the first unit begins at ``first``. Otherwise, each unit begins
@@ -199,7 +204,7 @@ def _find_unit_starts(symbols: Integers, pause: Ints, period: int, first: int, s
     units = (stop - first) // period
     offset = first
     if stop < len(symbols) or (stop - first) % period:
-        table = pause[first : first + units * period].reshape(units, period)
+        table = pause_ns[first : first + units * period].reshape(units, period)
         offset += int(np.argmax(np.median(table[1:] if units > 1 else table, axis=0)))
     starts = np.arange(offset, stop - period + 1, period)
     # A longer unit shifts the units after it, so units are found by their first operations. The first operations of the

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.groups import Steps
 from nsys_analyzer.analysis.steps.process import ProcessWork
-from nsys_analyzer.analysis.steps.step import DeviceSteps, KernelTime, Ms, narrow
+from nsys_analyzer.analysis.steps.step import DeviceSteps, KernelTime, Ms, narrow_to_base
 from nsys_analyzer.analysis.steps.summarize import dissect_device
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import process_of
@@ -185,7 +185,7 @@ def _summarize_kind(work: ProcessWork, steps: Steps, kind: ServedStepKind, mask:
     tokens = [mark.tokens for mark in marks if mark.tokens is not None]
     seconds = float(windows.length.sum()) / NS_PER_S
     return StepKind(
-        **vars(narrow(main, DeviceSteps)),
+        **vars(narrow_to_base(main, DeviceSteps)),
         kind=kind,
         steps=len(windows),
         length_ms=length,

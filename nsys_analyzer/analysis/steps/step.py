@@ -13,32 +13,32 @@ from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.groups import StepGroup
 from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.steps.process import Cause
-from nsys_analyzer.analysis.steps.windows import Source
+from nsys_analyzer.analysis.steps.windows import StepSource
 from nsys_analyzer.text import StrOrText, Text
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 #: The name of the phase in which a program without a GPU loads batches.
-INPUT = "input"
+INPUT_PHASE = "input"
 #: The name of the part of the critical path in which the program runs and no GPU work is critical.
-PROGRAM = "program"
+PROGRAM_PART = "program"
 #: The names of the parts of a step that hooks measure, but that are not phases because the GPU does little work in
 #: them.
-UNPHASED = ("data", "zero_grad", "evaluation")
+PARTS_OUTSIDE_PHASES = ("data", "zero_grad", "evaluation")
 #: Matches the word "step", except in an option, a call, a name, or "optimizer step".
 _STEP_WORD = re.compile(r"(?<![-.\w])(?<!optimizer )(s|S)tep(s?)\b(?![(=_])")
 
 
 #: A time in ms. The upper limit is more than ten years.
 Ms: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
-Values: TypeAlias = Annotated[tuple[Ms, ...], msgspec.Meta(min_length=1)]
+TimesMs: TypeAlias = Annotated[tuple[Ms, ...], msgspec.Meta(min_length=1)]
 
 
 _Narrow = TypeVar("_Narrow", bound="DataclassInstance")
 
 
-def narrow(value: object, kind: type[_Narrow]) -> _Narrow:
+def narrow_to_base(value: object, kind: type[_Narrow]) -> _Narrow:
     """Returns a copy of ``value`` as an object of its base class ``kind``, with the fields of ``kind`` only."""
     return kind(**{column.name: getattr(value, column.name) for column in fields(kind) if column.init})
 
@@ -165,7 +165,7 @@ class DissectedSteps(DeviceSteps):
 
     kernels: tuple[KernelTime, ...] = ()
     causes: tuple[CauseTime, ...] = ()
-    busy_values_ms: Values
+    busy_values_ms: TimesMs
     exposed_copy_std_ms: Ms | None = None
     exposed_communication_std_ms: Ms | None = None
     own_pauses_ms: Ms = 0.0
@@ -230,14 +230,14 @@ class StepSummary(DissectedSteps):
     """
 
     instances: int
-    source: Source
+    source: StepSource
     unit: str
     kind: str = ""
     batch: float | None = None
     on_gpu_timeline: bool = False
     length_ms: float
     wall_ms: Stats
-    wall_values_ms: Values
+    wall_values_ms: TimesMs
     groups: tuple[StepGroup, ...] = ()
     passes: dict[str, float] = field(default_factory=dict)
     devices: tuple[DeviceSteps, ...] = ()

@@ -208,11 +208,8 @@ class Study:
         mask is True for each call if such a range contains the middle of the time between the call and the next call.
         """
         has_name = _mask_by_text(self.ranges, name.__eq__, self.spans.name)
-        masks = []
-        for first, end in (
-            (self.spans.first_call, self.spans.end_call),
-            (self.spans.first_pause, self.spans.end_pause),
-        ):
+        masks, spans = [], self.spans
+        for first, end in ((spans.first_call, spans.end_call), (spans.first_pause, spans.end_pause)):
             open_range_changes = np.zeros(len(self.calls) + 1, np.int64)
             np.add.at(open_range_changes, first[has_name], 1)
             np.add.at(open_range_changes, end[has_name], -1)

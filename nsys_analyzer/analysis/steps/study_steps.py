@@ -78,11 +78,24 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
     correlation_ids, torch_callers = calls.table.correlation.tolist(), attributed.trace.torch_callers
     callers = [torch_callers.get((work.process, correlation_id), "") for correlation_id in correlation_ids]
     caller_codes = {text: code for code, text in enumerate(dict.fromkeys(("", *callers)))}
+    index, table = operations.index, attributed.trace.operations
+    kernel = kernels.code[index]
     return Study(
         replay=replay,
         windows=windows,
         calls=_describe_calls(work, calls, np.array([caller_codes[text] for text in callers], np.int64)),
-        operations=_describe_operations(work, operations),
+        operations=StudiedOperations(
+            start=operations.start,
+            trace_index=index,
+            kind=table.kind[index],
+            size=table.size[index],
+            copy=np.where(kernel == NONE, table.copy[index], OTHER_COPY),
+            kernel=kernel,
+            phase=work.phase[index],
+            attention_part=attributed.find_attention_parts(index),
+            duration_ns=operations.end - operations.start,
+            exposed_ns=operations.exposed_ns,
+        ),
         spans=_find_spans(work, calls),
         kernels=kernels.names,
         classes=kernels.classes,
@@ -203,7 +216,7 @@ def _find_operations(work: ProcessWork, device: int, calls: LaunchingCalls) -> L
     )
 
 
-# --- descriptions of calls and operations
+# --- descriptions of calls
 
 
 def _describe_calls(work: ProcessWork, calls: LaunchingCalls, caller: Ints) -> StudiedCalls:
@@ -227,24 +240,6 @@ def _describe_calls(work: ProcessWork, calls: LaunchingCalls, caller: Ints) -> S
         loading_ns=np.where(calls.idle_ns >= PAUSE_NS, loading_ns, 0),
         unrecorded_wait_ns=calls.unrecorded_wait_ns,
         off_cpu_ns=off_cpu_ns,
-    )
-
-
-def _describe_operations(work: ProcessWork, operations: LaunchedOperations) -> StudiedOperations:
-    """Describes each operation."""
-    index, attributed = operations.index, work.attributed
-    table, kernel = attributed.trace.operations, attributed.kernels.code[index]
-    return StudiedOperations(
-        start=operations.start,
-        trace_index=index,
-        kind=table.kind[index],
-        size=table.size[index],
-        copy=np.where(kernel == NONE, table.copy[index], OTHER_COPY),
-        kernel=kernel,
-        phase=work.phase[index],
-        attention_part=attributed.find_attention_parts(index),
-        duration_ns=operations.end - operations.start,
-        exposed_ns=operations.exposed_ns,
     )
 
 

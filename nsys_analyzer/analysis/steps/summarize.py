@@ -32,8 +32,8 @@ from nsys_analyzer.analysis.steps.process import (
 )
 from nsys_analyzer.analysis.steps.replay import MIN_STEPS
 from nsys_analyzer.analysis.steps.step import (
-    INPUT,
-    PROGRAM,
+    INPUT_PHASE,
+    PROGRAM_PART,
     CauseTime,
     ClassTime,
     DeviceSteps,
@@ -45,7 +45,7 @@ from nsys_analyzer.analysis.steps.step import (
     PhaseParts,
     Queue,
     StepSummary,
-    narrow,
+    narrow_to_base,
 )
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.steps.study_steps import study_groups
@@ -102,7 +102,7 @@ def summarize_steps(work: ProcessWork, steps: Steps) -> tuple[StepSummary, Study
         wall_ms=Stats.of_ns(all_windows.length),
         wall_values_ms=sample_ms(all_windows.length),
         groups=steps.groups,
-        devices=tuple(narrow(device, DeviceSteps) for device in dissected),
+        devices=tuple(narrow_to_base(device, DeviceSteps) for device in dissected),
         launch_latency_us=latency,
         queue=queue,
         lines=program.lines_of_steps(steps.length_ms) if program else (),
@@ -160,7 +160,7 @@ def _find_critical_path(work: ProcessWork, study: Study, step: StepSummary) -> I
     idle_ms = (idle_ms - np.bincount(cause, other_devices_ms, len(CAUSES))).round(9)
     yield from _sort_by_time(OnPath("idle", *row) for row in zip(CAUSES, idle_ms.tolist(), strict=True))
     program_ms = round(step.total_ms - step.idle_ms - sum(part.ms for part in parts_on_gpu), 6)
-    yield from _sort_by_time([OnPath("CPU", PROGRAM, max(program_ms, 0.0))])
+    yield from _sort_by_time([OnPath("CPU", PROGRAM_PART, max(program_ms, 0.0))])
 
 
 def dissect_device(
@@ -355,7 +355,7 @@ def _measure_phases_by_ranges(
     instances, ranges = work.attributed.instances, work.attributed.trace.ranges
     is_loading_range = np.array([*map_by_shape(ranges.names, is_loading), False])[ranges.name]
     is_loading_range &= process_of(ranges.thread) == work.process
-    ranges_of_phases = [(INPUT, ranges.start[is_loading_range], ranges.end[is_loading_range])]
+    ranges_of_phases = [(INPUT_PHASE, ranges.start[is_loading_range], ranges.end[is_loading_range])]
     for code, name in enumerate(instances.phases[: -len((OTHER_STEP, STEP))]):
         is_phase = (instances.phase == code) & (instances.process == work.process)
         ranges_of_phases.append((name, instances.start[is_phase], instances.end[is_phase]))

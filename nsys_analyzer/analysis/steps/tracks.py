@@ -224,12 +224,8 @@ class _TrackMaker:
         """
         trace = self.attributed.trace
         tables = [trace.ranges, trace.operators] if trace.metadata.profiler == "torch" else [trace.ranges]
-        tables = [
-            table.select(
-                (table.end > self.start) & (table.start < self.end) & (process_of(table.thread) == self.process)
-            )
-            for table in tables
-        ]
+        tables = [table.select(process_of(table.thread) == self.process) for table in tables]
+        tables = [table.select((table.end > self.start) & (table.start < self.end)) for table in tables]
         thread = np.concatenate([table.thread for table in tables])
         start, end = (np.concatenate([getattr(table, column) for table in tables]) for column in ("start", "end"))
         name = np.concatenate([self.names.codes(table.names, table.name) for table in tables])
@@ -311,11 +307,14 @@ class _TrackMaker:
         has_gpu = bool(self.devices) and not on_cpu
         if has_gpu and (study := study_steps(self.work, self.steps, self.devices[0], self.windows)):
             is_critical[study.critical_operations] = True
+        phase = np.append(self.attributed.instances.phase, NONE)[self.attributed.instances_of_operations[0]] + 1
         devices, streams = operations.device[self.index], operations.stream[self.index]
         first, code = distinct_rows(devices, streams)
         for number, (device, stream) in enumerate(zip(devices[first].tolist(), streams[first].tolist(), strict=True)):
             index = self.index[code == number]
             start, end = operations.start[index], operations.end[index]
+            waits = np.maximum(self.attributed.measure_launch_waits(index), 0)
+            launching = [track_of_thread.get(thread, NONE) for thread in attribution.thread[index].tolist()]
             yield Stream(
                 "CPU: operators" if on_cpu else f"{self._name_gpu(device)} stream {stream}",
                 "stream",
@@ -324,18 +323,11 @@ class _TrackMaker:
                 self._name_operations(index),
                 self.groups.codes(self.work.classes, self.work.class_code[index]),
                 _find_depths(start, end),
-                phase=np.append(self.attributed.instances.phase, NONE)[
-                    self.attributed.instances_of_operations[0][index]
-                ]
-                + 1,
+                phase=phase[index],
                 module=self._find_modules(index),
                 path=self.paths.codes(paths, path_codes[index]),
-                wait=np.where(
-                    attribution.launch[index] != NONE, np.maximum(self.attributed.measure_launch_waits(index), 0), NONE
-                ),
-                thread=np.array(
-                    [track_of_thread.get(thread, NONE) for thread in attribution.thread[index].tolist()], np.int64
-                ),
+                wait=np.where(attribution.launch[index] != NONE, waits, NONE),
+                thread=np.array(launching, np.int64),
                 critical=is_critical[index],
             )
 

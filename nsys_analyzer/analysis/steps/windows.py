@@ -15,7 +15,7 @@ from nsys_analyzer.trace.phase_names import RECORDING_RANGE, WARMUP
 
 #: What shows where steps begin and end: a range, the steps of PyTorch's profiler, phases, repetition, or a number of
 #: steps that the user gives ("said"). If nothing shows steps, the whole capture counts as one step ("pass").
-Source = Literal["range", "profiler_step", "phases", "repetition", "said", "pass"]
+StepSource = Literal["range", "profiler_step", "phases", "repetition", "said", "pass"]
 
 #: A step is near the median if its length differs from the median length by at most this share of the median.
 _NEAR_MEDIAN = 0.01
@@ -38,7 +38,7 @@ class Windows:
         on_gpu: whether steps begin and end with the GPU's work, because the GPU works far behind the program.
     """
 
-    source: Source
+    source: StepSource
     unit: str
     start: Ints
     end: Ints
@@ -48,7 +48,7 @@ class Windows:
     on_gpu: bool = False
 
     @staticmethod
-    def of_program(source: Source, unit: str, start: Ints, end: Ints, body_end: Ints | None = None) -> Windows:
+    def of_program(source: StepSource, unit: str, start: Ints, end: Ints, body_end: Ints | None = None) -> Windows:
         """Makes the windows of steps that begin and end with the program's own work.
 
         If ``body_end`` is None, there is no time between steps.
@@ -97,7 +97,7 @@ class LaunchedWork:
     Attributes:
         index: the index of each operation in the operations of the trace.
         start, end, duration_ns: the start, end and duration of each operation, ns.
-        time: when each operation was launched, ns; the start of the operation if its launch is unknown.
+        launched_at: the time at which each operation was launched, ns; its start if the launch is unknown.
     """
 
     def __init__(self, attributed: AttributedTrace, process: int) -> None:
@@ -107,7 +107,7 @@ class LaunchedWork:
         self.start, self.end = operations.start[self.index], operations.end[self.index]
         self.duration_ns = self.end - self.start
         has_launch = attribution.thread[self.index] != NONE
-        self.time = np.where(has_launch, attribution.time[self.index], self.start)
+        self.launched_at = np.where(has_launch, attribution.time[self.index], self.start)
 
     def is_instance_of(self, *phases: str) -> Bools:
         """Returns True for each instance of the given phases in this process; shape (instances,)."""
@@ -122,15 +122,14 @@ class LaunchedWork:
     @property
     def bounds(self) -> tuple[int, int]:
         """Returns the time of the first launch and the end of the last operation, ns."""
-        return int(min(self.time.min(), self.start.min())), int(self.end.max())
+        return int(min(self.launched_at.min(), self.start.min())), int(self.end.max())
 
     @property
     def as_one_pass(self) -> Windows:
         """Returns windows with a single step: the whole recording of the process, without warm-up before its work."""
         trace = self.attributed.trace
-        recording = trace.profiler_events.select(
-            mask_by_name(trace.profiler_events, lambda name: name.startswith(RECORDING_RANGE))
-        )
+        is_recording = mask_by_name(trace.profiler_events, lambda name: name.startswith(RECORDING_RANGE))
+        recording = trace.profiler_events.select(is_recording)
         tables = (trace.ranges, trace.launches, trace.operators, recording)
         recorded_tables = [table.select(process_of(table.thread) == self.process) for table in tables]
         first_launch, last_end = self.bounds
@@ -138,12 +137,12 @@ class LaunchedWork:
         first_record = min(int(table.start.min(initial=first_launch)) for table in recorded_tables)
         # Ranges may have been opened before the profiler's session began.
         start = min(max(int(warmup_ends.max(initial=first_record)), trace.metadata.time_shift_ns), first_launch)
-        end = max(int(self.time.max()) + 1, *(int(table.end.max(initial=last_end)) for table in recorded_tables))
+        end = max(int(self.launched_at.max()) + 1, *(int(table.end.max(initial=last_end)) for table in recorded_tables))
         return Windows.of_program("pass", "the whole capture", np.array([start]), np.array([end]))
 
     def end_with_work(self, windows: Windows) -> Windows:
         """Returns windows in which the body of each step ends no earlier than the work that the step launched."""
-        body_end = np.maximum(windows.body_end, find_work_ends(windows, self.time, self.end))
+        body_end = np.maximum(windows.body_end, find_work_ends(windows, self.launched_at, self.end))
         return replace(windows, body_end=np.minimum(body_end, windows.cpu_end))
 
     def symbols(self, index: Integers) -> Ints:

@@ -22,7 +22,7 @@ from nsys_analyzer.analysis.steps.member import record_members
 from nsys_analyzer.analysis.steps.process import ProcessWork
 from nsys_analyzer.analysis.steps.profiler_cost import RecordedEvents
 from nsys_analyzer.analysis.steps.serving import summarize_serving
-from nsys_analyzer.analysis.steps.step import UNPHASED
+from nsys_analyzer.analysis.steps.step import PARTS_OUTSIDE_PHASES
 from nsys_analyzer.analysis.steps.summarize import summarize_steps
 from nsys_analyzer.analysis.steps.tracks import record_tracks
 from nsys_analyzer.analysis.summary.kernel_tables import (
@@ -308,7 +308,7 @@ class _ProcessSummarizer:
             windows = windows.select(np.arange(len(windows) - 1))
         in_process = process_of(ranges.thread) == self.process.global_pid
         is_measured = self.own_instances & self.instances.is_measured
-        starts = {name: ranges.start[in_process & mask_by_name(ranges, name.__eq__)] for name in UNPHASED}
+        starts = {name: ranges.start[in_process & mask_by_name(ranges, name.__eq__)] for name in PARTS_OUTSIDE_PHASES}
         for code, name in enumerate(self.instances.phases[: -len((OTHER_STEP, STEP))]):
             starts[name] = self.instances.start[is_measured & (self.instances.phase == code)]
         if windows.source != "pass":  # a pass begins with its first GPU work, before which ranges may begin

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from nsys_analyzer.analysis.facts import Fact
-from nsys_analyzer.analysis.steps.step import narrow
+from nsys_analyzer.analysis.steps.step import narrow_to_base
 from nsys_analyzer.analysis.summary.summary import Summary
 from nsys_analyzer.errors import (
     RECORD_COMMAND,
@@ -75,7 +75,7 @@ def captures_data(
         runs: the runs, with the most ranks first. The keys of the first run become keys of the document.
         keys: the keys of a capture that are returned; all if it is empty.
     """
-    documents = [to_plain_data(narrow(capture, Summary)) for capture in captures]
+    documents = [to_plain_data(narrow_to_base(capture, Summary)) for capture in captures]
     if keys:
         documents = [{key: document[key] for key in keys} for document in documents]
     for capture, document in zip(captures, documents, strict=True):

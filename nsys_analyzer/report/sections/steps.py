@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
-from nsys_analyzer.analysis.steps.step import PROGRAM, DeviceSteps, PhaseParts, StepSummary
+from nsys_analyzer.analysis.steps.step import PROGRAM_PART, DeviceSteps, PhaseParts, StepSummary
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import CAUSE_WORDS
 from nsys_analyzer.report.model import Block, Cell, Details, Field, Paragraph, Table, make_table
@@ -151,7 +151,7 @@ def _list_parts(device: DeviceSteps, step: StepSummary) -> Iterator[_PartRow]:
         ("exposed copies", device.exposed_copy_ms, on_path.get("copies")),
         ("exposed communication", device.exposed_communication_ms, on_path.get(COMMUNICATION)),
         ("idle", device.idle_ms, sum(piece.ms for piece in path if piece.where == "idle") or None),
-        ("the program, while the GPU works", 0.0, on_path.get(PROGRAM)),
+        ("the program, while the GPU works", 0.0, on_path.get(PROGRAM_PART)),
         (step_or_capture, device.total_ms, sum(piece.ms for piece in path) or None),
     )
     for name, ms, critical_ms in rows:
