@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from nsys_analyzer.analysis.statistics import Stats
-from nsys_analyzer.analysis.steps.process import Cause
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.summary.kernel_tables import KernelRow
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
@@ -23,8 +22,8 @@ from nsys_analyzer.trace.phase_names import STEP
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranks.run import ParallelRun
 
-#: The causes of the GPU's idle time, in words.
-CAUSE_WORDS: dict[Cause, str] = {
+#: The words for each cause of the GPU's idle time.
+CAUSE_WORDS: Mapping[str, str] = {
     "launch": "launching, short pauses",
     "sync": "waits for the GPU",
     "copy": "waits for a copy",

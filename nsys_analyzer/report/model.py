@@ -94,7 +94,7 @@ class Field(Generic[RowData]):
 
     Attributes:
         cell: computes the cell from the data of a row.
-        fills: tells whether a cell has content. A column without such a cell is left out.
+        fills: tells whether a cell has content. A column in which no cell has content is left out.
     """
 
     title: str

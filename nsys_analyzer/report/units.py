@@ -18,7 +18,7 @@ LEAST_READ_DATA = "every weight except the embedding, and the contents of the KV
 #: The cell of a figure that does not exist.
 ABSENT = "–"
 _DECIMAL_PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-#: A value is written with a prefix from this share of the prefix: 999.7 G, rounded to three digits, is 1 T.
+#: A value gets a prefix if it is at least this share of the prefix's factor, so that 999.7 G is written as 1 T.
 _PREFIX_THRESHOLD = 0.9995
 #: The number of characters of a bar for 100 %.
 _FULL_BAR_LENGTH = 12

@@ -142,8 +142,8 @@ class _Column(NamedTuple):
 def _print_table(screen: Console, block: Table, max_rows: int | None = None) -> None:
     """Prints a table, or a block of lines for each row if the columns do not fit side by side.
 
-    On the first screen, which has ``max_rows``, long names after figures are cut, and the last columns are left out if
-    the blocks of all rows do not fit either.
+    On the first screen, for which ``max_rows`` is given, long texts after the second column are cut. If the blocks of
+    lines need more than ``max_rows`` lines, the last columns are left out.
     """
     if block.caption:
         _print_text(screen, block.caption)

@@ -1,7 +1,7 @@
 """Builds the report from its sections.
 
-The report of one capture has its decision, findings and answers. The report of several captures begins with an
-overview, and each capture is folded.
+The report of one capture has a decision section, findings, and answers to questions. The report of several captures
+begins with an overview, and the sections of each capture are folded.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class ReportQuestion(NamedTuple):
     Attributes:
         key: the key of its section.
         title: returns the title of its section.
-        answer: yields the blocks of the answer, given the capture and the labels of kernels; none if the question does
-            not apply.
+        answer: yields the blocks of the answer, given the capture and the labels of kernels. It yields nothing if the
+            question does not apply to the capture.
         folded: the title of the folded details, or empty if there are none.
     """
 
@@ -143,7 +143,7 @@ def _build_sections_of_captures(evidence: Evidence, rank_titles: frozenset[str])
         for section in sections:
             blocks += [Paragraph(strong(section.title))] if section.title and section.blocks else []
             blocks += section.blocks
-        if capture.status != "not_profiled":  # the overview has all figures of a run that was only timed
+        if capture.status != "not_profiled":  # the overview shows all figures of such a run
             folded.append(Details(capture.title, tuple(blocks), capture.title))
     yield Section("captures", "Capture by capture", tuple(folded))
 

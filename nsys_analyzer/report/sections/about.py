@@ -89,7 +89,7 @@ def _get_configuration(capture: CaptureSummary) -> Configuration:
 
 
 def _format_status(capture: CaptureSummary) -> str:
-    """Returns the status with the run's message. The reason why a file cannot be read is only among the warnings."""
+    """Returns the status with the run's message. The warnings say why a file cannot be read."""
     message = describe_message(capture)
     is_unreadable = capture.status == "failed" and message in say_all(capture.warnings)
     return format_status(capture.status, "" if is_unreadable else message)

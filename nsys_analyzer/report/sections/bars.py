@@ -13,9 +13,9 @@ from nsys_analyzer.text import plural
 from nsys_analyzer.trace.schema import NS_PER_MS
 
 IDLE = "idle"
-#: Parts that are shorter than a nanosecond are rounding errors of sums, and are left out.
+#: Parts of a bar that are shorter than a nanosecond are rounding errors of sums, and are not drawn.
 MIN_PART_MS = 1 / NS_PER_MS
-#: Parts below this share of every bar are combined into one.
+#: Parts that take less than this share of each bar are drawn as one part.
 LEAST_SHARE = 0.01
 #: The most ranks that are drawn as bars. If a run has more ranks, those with the shortest and the longest own times
 #: are drawn.

@@ -45,17 +45,16 @@ from nsys_analyzer.text import NO_BREAK_SPACE, StrOrText, join_texts, phrase, pl
 from nsys_analyzer.trace.metadata import CPU
 from nsys_analyzer.trace.phase_names import STEP
 
-_CAUSES: dict[str, str] = dict(CAUSE_WORDS.items())
 #: The most pairs and runs that are listed as not compared, and the most rows of the table of kernels.
 _MAX_NOTES, _MAX_KERNEL_ROWS = 20, 10
 #: A mean number of launches is rounded to an integer if it is at least this value.
 _MIN_INTEGER_LAUNCHES = 100
-#: Changes below this share of the step have no row of their own.
+#: Changes below this share of the step share one row of the table of parts, and are left out of the table of kernels.
 _MIN_ROW_SHARE = 0.005
 #: The report advises to record more steps if the variance between steps is at least this share of the variance of the
 #: change.
 _NOTABLE_STEP_VARIANCE_SHARE = 0.5
-#: The interval of a change is not shown if it is wider than this many times the time before.
+#: The interval of a change is omitted if its width exceeds this factor times the time before the change.
 _MAX_INTERVAL_WIDTH_SHARE = 2
 _GLOSSARY: tuple[StrOrText, ...] = (
     phrase(
@@ -284,7 +283,7 @@ def _tabulate_changes(
 
 def _name_part(part: PartChange) -> str:
     """Returns the name of a part, such as "compute: matmul" or "idle: waits for the GPU"."""
-    return f"{part.kind}: {_CAUSES.get(part.name, part.name)}" if part.name else part.kind
+    return f"{part.kind}: {CAUSE_WORDS.get(part.name, part.name)}" if part.name else part.kind
 
 
 def _tabulate_parts(step: StepChange, title: str) -> Table:

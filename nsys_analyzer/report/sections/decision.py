@@ -41,7 +41,8 @@ from nsys_analyzer.report.units import (
 from nsys_analyzer.text import StrOrText, Text, code, join_names, join_texts, phrase, plain, plural, spans
 from nsys_analyzer.trace.phase_names import STEP
 
-#: An interval is not shown if its width is below this share of its middle, nor is communication below this share.
+#: The first line omits an interval whose width is below this share of its middle, and communication below this share of
+#: a step.
 _NEGLIGIBLE_SHARE = 0.03
 #: The most characters of a kernel label in the table of phases.
 _MAX_LABEL_LENGTH = 44

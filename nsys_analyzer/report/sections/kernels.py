@@ -15,9 +15,9 @@ from nsys_analyzer.report.units import format_count, format_ms, format_number, f
 from nsys_analyzer.text import StrOrText, format_fixed, join_names, join_texts, phrase, rounded_percent
 
 _MEMORY_OPERATIONS = {"memcpy": "copies of memory", "memset": "fills of memory"}
-#: A class with a smaller share of its phase is not mentioned.
+#: A sentence mentions a kernel class only if its share of a phase's kernel time is at least this value.
 _MIN_MENTIONED_SHARE = 0.03
-#: A share, or a change of a share, is negligible below this value.
+#: Tables and comparisons ignore shares, and differences of shares, below this value.
 _NEGLIGIBLE_SHARE = 0.005
 #: A class is left out of the figure if its share of every phase, in percent, is below this value.
 _MIN_DRAWN_PERCENT = 0.5

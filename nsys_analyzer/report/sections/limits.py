@@ -14,7 +14,7 @@ from nsys_analyzer.text import StrOrText, Text, join_names, join_texts, phrase
 from nsys_analyzer.trace.columns import ON_DEVICE
 from nsys_analyzer.trace.phase_names import STEP
 
-#: The origins of a time, in words.
+#: The words for how the time of a rate was measured, by ``PhaseRate.time_of``.
 _TIME_WORDS = {
     "unprofiled": "without the profiler",
     "estimated": "estimated without the profiler",
@@ -91,7 +91,7 @@ def _name_precisions(limits: Limits) -> str:
 
 
 def explain_missing_mfu(limits: Limits) -> Text:
-    """Returns why there is no MFU: it is in doubt, or facts are missing, which the named options give."""
+    """Returns sentences on why the MFU is unknown, which name the options that give the missing facts."""
     missing = [name for name in limits.missing if name in MFU_OPTIONS]
     reasons: list[StrOrText] = [say(limits.doubt)] if limits.doubt else []
     if missing:

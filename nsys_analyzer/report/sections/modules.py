@@ -15,7 +15,8 @@ from nsys_analyzer.report.units import format_count, format_ms, format_percent, 
 from nsys_analyzer.text import StrOrText, join_texts, phrase, plural, strong
 from nsys_analyzer.trace.schema import MS_PER_S
 
-#: The rows of the table in a report, and the minimum share of a row. The command can show all.
+#: The maximum number of rows of the table in a report, and the minimum share of kernel time of a row. The command
+#: ``modules`` can show all rows.
 _MAX_ROWS, _MIN_ROW_SHARE = 10, 0.005
 #: The maximum number of sentences on layers that differ from the others.
 _MAX_OUTLIERS = 4
@@ -23,18 +24,19 @@ _MAX_OUTLIERS = 4
 _MAX_ANSWERED_MODULES, _MIN_ANSWERED_SHARE = 3, 0.01
 _NO_MODULE, _COMMUNICATION = "(no module)", "(communication)"
 #: The report says how to record the modules of backward if the share of backward that belongs to modules is below this
-#: factor times that share of forward.
+#: factor times the share of forward that belongs to modules.
 _LOW_BACKWARD_COVERAGE_FACTOR = 0.5
 #: The definition of the columns.
 LEGEND = phrase(
     "Times are total kernel times: means of a step, or of a forward pass if steps are unknown. The time of a module "
-    "includes the modules inside it; *own* does not. `*` stands for layers of one kind, whose times are added up. "
+    "includes the modules inside it, but its *own* time does not. `*` stands for layers of one kind, whose times are "
+    "added up. "
     "*Forward* includes every phase except backward and optimizer. A recomputed forward pass counts as backward."
 )
 
 #: The path of an expert inside its layer.
 _EXPERT_PATH = re.compile(r"(.*\bexperts)\.\d+")
-#: The indentation of a module for each module around it.
+#: The prefix of a module's name in the table, repeated for each module that contains the module.
 _INDENTATION = "· "
 #: A module, and the kernel time of all modules.
 _ModuleRow = tuple[Module, float]

@@ -32,13 +32,13 @@ from nsys_analyzer.report.units import format_ms_range
 from nsys_analyzer.text import join_names, plural
 from nsys_analyzer.trace.phase_names import STEP
 
-#: The fewest models or context lengths, and the fewest captures with a figure, for a table by context length.
+#: A table by context length needs this many models or context lengths, and this many captures with the figure.
 _MIN_GRID_SIZE = 2
 #: The most characters of the list of captures that did not finish.
 _MAX_LIST_LENGTH = 200
 #: The statuses of captures that finished.
 _FINISHED_STATUSES = ("ok", "no_kernels", "not_profiled")
-#: The unit of a drawn axis, and the factor of its values.
+#: The label of a curve's axis by the unit of the figure, and the factor that converts the figure to this label.
 _AXIS_UNITS: dict[Unit, tuple[str, float]] = {
     "percent": ("%", 100.0), "bytes": ("GiB", 2.0**-30), "count": ("launches", 1.0), "factor": ("ratio", 1.0),
 }  # fmt: skip

@@ -206,7 +206,7 @@ def _describe_clocks(alignment: Alignment) -> str:
 
 # --- the sentences about how ranks were joined
 
-#: Why two captures are not joined; numbers of the note go into the braces.
+#: The reason why two captures are not joined, by the kind of the note. The braces take the numbers of the note.
 _SEPARATION_REASONS = {
     "same rank": "both have rank {}",
     "unknown rank": "the rank of one of them is not known",
@@ -216,7 +216,7 @@ _SEPARATION_REASONS = {
     "different names": "their names differ in more than the rank",
     "different times": "one had ended before the other began",
 }
-#: The notes without figures.
+#: The sentences of notes without figures, by the kind of the note.
 _NOTES_WITHOUT_FIGURES: dict[str, StrOrText] = {
     "ranks from file names": "The rank of each capture is taken from its file name, because the captures lack it.",
     "ranks from order": phrase("Ranks are assigned in the order in which the captures were given (`--ranks`)."),

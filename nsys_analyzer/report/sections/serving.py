@@ -38,14 +38,14 @@ _REMEDIES = (
     "# a larger batch: vLLM --max-num-seqs; SGLang --max-running-requests; TensorRT-LLM max_batch_size",
     "# to check: serve twice as many requests at once; if tokens/s hardly rise, matmuls do not limit the step",
 )
-#: A batch is small up to this share of the smallest batch with which matmuls are compute-bound.
+#: A batch counts as small if it is at most this share of the smallest batch with which matmuls are compute-bound.
 _SMALL_BATCH_SHARE = 0.25
 #: Doubling a small batch lengthens matmuls by at most this share.
 _MAX_MATMUL_GROWTH = 0.4
 _HEADS_ASSUMPTION = (
     " The bytes assume as many key and value heads as query heads. With fewer (GQA, MQA), they are an upper bound."
 )
-#: The number of rows of idle time for each kind of step, and the minimum share of a row in its step.
+#: The maximum number of rows of idle time for each kind of step, and the minimum share of a step for a row.
 _MAX_IDLE_ROWS, _MIN_IDLE_SHARE = 4, 0.01
 
 

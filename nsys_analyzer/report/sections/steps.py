@@ -15,7 +15,7 @@ from nsys_analyzer.report.units import format_count, format_ms, format_ms_range
 from nsys_analyzer.text import StrOrText, join_texts, phrase, plural
 from nsys_analyzer.trace.schema import US_PER_MS
 
-#: The table of idle time has at most this many rows; causes with a smaller share of a step are summed up.
+#: The maximum number of rows of the table of idle time, and the minimum share of a step for a row of its own.
 _MAX_IDLE_ROWS, _SMALLEST_IDLE_SHARE = 12, 0.002
 _CRITICAL_PATH_CAPTION = (
     "A step ends when everything on its critical path has ended, so only less time on this path makes the step "

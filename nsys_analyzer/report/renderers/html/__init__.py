@@ -333,7 +333,7 @@ def _make_run_view(
 ) -> dict[str, Any] | None:
     """Returns the view of a run's captures below each other, or None if fewer than two have tracks.
 
-    ``at`` of each part is the time in ns at which the time 0 of its capture is.
+    ``at`` of each part is the offset of its capture on the common time axis, in ns.
     """
     ranks: dict[int, RankFigures] = {}
     for rank in run.ranks:
