@@ -113,7 +113,7 @@ def test_a_finding_is_a_rule_and_its_texts(
 
     monkeypatch.setattr(diagnosis, "RULES", (*diagnosis.RULES, find))
     monkeypatch.setitem(finding_texts.TEXTS, FrequentOptimizerFigures, say)
-    monkeypatch.setattr(diagnosis, "SMALLEST_SAVING", 0.0)
+    monkeypatch.setattr(diagnosis, "SMALLEST_SAVING_SHARE", 0.0)
     path = real_capture("train_small256")
     (capture,) = json.loads(run_main("explain", path, "--format", "json").out)["captures"]
     (found,) = (one for one in capture["findings"] if one["id"] == "frequent_optimizer")

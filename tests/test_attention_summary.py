@@ -13,7 +13,7 @@ from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.attention import (
     count_moved_bytes,
-    softmax_traffic,
+    measure_softmax_traffic,
 )
 from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize
 from nsys_analyzer.analysis.transformer.peaks import find_l2_bytes, find_memory_bandwidth, find_peaks
@@ -108,13 +108,13 @@ def test_a_softmax_by_hand_moves_eight_score_tensors_and_four_rows() -> None:
     # max and sum, read by subtract and divide.
     scores, rows = 33_554_432, 8_192
     moved = 4 * (8 * scores + 4 * rows)
-    found = softmax_traffic(by_hand(70_000), (1, 2, 4096), 1, H200)
+    found = measure_softmax_traffic(by_hand(70_000), (1, 2, 4096), 1, H200)
     assert found is not None
     assert found.bytes == moved
     assert found.bytes_per_s == pytest.approx(moved / 350e-6)  # 3.07 TB/s, 63.9 % of 4.8
     assert found.peak_share == pytest.approx(moved / 350e-6 / 4.8e12)
     assert (found.fits_in_l2, found.memory_bound) == (False, True)
-    slower = softmax_traffic(by_hand(100_000), (1, 2, 4096), 1, H200)  # 2.15 TB/s, 44.7 %
+    slower = measure_softmax_traffic(by_hand(100_000), (1, 2, 4096), 1, H200)  # 2.15 TB/s, 44.7 %
     assert slower is not None
     assert slower.memory_bound is False
 
@@ -122,7 +122,7 @@ def test_a_softmax_by_hand_moves_eight_score_tensors_and_four_rows() -> None:
 def test_what_the_cache_holds_is_not_called_memory_bound() -> None:
     # S 1,024: 8 MiB. At 3.4 TB/s it is above 60 %, and at 13 TB/s above the peak: the cache can.
     for ns in (4_000, 1_000):
-        found = softmax_traffic(by_hand(ns), (1, 2, 1024), 1, H200)
+        found = measure_softmax_traffic(by_hand(ns), (1, 2, 1024), 1, H200)
         assert found is not None
         assert (found.fits_in_l2, found.memory_bound) == (True, None)
         assert found.peak_share is not None
@@ -131,11 +131,11 @@ def test_what_the_cache_holds_is_not_called_memory_bound() -> None:
 
 def test_bytes_that_cannot_be_are_no_figure() -> None:
     # 128 MiB eight times in 5 · 10 us: 21 TB/s from memory. The kernels are of other tensors.
-    assert softmax_traffic(by_hand(10_000), (1, 2, 4096), 1, H200) is None
+    assert measure_softmax_traffic(by_hand(10_000), (1, 2, 4096), 1, H200) is None
     # A tenth of the time goes to a kernel that nothing is known of; of a twentieth the rest is still a lower bound.
     unknown = [*by_hand(70_000), ("mystery", 1, 39_000)]
-    assert softmax_traffic(unknown, (1, 2, 4096), 1, H200) is None
-    assert softmax_traffic([*by_hand(70_000), ("mystery", 1, 17_000)], (1, 2, 4096), 1, H200) is not None
+    assert measure_softmax_traffic(unknown, (1, 2, 4096), 1, H200) is None
+    assert measure_softmax_traffic([*by_hand(70_000), ("mystery", 1, 17_000)], (1, 2, 4096), 1, H200) is not None
 
 
 def test_a_gpu_without_a_datasheet_has_the_peaks_that_its_export_says() -> None:
@@ -145,7 +145,7 @@ def test_a_gpu_without_a_datasheet_has_the_peaks_that_its_export_says() -> None:
     unknown = Gpu(0, "NVIDIA B300", 1 << 38, 148)
     assert (find_memory_bandwidth(unknown), find_l2_bytes(unknown), find_memory_bandwidth(None)) == (None, None, None)
     assert find_peaks("NVIDIA H200") is not None
-    found = softmax_traffic(by_hand(70_000), (1, 2, 4096), 1, unknown)
+    found = measure_softmax_traffic(by_hand(70_000), (1, 2, 4096), 1, unknown)
     assert found is not None
     assert (found.peak_share, found.fits_in_l2, found.memory_bound) == (None, None, None)
 

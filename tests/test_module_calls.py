@@ -35,7 +35,7 @@ def called(capture: Capture) -> list[str] | None:
 def places(capture: Capture) -> dict[str, str | None]:
     """Returns the path of the module that each kernel belongs to, by the kernel's name; None for no module."""
     calls, operations = calls_of(capture), capture.trace.operations
-    call = CallFinder(capture.attributed, calls).calls_of_operations(np.arange(len(operations)))
+    call = CallFinder(capture.attributed, calls).find_calls(np.arange(len(operations)))
     paths = [".".join(calls.paths[calls.path[one]]) if one >= 0 else None for one in call.tolist()]
     return dict(zip([operations.names[i] for i in operations.name.tolist()], paths, strict=True))
 

@@ -152,17 +152,20 @@ def of_matmul(data: Json, _: CaptureSummary) -> Iterator[tuple[str, float]]:
 def of_limits(data: Json, capture: CaptureSummary) -> Iterator[tuple[str, float]]:
     """How much of the time the matmuls take, what they reach of the peak, and what each of both costs."""
     limits = capture.limits
-    if limits is None or limits.chief is None or not limits.peak_flops:
+    if limits is None or limits.main_rate is None or not limits.peak_flops:
         return
-    chief = limits.chief
+    main_rate = limits.main_rate
     rows = [one for one in limits.classes if one.kernel_class in ("matmul", "fused attention") and one.flops]
-    rows = [one for one in rows if chief.phase in ("step", one.phase)]
+    rows = [one for one in rows if main_rate.phase in ("step", one.phase)]
     flops, ms = sum(one.flops or 0 for one in rows), sum(one.ms for one in rows)
     if flops:
-        covered, reached = round(chief.model_flops / flops) * ms / chief.ms, flops / (ms / 1e3) / limits.peak_flops
+        covered, reached = (
+            round(main_rate.model_flops / flops) * ms / main_rate.ms,
+            flops / (ms / 1e3) / limits.peak_flops,
+        )
         yield from (("%", one) for one in (covered, reached, covered * (1 - reached), 1 - covered))
-    yield "ms", chief.ms
-    yield "per second", chief.flops_per_s
+    yield "ms", main_rate.ms
+    yield "per second", main_rate.flops_per_s
     assert data["limits"] is not None
 
 

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.kernels.classes import Kernels
-from nsys_analyzer.analysis.statistics import MOST_VALUES, StepTimes, sample_ms
+from nsys_analyzer.analysis.statistics import MAX_SAMPLE_VALUES, StepTimes, sample_ms
 from nsys_analyzer.analysis.summary.kernel_tables import (
     ClassRow,
     ClassShares,
@@ -210,4 +210,4 @@ def test_values_of_very_many_instances() -> None:
     """The first, the last and evenly spread ones between them."""
     assert sample_ms(np.array([1_000_000, 2_500_000])) == (1.0, 2.5)
     spread = sample_ms(np.arange(1_000) * 1_000_000)
-    assert (len(spread), spread[0], spread[-1]) == (MOST_VALUES, 0.0, 999.0)
+    assert (len(spread), spread[0], spread[-1]) == (MAX_SAMPLE_VALUES, 0.0, 999.0)

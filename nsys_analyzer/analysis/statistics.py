@@ -11,9 +11,9 @@ from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.schema import NS_PER_MS
 
 #: The maximum number of values of a figure in a summary. A sample of this size suffices for the spread of a median.
-MOST_VALUES = 200
+MAX_SAMPLE_VALUES = 200
 #: The statistics that increase by a constant if the constant is added to all values.
-_LOCATIONS = ("mean", "min", "median", "max")
+_LOCATION_STATISTICS = ("mean", "min", "median", "max")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Stats:
 
     def shifted(self, by: float) -> Stats:
         """Returns the statistics that the values would have if ``by`` were added to each value."""
-        locations = {key: None if (value := getattr(self, key)) is None else value + by for key in _LOCATIONS}
+        locations = {key: None if (value := getattr(self, key)) is None else value + by for key in _LOCATION_STATISTICS}
         return replace(self, **locations)
 
     @staticmethod
@@ -52,8 +52,8 @@ class Stats:
 
 
 def sample_ms(durations_ns: Ints) -> tuple[float, ...]:
-    """Returns durations in ms: all durations, or an evenly spread sample if there are more than ``MOST_VALUES``."""
-    count = min(len(durations_ns), MOST_VALUES)
+    """Returns durations in ms: all of them, or an evenly spread sample if there are more than ``MAX_SAMPLE_VALUES``."""
+    count = min(len(durations_ns), MAX_SAMPLE_VALUES)
     positions = np.linspace(0, len(durations_ns) - 1, count).round().astype(np.int64)
     return tuple((durations_ns[positions] / NS_PER_MS).tolist())
 

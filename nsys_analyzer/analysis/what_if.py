@@ -183,10 +183,10 @@ def answer_all(captures: Sequence[CaptureSummary], question: WhatIfQuestion) -> 
             hint = RECORD_ON_GPU_COMMAND if subject.captures[0].on_cpu else RECORD_COMMAND
             message = f"The steps of {subject.title} cannot be replayed. {reason.removesuffix('.')}"
             raise CannotAnswerError(message, hint)
-        yield _answer(subject, subject.study, question)
+        yield _answer_question(subject, subject.study, question)
 
 
-def _answer(subject: CapturesToReplay, study: Study, question: WhatIfQuestion) -> WhatIf:
+def _answer_question(subject: CapturesToReplay, study: Study, question: WhatIfQuestion) -> WhatIf:
     """Answers a question for the steps of a capture, or of all ranks of a run."""
     _check_that_steps_contain(subject, (study, *(group.study for group in study.other_groups)), question)
     diagnoses = [capture.diagnosis for capture in subject.captures if capture.diagnosis]
@@ -204,7 +204,7 @@ def _answer(subject: CapturesToReplay, study: Study, question: WhatIfQuestion) -
     before, after = sorted(replays.pairs, key=lambda pair: pair[0].step_ns)[len(replays.pairs) // 2]
     saving = replace(replays.saving, group=study.group, steps=steps[0].instances)
     scale = replays.scale
-    before_ms, after_ms = (_path_parts_ms(study, replay, subject.labels or ("",)) for replay in (before, after))
+    before_ms, after_ms = (_measure_path_ms(study, replay, subject.labels or ("",)) for replay in (before, after))
     parts = [
         PathPart(
             part, _LOCATION_OF_PART.get(part, "GPU"), ms * replays.scale, after_ms[part, rank] * replays.scale, rank
@@ -221,7 +221,7 @@ def _answer(subject: CapturesToReplay, study: Study, question: WhatIfQuestion) -
         saves_ms_high=saving.saves_ms_high,
         capture=subject.title,
         changes=names,
-        less_ms=(_work_ms(before) - _work_ms(after)) * scale / len(steps),
+        less_ms=(_add_up_work_ms(before) - _add_up_work_ms(after)) * scale / len(steps),
         path=tuple(sorted(listed_parts, key=lambda part: -part.before_ms)),
         ranks=subject.labels,
         groups=tuple(_replay_groups(study, question, saving)) if is_alone else (),
@@ -414,13 +414,13 @@ def _speed_up_network(study: Study, factor: float) -> _ChangePair:
     return saved_work(share_after_latency * (1 - 1 / factor)), saved_work(transfers * (1 - 1 / factor))
 
 
-def _work_ms(replay: Replay) -> float:
+def _add_up_work_ms(replay: Replay) -> float:
     """Returns the sum of the GPU's work and the CPU's own time per step, ms."""
     own_ns = replay.min_wait_ns[replay.awaited >= 0]
     return float(replay.work_ns.sum() + replay.cpu_ns.sum() + own_ns.sum()) / replay.steps / NS_PER_MS
 
 
-def _path_parts_ms(study: Study, replay: Replay, labels: Sequence[str]) -> dict[tuple[str, str], float]:
+def _measure_path_ms(study: Study, replay: Replay, labels: Sequence[str]) -> dict[tuple[str, str], float]:
     """Returns the length of each part of the critical path per replayed step, ms, by part and rank."""
     call_shares, operation_shares = replay.critical_path()
     work_ns, pause_ns = operation_shares * replay.work_ns, call_shares * replay.pause_ns

@@ -81,7 +81,7 @@ class Estimate:
         return Estimate.of_mean(statistics.fmean(ms), statistics.stdev(ms), len(ms))
 
     @staticmethod
-    def nothing(n: int) -> Estimate:
+    def zero(n: int) -> Estimate:
         """Returns the estimate of a part that occurs in none of ``n`` instances: zero, with no error."""
         return Estimate(0.0, n, 0.0)
 
@@ -188,11 +188,13 @@ class Change:
         # The spread between runs counts as known exactly, so it has infinitely many degrees of freedom.
         width = student_t(freedom / share**2 if share**2 else math.inf) * math.sqrt(variance)
         change = Change(before.ms, after.ms, difference - width, difference + width, before.n, after.n, share)
-        vars(change).update(zip(("low_share", "high_share"), _share_ends(before.ms, after.ms, width), strict=True))
+        vars(change).update(
+            zip(("low_share", "high_share"), _find_share_interval(before.ms, after.ms, width), strict=True)
+        )
         return change
 
 
-def _share_ends(before_ms: float, after_ms: float, width_ms: float) -> tuple[float | None, float | None]:
+def _find_share_interval(before_ms: float, after_ms: float, width_ms: float) -> tuple[float | None, float | None]:
     """Returns the ends of the interval of the relative change. No end is below −1, because no time is below 0.
 
     The interval is symmetric around the logarithm of after ÷ before. Its width is the width in ms divided by the

@@ -63,11 +63,11 @@ def compare(before: Side, after: Side, cpu_spread: float = CPU_SPREAD) -> Compar
         tuple(_compare_phases(before, after, spread)),
         _compare_findings(before, after),
         find_obstacles(before, after),
-        [*map(_fingerprint, before.runs)] == [*map(_fingerprint, after.runs)],
+        [*map(_make_fingerprint, before.runs)] == [*map(_make_fingerprint, after.runs)],
     )
 
 
-def _fingerprint(run: Summary) -> tuple[object, ...]:
+def _make_fingerprint(run: Summary) -> tuple[object, ...]:
     """Returns figures that identify a capture: no two runs agree in all of them."""
     phases = [(phase.phase, phase.wall_values_ms, phase.busy_values_ms) for phase in run.phases]
     return run.pid, run.configuration, run.run, run.step, phases, run.unprofiled
@@ -96,7 +96,7 @@ def _compare_steps(before: Side, after: Side, spread: RunSpread) -> StepChange |
     for key in dict.fromkeys(key for side in parts for _, of_step in side for key in of_step):
         kind, name = key
         # A run without the part has 0 in each step.
-        estimates = [[of_step.get(key, Estimate.nothing(step.instances)) for step, of_step in side] for side in parts]
+        estimates = [[of_step.get(key, Estimate.zero(step.instances)) for step, of_step in side] for side in parts]
         change = _compare_estimates(estimates, busy_correlation if kind == "compute" else wall_correlation)
         of_class = tuple(kernel for kernel_class, kernel in kernels if key == ("compute", kernel_class))
         changes.append(PartChange(kind, name, change, of_class))
@@ -137,7 +137,7 @@ def _compare_kernels(
         estimates = [
             table[kernel.name, kernel.kernel_class][1]
             if kernel
-            else Estimate.of_runs([Estimate.nothing(step.instances) for step in side])
+            else Estimate.of_runs([Estimate.zero(step.instances) for step in side])
             for side, table, kernel in zip(sides, tables, pair, strict=True)
         ]
         before, after = ((kernel.name, kernel.launches) if kernel else (None, 0.0) for kernel in pair)
@@ -156,7 +156,7 @@ def _average_kernels(steps: Sequence[StepSummary]) -> dict[_KernelKey, tuple[Ker
         for table, step in zip(tables, steps, strict=True):
             kernel, n = table.get(key), step.instances
             launches += kernel.launches / len(steps) if kernel else 0.0
-            estimate = Estimate.of_mean(kernel.ms, kernel.std_ms, n) if kernel else Estimate.nothing(n)
+            estimate = Estimate.of_mean(kernel.ms, kernel.std_ms, n) if kernel else Estimate.zero(n)
             estimates.append(estimate.with_run_error(RunSpread.of_kernels(step, estimate.ms)))
         pooled = Estimate.of_runs(estimates)
         means[key] = KernelTime(*key, launches, pooled.ms, None), pooled
@@ -218,7 +218,7 @@ def _compare_unprofiled(before: Side, after: Side, phase: str, spread: RunSpread
 
 def _compare_findings(before: Side, after: Side) -> tuple[FindingChange, ...] | None:
     """Compares the findings of both sides. Findings that are gone come first, then new, changed and unchanged ones."""
-    tables = _common_findings(before), _common_findings(after)
+    tables = _find_common_findings(before), _find_common_findings(after)
     if tables[0] is None or tables[1] is None:
         return None
     changes = [FindingChange(tables[0].get(key), tables[1].get(key)) for key in dict.fromkeys((*tables[0], *tables[1]))]
@@ -226,7 +226,7 @@ def _compare_findings(before: Side, after: Side) -> tuple[FindingChange, ...] | 
     return tuple(sorted(changes, key=lambda change: (order.index(change.status), -change.finding.saves_ms_high)))
 
 
-def _common_findings(side: Side) -> dict[str, Finding] | None:
+def _find_common_findings(side: Side) -> dict[str, Finding] | None:
     """Returns the findings that more than half of a side's runs have, with the median of their savings.
 
     Runs whose findings are not known are left out. Returns None if no run has known findings.

@@ -35,12 +35,12 @@ _VERSION_KEYS = ("torch", "cuda", "driver", "nsys", "host_cpu", "git_commit")
 #: A precision with a larger share of the matmul time is the precision of the run.
 _MAIN_PRECISION_SHARE = 0.5
 #: A kernel class is large if it has more than this share of the compute time.
-_LARGE_SHARE = 0.1
+_LARGE_CLASS_SHARE = 0.1
 #: Large classes change by a common factor if their factors differ from each other by less than the first ratio. The
 #: common factor shows that the work differs if it differs from 1 by more than the second ratio.
 _ALIKE_FACTOR, _OTHER_WORK_FACTOR = 1.2, 1.3
 #: The kernel class whose work does not depend on the batch size.
-OPTIMIZER = "optimizer"
+OPTIMIZER_CLASS = "optimizer"
 #: Steps without a name are assumed to do equal work if their numbers of matmuls differ by at most this factor.
 _SAME_WORK_FACTOR = 1.1
 
@@ -139,8 +139,8 @@ class StepChange:
         Such a factor indicates another batch size. The optimizer is left out, because its work does not depend on the
         batch size.
         """
-        changes = [part.change for part in self.parts if part.kind == "compute" and part.name != OPTIMIZER]
-        threshold_ms = _LARGE_SHARE * max(
+        changes = [part.change for part in self.parts if part.kind == "compute" and part.name != OPTIMIZER_CLASS]
+        threshold_ms = _LARGE_CLASS_SHARE * max(
             sum(change.before_ms for change in changes), sum(change.after_ms for change in changes)
         )
         large = [change for change in changes if max(change.before_ms, change.after_ms) > threshold_ms]
@@ -279,7 +279,7 @@ class Comparison:
 # --- the settings of the sides
 
 
-def setting_of(run: Summary, key: str) -> Any:
+def find_setting(run: Summary, key: str) -> Any:
     """Returns the value of a key in a run's configuration or manifest; None if the run does not record it."""
     value = getattr(run.configuration, "model_name" if key == "model" else key, None)
     return getattr(run.run, key, None) if value is None else value
@@ -288,7 +288,7 @@ def setting_of(run: Summary, key: str) -> Any:
 def compare_settings(before: Side, after: Side) -> tuple[Difference, ...]:
     """Returns the settings and then the versions that both sides record and that differ."""
     runs = before.runs[0], after.runs[0]
-    settings = list(differing_settings(*runs, (*_WORK_KEYS, *_DIMENSION_KEYS, *_OPTION_KEYS)))
+    settings = list(find_differing_settings(*runs, (*_WORK_KEYS, *_DIMENSION_KEYS, *_OPTION_KEYS)))
     # The precision of most of the matmul time; empty if no precision has a majority.
     precisions = [
         next(
@@ -298,10 +298,12 @@ def compare_settings(before: Side, after: Side) -> tuple[Difference, ...]:
     ]
     if all(precisions) and precisions[0] != precisions[1] and all(row.key != "precision" for row in settings):
         settings.append(Difference("matmul precision", *precisions))
-    return (*settings, *differing_settings(*runs, _VERSION_KEYS))
+    return (*settings, *find_differing_settings(*runs, _VERSION_KEYS))
 
 
-def differing_settings(before: Summary, after: Summary, keys: Iterable[str], unknown: str = "") -> Iterator[Difference]:
+def find_differing_settings(
+    before: Summary, after: Summary, keys: Iterable[str], unknown: str = ""
+) -> Iterator[Difference]:
     """Yields the settings that differ.
 
     Args:
@@ -311,7 +313,7 @@ def differing_settings(before: Summary, after: Summary, keys: Iterable[str], unk
     """
     words = {None: unknown, True: "on", False: "off"}
     for key in keys:
-        values = setting_of(before, key), setting_of(after, key)
+        values = find_setting(before, key), find_setting(after, key)
         if values[0] != values[1] and (unknown or None not in values):
             texts = (words[value] if value is None or isinstance(value, bool) else str(value) for value in values)
             yield Difference(key, *texts)
@@ -338,7 +340,7 @@ def find_run_obstacles(run: Summary) -> Iterator[Obstacle]:
         yield Obstacle("no step", (run,))
 
 
-def timing_methods(run: Summary) -> frozenset[str]:
+def find_timing_methods(run: Summary) -> frozenset[str]:
     """Returns how the steps of a run were timed: the name of the profiler, and "none" for unprofiled times."""
     methods = {run.profiler} if run.step and run.profiler else set()
     return frozenset(methods | ({"none"} if run.unprofiled and run.unprofiled.trusted_ms(STEP) else set()))
@@ -351,10 +353,10 @@ def _find_pair_obstacles(first: Summary, second: Summary) -> Iterator[Obstacle]:
     # "CPU" without a model name may be any processor.
     if low and low != high and not (low == CPU and high.startswith(CPU)):
         yield Obstacle("hardware", pair)
-    methods = [timing_methods(run) for run in pair]
+    methods = [find_timing_methods(run) for run in pair]
     if all(methods) and methods[0].isdisjoint(methods[1]):
         yield Obstacle("timing", pair)
-    for difference in differing_settings(first, second, (*_WORK_KEYS, *_DIMENSION_KEYS)):
+    for difference in find_differing_settings(first, second, (*_WORK_KEYS, *_DIMENSION_KEYS)):
         yield Obstacle("setting", pair, difference)
     # Programs whose counted modules have no name in common are different programs.
     modules = [set(run.run.flops.modules) if run.run and run.run.flops else set() for run in pair]

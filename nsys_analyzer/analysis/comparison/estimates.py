@@ -21,7 +21,7 @@ from nsys_analyzer.trace.phase_names import STEP
 
 #: A part of the step: its kind, and its kernel class or cause.
 PartKey: TypeAlias = "tuple[PartKind, str]"
-Limit = Annotated[float, msgspec.Meta(ge=0)]
+BudgetLimit = Annotated[float, msgspec.Meta(ge=0)]
 _BUDGET_EXAMPLE = "step_ms = 40, or [classes_ms] and below it matmul = 25"
 _LAUNCHES_BUDGET, _MEMORY_BUDGET = "launches", "peak memory"
 
@@ -117,11 +117,11 @@ def estimate_unprofiled(run: Summary, name: str, spread: RunSpread) -> Estimate 
 class Budgets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The upper limits of the quantities of a step. Limits of phases and of kernel classes are keyed by name."""
 
-    step_ms: Limit | None = None
-    launches: Limit | None = None
-    peak_memory_gib: Limit | None = None
-    phases_ms: dict[str, Limit] = {}
-    classes_ms: dict[str, Limit] = {}
+    step_ms: BudgetLimit | None = None
+    launches: BudgetLimit | None = None
+    peak_memory_gib: BudgetLimit | None = None
+    phases_ms: dict[str, BudgetLimit] = {}
+    classes_ms: dict[str, BudgetLimit] = {}
 
 
 def read_budgets(path: Path) -> Budgets:

@@ -14,9 +14,9 @@ from nsys_analyzer.analysis.comparison.comparison import (
     Comparison,
     Obstacle,
     Side,
-    differing_settings,
+    find_differing_settings,
     find_run_obstacles,
-    setting_of,
+    find_setting,
 )
 from nsys_analyzer.analysis.comparison.estimates import Budgets, check_budgets
 from nsys_analyzer.analysis.summary.summary import Summary
@@ -103,7 +103,7 @@ def compare_runs(
         raise NsysAnalyzerError("One of the sides contains no run", "Give captures, or folders of captures")
     settings = ", ".join(
         f"{difference.key.replace('_', ' ')} ({difference.before} and {difference.after})"
-        for difference in differing_settings(before[0], after[0], CONFIGURATION, unknown="unknown")
+        for difference in find_differing_settings(before[0], after[0], CONFIGURATION, unknown="unknown")
     )
     raise CannotAnswerError(
         f"No run of one side has exactly the configuration of a run of the other side; {before[0].title} and "
@@ -132,9 +132,9 @@ def match_runs(
         group_of_side: defaultdict[object, list[Summary]] = defaultdict(list)
         for run, process_key in _find_process_keys(side):
             # Values are compared as text, because values from files can have any type.
-            settings = tuple(None if (value := setting_of(run, key)) is None else str(value) for key in CONFIGURATION)
+            settings = tuple(None if (value := find_setting(run, key)) is None else str(value) for key in CONFIGURATION)
             # Without the model, the other settings fit many programs.
-            names = settings if setting_of(run, "model") is not None else (*settings, run.name)
+            names = settings if find_setting(run, "model") is not None else (*settings, run.name)
             group_of_side[process_key if by_process else (process_key, *names)].append(run)
         groups.append(group_of_side)
     shared = [key for key in groups[0] if key in groups[1]]

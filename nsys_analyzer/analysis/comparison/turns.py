@@ -31,19 +31,19 @@ from nsys_analyzer.trace.arrays import Floats
 
 #: The measurement ends if half the interval is below the first share of the step or below the second share of the
 #: change, or if the change certainly exceeds the third share of the step.
-NARROW_SHARE, PRECISE_SHARE, LARGE_SHARE = 0.01, 0.25, 0.1
+NARROW_INTERVAL_SHARE, PRECISE_CHANGE_SHARE, LARGE_SHARE = 0.01, 0.25, 0.1
 #: The share of unchanged programs for which each of the two intervals may exclude 0.
 _T_LEVEL, _Z_LEVEL = 0.04, 0.01
 #: The largest standard deviation that the second interval assumes for the logarithm of after ÷ before of a pair.
-_LARGEST_DEVIATION = 0.2
+_LARGEST_PAIR_DEVIATION = 0.2
 #: The variance of the expected changes ÷ the variance of a pair, for each of the two intervals. The level holds for any
 #: value; the first value makes the interval narrow at 5 to 20 pairs.
 _T_CHANGE_VARIANCE, _Z_CHANGE_VARIANCE = 5.0, 10.0
 #: Two programs do different work if a loss differs by more than the first value as a share of the largest loss, and by
 #: more than the second value in standard deviations between processes.
-_LOSS_SHARE, _LOSS_DEVIATIONS = 0.05, 4.0
+_LOSS_TOLERANCE, _LOSS_DEVIATIONS = 0.05, 4.0
 #: Two programs have different batch sizes if the numbers of rows differ by more than this share.
-_ROWS_SHARE = 0.01
+_ROWS_TOLERANCE = 0.01
 #: The limit that replaces ``_LOSS_DEVIATIONS`` for two or three pairs, whose standard deviation is uncertain: the
 #: two-sided 0.1 % quantile of Student's t with 2 or 4 degrees of freedom, ÷ the square root of the number of pairs.
 _LOSS_DEVIATIONS_OF_FEW_PAIRS = {2: 22.3, 3: 5.0}
@@ -51,7 +51,7 @@ _LOSS_DEVIATIONS_OF_FEW_PAIRS = {2: 22.3, 3: 5.0}
 #: different work.
 _FEWEST_LOSS_PAIRS = 3
 #: ``ProcessPairs.more_pairs`` is None if more pairs than this would be needed.
-_MOST_PAIRS = 1_000
+_MAX_MORE_PAIRS = 1_000
 
 
 @dataclass(frozen=True)
@@ -132,19 +132,21 @@ class ProcessPairs:
     def is_certain_enough(self) -> bool:
         """Returns whether the change is known precisely, is certainly large, or is too small to matter."""
         middle, half = abs(float(self._logarithms.mean())), self._half_width(len(self.pairs))
-        return half <= max(NARROW_SHARE, PRECISE_SHARE * middle if middle > half else 0, middle - LARGE_SHARE)
+        return half <= max(
+            NARROW_INTERVAL_SHARE, PRECISE_CHANGE_SHARE * middle if middle > half else 0, middle - LARGE_SHARE
+        )
 
     @property
     def more_pairs(self) -> int | None:
         """Returns how many more pairs would confirm the observed change, or that there is no change.
 
-        Returns None if this takes more than ``_MOST_PAIRS``. After one pair, the deviation of pairs is unknown, so the
-        result is the number of pairs that are missing for an interval.
+        Returns None if this takes more than ``_MAX_MORE_PAIRS``. After one pair, the deviation of pairs is unknown, so
+        the result is the number of pairs that are missing for an interval.
         """
-        n, change = len(self.pairs), max(NARROW_SHARE, abs(float(self._logarithms.mean())))
+        n, change = len(self.pairs), max(NARROW_INTERVAL_SHARE, abs(float(self._logarithms.mean())))
         if n == 1:
-            return next(count for count in range(_MOST_PAIRS) if math.isfinite(_sequential_t(n + count)))
-        return next((count for count in range(_MOST_PAIRS) if self._half_width(n + count) < change), None)
+            return next(count for count in range(_MAX_MORE_PAIRS) if math.isfinite(_find_t_limit(n + count)))
+        return next((count for count in range(_MAX_MORE_PAIRS) if self._half_width(n + count) < change), None)
 
     def _half_width(self, pairs: int) -> float:
         """Returns half the width of the interval after ``pairs`` pairs, if the deviation of the pairs does not change.
@@ -153,12 +155,12 @@ class ProcessPairs:
         """
         if self.unclear_loss_difference and pairs < _FEWEST_LOSS_PAIRS:
             return math.inf
-        t, n, error = _sequential_t(pairs), len(self.pairs), 1 / math.sqrt(pairs)
+        t, n, error = _find_t_limit(pairs), len(self.pairs), 1 / math.sqrt(pairs)
         deviation = float(self._logarithms.std(ddof=1)) if n > 1 else 0.0
         by_pairs = t * deviation * error if n > 1 and math.isfinite(t) else math.inf
         error_of_pair = max(float(blocks.std()) / math.sqrt(len(blocks)) for blocks in self._blocks)
-        is_usual = max(deviation, 2 * error_of_pair) <= _LARGEST_DEVIATION
-        by_largest = _sequential_z(pairs) * _LARGEST_DEVIATION * error
+        is_usual = max(deviation, 2 * error_of_pair) <= _LARGEST_PAIR_DEVIATION
+        by_largest = _find_z_limit(pairs) * _LARGEST_PAIR_DEVIATION * error
         return min(by_pairs, by_largest if is_usual and by_largest < abs(self._logarithms.mean()) else math.inf)
 
     @cached_property
@@ -166,7 +168,7 @@ class ProcessPairs:
         """Returns the differences which show that the programs compute different results; empty if there are none."""
         sides = list(zip(*self.pairs, strict=True))
         before, after = (float(np.median([row for run in side for row in run.rows] or [0])) for side in sides)
-        other_batch = before and after and abs(after - before) > _ROWS_SHARE * before
+        other_batch = before and after and abs(after - before) > _ROWS_TOLERANCE * before
         rows = (WorkDifference("rows", before, after),) if other_batch else ()
         n = len(self.pairs)
         loss = self._find_loss_difference(_LOSS_DEVIATIONS_OF_FEW_PAIRS.get(n, _LOSS_DEVIATIONS)) if n > 1 else None
@@ -179,7 +181,7 @@ class ProcessPairs:
         return self._find_loss_difference(0.0) if len(self.pairs) < _FEWEST_LOSS_PAIRS and not is_clear else None
 
     def _find_loss_difference(self, deviations: float) -> WorkDifference | None:
-        """Returns the first loss that differs by more than ``_LOSS_SHARE`` and ``deviations`` standard deviations.
+        """Returns the first loss that differs by more than ``_LOSS_TOLERANCE`` and ``deviations`` standard deviations.
 
         A loss also differs if it is NaN in every process of one side and in no process of the other. Returns None if no
         loss differs.
@@ -194,7 +196,7 @@ class ProcessPairs:
         all_finite = [np.isfinite(table).all(axis=0) for table in tables]
         variances = [side.var(axis=0, ddof=1).filled(0.0) for side in sides]  # 0 if only one process has the loss
         largest = np.abs(middle[0][~never_finite[0]]).max(initial=0.0)
-        allowed = np.maximum(_LOSS_SHARE * largest, deviations * np.sqrt(sum(variances)))
+        allowed = np.maximum(_LOSS_TOLERANCE * largest, deviations * np.sqrt(sum(variances)))
         differs = np.abs(middle[1] - middle[0]) > allowed
         differs |= (never_finite[0] & all_finite[1]) | (never_finite[1] & all_finite[0])
         if not differs.any():
@@ -209,7 +211,7 @@ class ProcessPairs:
         return all(process.losses for pair in self.pairs for process in pair)
 
 
-def _sequential_t(pairs: int) -> float:
+def _find_t_limit(pairs: int) -> float:
     """Returns the limit of Student's t that only 1 of 25 series of unchanged pairs ever exceeds.
 
     The Bayes factor compares two hypotheses: that the change divided by its deviation is normally distributed, and that
@@ -221,7 +223,7 @@ def _sequential_t(pairs: int) -> float:
     return math.sqrt((pairs - 1) * (ratio - 1) / (1 - ratio / wide)) if ratio < wide else math.inf
 
 
-def _sequential_z(pairs: int) -> float:
+def _find_z_limit(pairs: int) -> float:
     """Returns the limit of mean ÷ error that only 1 of 100 unchanged series with a known deviation ever exceeds.
 
     See Robbins (1970).

@@ -33,16 +33,16 @@ from nsys_analyzer.trace.schema import NS_PER_MS
 #: the earlier rule comes first.
 RULES: tuple[Rule, ...] = (*waits.RULES, *kernels.RULES)
 #: A finding is reported only if it saves at least this share of a step.
-SMALLEST_SAVING = 0.03
+SMALLEST_SAVING_SHARE = 0.03
 #: The smallest ratio of CPU time without a profiler to CPU time under it, after the cost of recording is subtracted.
-_UNPROFILED_PACE = 0.84
+_UNPROFILED_CPU_TIME_RATIO = 0.84
 #: The time to launch a CUDA graph without a profiler, ns. If the profiler records the nodes, the launch takes 0.9 to
 #: 1.3 µs per node: 0.85 ms for 639 nodes. The step of examples/serving takes 2.93 ms with this recording, and 1.96 ms
 #: without it.
 _GRAPH_LAUNCH_NS = 50_000.0
 #: The time that recording a node of a CUDA graph adds to the gap before the node, ns. On the GPU, a graph of 692 nodes
 #: took 9.16 ms without the recording of nodes, and 9.45 ms with it.
-_GRAPH_NODE_NS = 420.0
+_NODE_RECORDING_NS = 420.0
 #: The assumed relative difference of a saving of GPU work between two runs of one program.
 _GPU_TIME_TOLERANCE = 0.03
 #: The assumed relative difference of a saving of CPU time between two runs of one program. On three rented hosts, 26
@@ -56,27 +56,27 @@ _MAX_REPLAY_ERROR = 0.1
 #: A report warns about the profiler's cost if it exceeds this share of a profiled step.
 _NOTABLE_OVERHEAD_SHARE = 0.3
 #: If a change saves less than this share of a step on one baseline, it is not replayed on the other baselines.
-_NEGLIGIBLE_SAVING = 0.005
+_NEGLIGIBLE_SAVING_SHARE = 0.005
 #: Two lengths of steps count as equal if they differ by at most this share.
-_LENGTH_TOLERANCE = 0.03
+_STEP_LENGTH_TOLERANCE = 0.03
 #: The number of bisection rounds when the profiler's cost is fitted to the measured length of a step.
 _BISECTION_ROUNDS = 16
 #: The largest cost of the profiler that is tried, as a multiple of its upper bound.
 _MAX_PROFILER_COST = 4.0
 #: The only pass of a program does not represent further passes if capturing CUDA graphs, or initializing CUDA, takes at
 #: least this share of it.
-_ONE_TIME_SHARE = 0.25
+_NOTABLE_ONE_TIME_SHARE = 0.25
 #: A call that does not wait initializes CUDA or loads kernels if it takes at least this long, ns.
 _START_UP_CALL_NS = 3_000_000
 #: For each cause of a wait: the causes of the idle time from the end of the wait to the next launches. A change that
 #: removes the wait also removes this idle time.
-_CAUSES_AFTER = {"sync": {"launch"}, "copy": {"launch"}, "allocator": {"launch", "host"}}
+_CAUSES_AFTER_WAIT = {"sync": {"launch"}, "copy": {"launch"}, "allocator": {"launch", "host"}}
 #: The columns of a replay that contain times. All of them are scaled to fit a measured length of a step.
 _TIME_COLUMNS = (
     "cpu_ns", "min_wait_ns", "return_ns", "latency_ns", "spacing_ns", "work_ns", "pause_ns", "join_gap_ns",
 )  # fmt: skip
 #: The finding ``gpu_idle`` is reported only if the GPU computes for less than this share of a step.
-_BUSY_SHARE = 0.7
+_MIN_COMPUTE_SHARE = 0.7
 
 
 def diagnose(
@@ -116,7 +116,7 @@ def diagnose(
     if abs(replay_error) > _MAX_REPLAY_ERROR:
         doubt = Fact("replay_differs", error=replay_error)
     one_time_reason = _find_cold_start(step, study)
-    if study.recording_share >= _ONE_TIME_SHARE:
+    if study.recording_share >= _NOTABLE_ONE_TIME_SHARE:
         one_time_reason = Fact("captures_graphs")
     if out_of_memory and step.is_pass:
         one_time_reason = out_of_memory
@@ -158,7 +158,7 @@ def _find_cold_start(step: StepSummary, study: Study) -> Fact | None:
     starts_up = (call_ns >= _START_UP_CALL_NS) & (study.replay.awaited < 0)
     starts_up &= ~np.isin(study.calls.kind, (COPY, SYNCHRONIZE))
     start_up_ms = float(call_ns[starts_up].sum()) / NS_PER_MS
-    if step.instances > 1 or start_up_ms < _ONE_TIME_SHARE * total_ms or not start_up_ms:
+    if step.instances > 1 or start_up_ms < _NOTABLE_ONE_TIME_SHARE * total_ms or not start_up_ms:
         return None
     longest_first = np.argsort(np.where(starts_up, -call_ns, 0))[: starts_up.sum()].tolist()
     calls = tuple(
@@ -184,19 +184,21 @@ def estimate_baselines(study: Study, length_ms: float, timed_ms: float | None) -
     baselines = (
         study.replay.without_profiler_cost(study.min_cost_share),
         most_cost,
-        most_cost.scale_cpu_time(_UNPROFILED_PACE, study.calls.unrecorded_wait_ns).with_graph_launches(
-            _GRAPH_LAUNCH_NS, _GRAPH_NODE_NS
+        most_cost.scale_cpu_time(_UNPROFILED_CPU_TIME_RATIO, study.calls.unrecorded_wait_ns).with_graph_launches(
+            _GRAPH_LAUNCH_NS, _NODE_RECORDING_NS
         ),
     )
     if timed_ms:
         step_ns = timed_ms * NS_PER_MS
         # If the GPU works all the time, the length of a step does not depend on the profiler's cost. So baselines with
         # the measured length are kept, and the cost is fitted only if there are none.
-        matching_baselines = [replay for replay in baselines if abs(replay.step_ns / step_ns - 1) <= _LENGTH_TOLERANCE]
+        matching_baselines = [
+            replay for replay in baselines if abs(replay.step_ns / step_ns - 1) <= _STEP_LENGTH_TOLERANCE
+        ]
         # All times of a replay are scaled to the measured length, as if the machine were faster or slower.
         fitted = [
             (replay, step_ns / replay.step_ns if replay.step_ns else 1.0)
-            for replay in matching_baselines or _fit_to_length(study, most_cost, step_ns)
+            for replay in matching_baselines or _fit_profiler_cost(study, most_cost, step_ns)
         ]
         return tuple(
             replace(replay, **{name: getattr(replay, name) * pace for name in _TIME_COLUMNS}) for replay, pace in fitted
@@ -210,21 +212,23 @@ def estimate_unprofiled_ms(replayed_ms: float, busy_ms: float, profiled_ms: floa
     return min(max(replayed_ms, busy_ms), profiled_ms)
 
 
-def _fit_to_length(study: Study, most_cost: Replay, step_ns: float) -> list[Replay]:
+def _fit_profiler_cost(study: Study, most_cost: Replay, step_ns: float) -> list[Replay]:
     """Subtracts the profiler's cost from the steps. The cost is fitted so that a step has the length ``step_ns``.
 
     If this cost exceeds its upper bound, the CPU may have been faster instead. The list then also contains the steps
     with a fitted speed of the CPU.
     """
-    cost = _bisect(0.0, _MAX_PROFILER_COST, lambda cost: study.replay.without_profiler_cost(cost).step_ns > step_ns)
+    cost = _find_by_bisection(
+        0.0, _MAX_PROFILER_COST, lambda cost: study.replay.without_profiler_cost(cost).step_ns > step_ns
+    )
     fitted = [study.replay.without_profiler_cost(cost)]
     if cost > 1:
         replay_at_pace = partial(most_cost.scale_cpu_time, unrecorded_wait_ns=study.calls.unrecorded_wait_ns)
-        fitted.append(replay_at_pace(_bisect(1.0, 0.0, lambda pace: replay_at_pace(pace).step_ns > step_ns)))
+        fitted.append(replay_at_pace(_find_by_bisection(1.0, 0.0, lambda pace: replay_at_pace(pace).step_ns > step_ns)))
     return fitted
 
 
-def _bisect(low: float, high: float, is_low: Callable[[float], bool]) -> float:
+def _find_by_bisection(low: float, high: float, is_low: Callable[[float], bool]) -> float:
     """Finds by bisection the point between ``low`` and ``high`` at which ``is_low`` changes from True to False."""
     for _ in range(_BISECTION_ROUNDS):
         middle = (low + high) / 2
@@ -253,7 +257,7 @@ def _rank_candidates(steps: StepsToExplain, candidates: Sequence[Candidate]) -> 
     for candidate in sorted(candidates, key=lambda candidate: candidate.is_general_cause):
         earlier_candidates = (specific, explained_ms) if candidate.is_general_cause else ((), 0.0)
         saving = _find_saving(steps, candidate, *earlier_candidates)
-        if saving.middle >= SMALLEST_SAVING * steps.step_ms:
+        if saving.middle >= SMALLEST_SAVING_SHARE * steps.step_ms:
             ranked.append((candidate, saving))
             explained_ms += saving.high if candidate.is_specific_cause else 0.0
     ranked.sort(key=lambda pair: -pair[1].middle)
@@ -297,7 +301,7 @@ def _find_saving(
             baseline = min(earlier.changes[-1](baseline), baseline, key=lambda replay: replay.step_ns)
         saved_ns = [baseline.step_ns - change(baseline).step_ns for change in candidate.changes]
         saved_ms += [max(ns, 0.0) / NS_PER_MS * steps.scale for ns in saved_ns]
-        if max(saved_ms) < _NEGLIGIBLE_SAVING * steps.step_ms:
+        if max(saved_ms) < _NEGLIGIBLE_SAVING_SHARE * steps.step_ms:
             return _SavingInterval()  # on the other baselines, the saving would be similarly small
     low, high = estimate_interval(saved_ms, of_cpu=candidate.saves_cpu_time, is_timed=steps.is_timed)
     middle = (low + high) / 2
@@ -310,7 +314,7 @@ def _find_saving(
     waits_ms = steps.pause_ms_per_step(steps.waited_ns[(replay.awaited >= 0) & (changed.awaited < 0)])
     name = candidate.place.name if candidate.place and candidate.saves_cpu_time else ""
     has_fewer_launches = candidate.operations is not None and (changed.cpu_ns < replay.cpu_ns).any()
-    causes = {"launch"} if has_fewer_launches else {name, *_CAUSES_AFTER.get(name, ())}
+    causes = {"launch"} if has_fewer_launches else {name, *_CAUSES_AFTER_WAIT.get(name, ())}
     idle_ms = sum(row.ms for row in step.idle_by_cause if row.cause in causes) if step.idle_by_cause else step.idle_ms
     busy_ms = step.total_ms - step.idle_ms
     remaining_work_ms = min(busy_ms, steps.step_ms) * max(1 - work_ms / busy_ms, 0.0) if busy_ms else 0.0
@@ -375,7 +379,7 @@ def _find_idle_gpu(step: StepSummary, step_ms: float, explained: set[str]) -> Fi
         step_ms: the length of a step without the profiler, ms.
         explained: the causes of idle time and the kernel classes that other findings explain.
     """
-    if not step_ms or step.compute_ms >= _BUSY_SHARE * step_ms:
+    if not step_ms or step.compute_ms >= _MIN_COMPUTE_SHARE * step_ms:
         return None
     causes_ms: dict[Cause, float] = {}
     for row in step.idle_by_cause:
@@ -394,7 +398,7 @@ def _find_idle_gpu(step: StepSummary, step_ms: float, explained: set[str]) -> Fi
         place = (row.range, "") if row.range else ("", row.api or "")
         ms_by_place[place] += row.ms * (row.cause == cause)
     (range_name, api), longest_ms = max(ms_by_place.items(), key=lambda pair: pair[1], default=(("", ""), 0.0))
-    is_mostly_in_place = longest_ms >= waits.MOST_SHARE * causes_ms.get(cause, 0.0)
+    is_mostly_in_place = longest_ms >= waits.MAJORITY_SHARE * causes_ms.get(cause, 0.0)
     ms = min(ms, step_ms)
     figures = GpuIdleFigures(
         cause, is_exposed, ms, step.compute_ms / step_ms, range_name, api, is_mostly_in_place, step.is_pass

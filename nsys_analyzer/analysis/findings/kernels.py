@@ -36,13 +36,13 @@ from nsys_analyzer.trace.phase_names import ATTENTION_PARTS
 
 #: A call is shortened by at most this many times the usual time of a launch. If a call takes longer, it is the first
 #: launch of a kernel, which loads the kernel.
-_LOADING_FACTOR = 10
+_LOADING_CALL_FACTOR = 10
 #: The smallest and the largest share of the theoretical speedup of TF32, which follows from the peaks, that is assumed.
 TF32_GAIN_SHARE = (0.3, 0.8)
 #: The minimum ratio of the TF32 peak to the fp32 peak for which a finding is reported.
 _LEAST_TF32_SPEEDUP = 1.5
 #: Matches kernels that multiply by a vector. Such kernels read each element once, so tensor cores do not help.
-_VECTOR_PRODUCT = re.compile(r"(?i)gemv|dot_kernel")
+_VECTOR_PRODUCT_KERNEL = re.compile(r"(?i)gemv|dot_kernel")
 #: The minimum duration of a matmul that tensor cores are assumed to make faster, ns.
 _SHORTEST_MATMUL_NS = 15_000
 #: The minimum duration of a kernel that a larger grid is assumed to make faster, ns.
@@ -58,9 +58,13 @@ _FEWEST_ATTENTION_LAYERS = 2
 _MAX_KERNELS_BETWEEN_MATMULS = 20
 #: A grid size identifies attention's kernels in a backward pass only if the forward kernels outside of attention with
 #: this grid size take at most this share of the time of attention's forward kernels with this grid size.
-_MAX_OUTSIDE_SHARE = 0.5
-#: Match the names of kernels: of a loss over the vocabulary, of a backward pass, and of the maximum before a softmax.
-_LOSS_SOFTMAX, _BACKWARD, _MAXIMUM = re.compile("(?i)log"), re.compile("(?i)backward|bwd"), re.compile("(?i)max")
+_MAX_SHARE_OUTSIDE_ATTENTION = 0.5
+#: Matches kernels of a loss over the vocabulary.
+_LOSS_KERNEL = re.compile("(?i)log")
+#: Matches kernels of a backward pass.
+_BACKWARD_KERNEL = re.compile("(?i)backward|bwd")
+#: Matches reductions that compute the maximum before a softmax.
+_MAXIMUM_KERNEL = re.compile("(?i)max")
 #: The classes of the kernels that unfused attention runs on its scores.
 _CLASSES_ON_SCORES = ("elementwise", "reduction", "softmax", "copy/layout", "random")
 #: Matches kernels with which the router of a mixture of experts selects experts. The router also has a softmax between
@@ -78,20 +82,20 @@ FUSED_OPTIMIZER_SAVINGS = (0.4, 0.7)
 #: Matches kernels of a fused optimizer of PyTorch, of Apex and similar libraries, or of a compiler.
 _FUSED_OPTIMIZER_KERNEL = re.compile(r"[Ff]used\w*(?:MathFunctor|[Aa]dam|[Ss]gd)|AdamFunctor|^triton_")
 #: A fused optimizer launches fewer kernels per step than this.
-FUSED_OPTIMIZER_KERNELS = 40
+MAX_FUSED_OPTIMIZER_KERNELS = 40
 #: The minimum number of consecutive copies that are a chain.
-SHORTEST_CHAIN = 3
+SHORTEST_COPY_CHAIN = 3
 #: The smallest and the largest share of a chain's work that a better layout is assumed to save.
-CHAIN_SAVINGS = (0.65, 1.0)
+COPY_CHAIN_SAVINGS = (0.65, 1.0)
 #: The smallest and the largest share of a cache's copies that writing keys and values in place is assumed to save.
 CACHE_COPY_SAVINGS = (0.7, 1.0)
 #: Matches the kernel with which PyTorch concatenates tensors.
 _CONCATENATING_KERNEL = re.compile("CatArrayBatchedCopy")
 #: The maximum number of consecutive copies that are a chain. More copies copy different tensors, as an average of
 #: weights does.
-_LONGEST_CHAIN = 16
+_LONGEST_COPY_CHAIN = 16
 #: The maximum ratio of the grid sizes of two copies of one tensor. The sizes differ if the element types differ.
-_MAX_BLOCK_RATIO = 4
+_MAX_GRID_SIZE_RATIO = 4
 #: Matches kernels that copy one tensor, possibly into another layout or type.
 _COPY_KERNEL = re.compile(r"(?i)copy|transpose|permute|nchwto|nhwcto")
 #: Matches kernels of the class copy/layout that gather or join several tensors.
@@ -128,7 +132,7 @@ def find_fp32_matmul(steps: StepsToExplain) -> Iterator[Candidate]:
     if peaks is None or "tf32" not in peaks.flops_per_s:
         return
     fp32, tf32, bf16 = (peaks.flops_per_s[precision] for precision in ("fp32", "tf32", "bf16"))
-    is_fp32 = (find_precision(name) == "fp32" and not _VECTOR_PRODUCT.search(name) for name in study.kernels)
+    is_fp32 = (find_precision(name) == "fp32" and not _VECTOR_PRODUCT_KERNEL.search(name) for name in study.kernels)
     in_fp32 = np.array([*is_fp32, False])
     matmuls = in_fp32[study.operations.kernel] & (study.operations.duration_ns >= _SHORTEST_MATMUL_NS)
     if tf32 / fp32 < _LEAST_TF32_SPEEDUP or not matmuls.any():
@@ -225,13 +229,13 @@ def _find_attention(study: Study) -> tuple[Bools, Bools]:
     part = study.in_attention_part(*ATTENTION_PARTS)
     on_scores = part & may_be_on_scores if matmuls.any() else np.zeros_like(part)
     # A softmax of several kernels computes the maximum first.
-    is_maximum = part & study.of_class("reduction") & study.kernel_matches(_MAXIMUM)
+    is_maximum = part & study.of_class("reduction") & study.kernel_matches(_MAXIMUM_KERNEL)
     softmax = (
-        study.of_class("softmax") & ~study.kernel_matches(_LOSS_SOFTMAX) & (part if part.any() else True)
+        study.of_class("softmax") & ~study.kernel_matches(_LOSS_KERNEL) & (part if part.any() else True)
     ) | is_maximum
     softmax &= ~study.in_phase("loss", "optimizer")
-    backward = study.of_class("softmax") & (study.in_phase("backward") | study.kernel_matches(_BACKWARD))
-    backward &= ~study.kernel_matches(_LOSS_SOFTMAX)
+    backward = study.of_class("softmax") & (study.in_phase("backward") | study.kernel_matches(_BACKWARD_KERNEL))
+    backward &= ~study.kernel_matches(_LOSS_KERNEL)
     forward = softmax & ~backward if not matmuls.any() else np.zeros_like(part)
     matmul_index = np.flatnonzero(is_matmul)
     selects = study.of_class("sort/scan") | study.kernel_matches(_ROUTING_KERNEL)
@@ -280,7 +284,7 @@ def _find_backward_by_grids(study: Study, part: Bools, on_scores: Bools) -> tupl
         np.array([study.work_ms(kernels & (study.operations.size == grid)) for grid in grids.tolist()])
         for kernels in (on_scores, is_outside_attention)
     )
-    mostly_inside, only_inside = grids[outside_ms <= _MAX_OUTSIDE_SHARE * inside_ms], grids[outside_ms == 0]
+    mostly_inside, only_inside = grids[outside_ms <= _MAX_SHARE_OUTSIDE_ATTENTION * inside_ms], grids[outside_ms == 0]
     on_scores_index = np.flatnonzero(backward & np.isin(study.operations.size, only_inside))
     matmuls = np.zeros(len(study.operations.size), np.bool_)
     matmul_index = np.flatnonzero(study.in_phase("backward") & ~part & is_matmul)
@@ -366,7 +370,7 @@ def find_layout_copies(steps: StepsToExplain) -> Iterator[Candidate]:
         return
     ms = study.work_ms(chained)
     figures = LayoutCopiesFigures(study.operations_per_step(chained), ms, ms / steps.step_ms)
-    changes = tuple(saved_launches(steps, chained * share) for share in CHAIN_SAVINGS)
+    changes = tuple(saved_launches(steps, chained * share) for share in COPY_CHAIN_SAVINGS)
     yield Candidate("layout_copies", figures, changes, Place("class", "copy/layout"), chained)
 
 
@@ -384,9 +388,9 @@ def _find_copy_chains(study: Study) -> Bools:
     if not len(index):
         return in_chain
     size = np.maximum(study.operations.size[index], 1)
-    is_unlike = np.maximum(size[1:], size[:-1]) > _MAX_BLOCK_RATIO * np.minimum(size[1:], size[:-1])
+    is_unlike = np.maximum(size[1:], size[:-1]) > _MAX_GRID_SIZE_RATIO * np.minimum(size[1:], size[:-1])
     length = _find_run_lengths(np.append(True, (np.diff(index) > 1) | is_unlike))
-    in_chain[index[(length >= SHORTEST_CHAIN) & (length <= _LONGEST_CHAIN)]] = True
+    in_chain[index[(length >= SHORTEST_COPY_CHAIN) & (length <= _LONGEST_COPY_CHAIN)]] = True
     return in_chain
 
 
@@ -437,11 +441,11 @@ def find_unfused_optimizer(steps: StepsToExplain) -> Iterator[Candidate]:
     updates = study.in_phase("optimizer") & study.of_class("optimizer", "elementwise", "reduction", "copy/layout")
     is_fused = (study.kernel_matches(_FUSED_OPTIMIZER_KERNEL) & updates).any()
     kernels = study.operations_per_step(updates)
-    if kernels < FUSED_OPTIMIZER_KERNELS or is_fused:
+    if kernels < MAX_FUSED_OPTIMIZER_KERNELS or is_fused:
         return
     foreach = study.of_class("optimizer") & updates
     figures = UnfusedOptimizerFigures(kernels, study.work_ms(updates), bool(foreach.sum() > 0.5 * updates.sum()))
-    calls, remaining = study.calls_of(updates), FUSED_OPTIMIZER_KERNELS / kernels
+    calls, remaining = study.calls_of(updates), MAX_FUSED_OPTIMIZER_KERNELS / kernels
     changes = tuple(_shorten_with_calls(updates * share, calls, remaining) for share in FUSED_OPTIMIZER_SAVINGS)
     yield Candidate("unfused_optimizer", figures, changes, Place("phase", "optimizer"), updates)
 
@@ -457,9 +461,9 @@ def _shorten_with_calls(share: WorkShares, calls: Bools, remaining: float) -> Re
         remaining: the share of these calls' time that remains.
     """
     work_factor, launch_factor = (1 - share).astype(np.float64), np.where(calls, remaining, 1.0)
-    return lambda replay: replay.scale_launches(launch_factor, _LOADING_FACTOR * replay.median_launch_ns).scale_work(
-        work_factor
-    )
+    return lambda replay: replay.scale_launches(
+        launch_factor, _LOADING_CALL_FACTOR * replay.median_launch_ns
+    ).scale_work(work_factor)
 
 
 #: The rules of this file. If two findings save equal time, the finding of the earlier rule comes first.

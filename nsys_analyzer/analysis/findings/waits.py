@@ -51,9 +51,9 @@ REMAINING_GAP_NS = (200_000, 20_000)
 #: The lower bound of the rate of a copy from pinned memory over 16 lanes of PCIe 4.0, bytes/s.
 PINNED_BYTES_PER_S = 25e9
 #: A range is named only if it contains at least this share of the time of all pauses.
-_SMALLEST_NAMED_SHARE = 0.1
+_SMALLEST_NAMED_RANGE_SHARE = 0.1
 #: A sentence says "most of" a time if the part is at least this share of the time.
-MOST_SHARE = 0.5
+MAJORITY_SHARE = 0.5
 #: The minimum size of a copy that may be a batch, bytes.
 _SMALLEST_BATCH_BYTES = 64 << 10
 #: The maximum number of runs of consecutive copies per step that count as a batch: its inputs and its targets.
@@ -376,9 +376,9 @@ def _find_longest_ranges(codes: Ints, ns: Floats, ranges: Sequence[str]) -> tupl
     """
     total_ns = {code: float(ns[codes == code].sum()) for code in np.unique(codes).tolist()}
     codes_by_time = sorted(total_ns, key=lambda code: -total_ns[code])
-    least_ns = _SMALLEST_NAMED_SHARE * sum(total_ns.values())
+    least_ns = _SMALLEST_NAMED_RANGE_SHARE * sum(total_ns.values())
     longest = [code for code in codes_by_time if total_ns[code] >= least_ns][:3]
-    if not longest or sum(total_ns[code] for code in longest) < MOST_SHARE * sum(total_ns.values()):
+    if not longest or sum(total_ns[code] for code in longest) < MAJORITY_SHARE * sum(total_ns.values()):
         return ()
     return tuple(ranges[code] if code >= 0 else "" for code in longest)
 

@@ -28,7 +28,7 @@ from nsys_analyzer.trace.columns import Operators, Ranges, process_of
 from nsys_analyzer.trace.phase_names import MODULE_RANGE_WITH_PATH, UNKNOWN_MODULE_CLASS, is_framework_name
 
 #: The names in a module's path, the outermost module first.
-Path = tuple[str, ...]
+ModulePath = tuple[str, ...]
 
 #: Match the ranges of module calls: by PyTorch's profiler, and by nsys; the range of the called ``forward`` by nsys.
 _PROFILER_CALL = re.compile(r"nn\.Module: (?P<kind>[^:]+?)_\d+")
@@ -61,7 +61,7 @@ class ModuleCalls:
 
     range: Ints
     path: Ints
-    paths: tuple[Path, ...]
+    paths: tuple[ModulePath, ...]
     kinds: tuple[str, ...]
     source: str
 
@@ -112,7 +112,7 @@ def find_module_calls(attributed: AttributedTrace) -> ModuleCalls | None:
     return _derive_paths_from_nesting(ranges, index, names, "the program's own ranges", numbered=False)
 
 
-def split_module_path(text: str) -> Path:
+def split_module_path(text: str) -> ModulePath:
     """Splits the path of a module in a range's name, such as ``GPT/h.0.attn``, into the names of modules."""
     return tuple(re.split(r"[/.]", text))[:_MAX_DEPTH]
 
@@ -129,7 +129,7 @@ def _derive_paths_from_nesting(
     """
     parent = find_parents(ranges.thread[index], ranges.start[index], ranges.end[index])
     order = np.lexsort((-ranges.end[index], ranges.start[index], ranges.thread[index]))
-    path_of_call: dict[int, Path] = {-1: ()}
+    path_of_call: dict[int, ModulePath] = {-1: ()}
     counters: dict[int, Counter[str]] = {}
     for call in order.tolist():
         parent_call, name = int(parent[call]), names[call]
@@ -176,7 +176,7 @@ class CallFinder:
         self._call_of_range = np.full(len(ranges) + 1, NONE, np.int64)  # index -1 selects the last entry
         self._call_of_range[calls.range] = np.arange(len(calls.range))
 
-    def calls_of_operations(self, operations: Ints) -> Ints:
+    def find_calls(self, operations: Ints) -> Ints:
         """Returns the index of the call that each of ``operations`` belongs to, or -1."""
         attribution = self._attributed.attribution
         call = self._call_of_range[attribution.find_innermost(self._is_call, operations)]
@@ -198,7 +198,7 @@ class CallFinder:
     def _find_calls_by_sequence(self, thread: Ints, time: Ints) -> Ints:
         """Returns the call around the forward operator whose backward node runs at each (thread, time), or -1."""
         call = np.full(len(thread), NONE, np.int64)
-        nodes, forward = self._nodes, self._forward_operators
+        nodes, forward = self._backward_nodes, self._forward_operators
         if not len(thread) or not len(nodes) or not len(forward):
             return call
         running = Timeline(nodes.thread, nodes.start, nodes.end, innermost=True).open_at(thread, time)
@@ -223,7 +223,7 @@ class CallFinder:
         return call
 
     @cached_property
-    def _nodes(self) -> Operators:
+    def _backward_nodes(self) -> Operators:
         """Returns the operators that run the nodes of autograd's graph, and the engine's operators around them.
 
         An operator of the engine gets the sequence number of the node inside it. A node that accumulates a gradient

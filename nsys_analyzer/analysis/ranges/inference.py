@@ -55,9 +55,9 @@ _MODULE_CALL = re.compile(rf"{MODULE_RANGE_PREFIX}.*")
 #: Matches the operators of autograd's engine.
 _ENGINE_OPERATOR = re.compile(r"autograd::engine::evaluate_function")
 #: The operator with which ``backward()`` creates the first gradient, before it starts the engine.
-_FIRST_GRADIENT = "aten::ones_like"
+_FIRST_GRADIENT_OPERATOR = "aten::ones_like"
 #: The starts of the names of PyTorch's ranges.
-_OPTIMIZER, _ZERO_GRAD, _PROFILER_STEP = "Optimizer.step#", "Optimizer.zero_grad#", "ProfilerStep#"
+_OPTIMIZER_PREFIX, _ZERO_GRAD_PREFIX, _PROFILER_STEP_PREFIX = "Optimizer.step#", "Optimizer.zero_grad#", "ProfilerStep#"
 #: The sources from which phases are inferred. The name of an inferred range contains its source.
 FUNCTION_RANGES = "nsys's function ranges"
 _OPERATORS = "autograd's operators"
@@ -205,11 +205,11 @@ class _Inference:
             _sorted_spans(on_thread.select(mask_by_name(on_thread, pattern.fullmatch)))
             for pattern in _FUNCTION_RANGES.values()
         )
-        backward = _keep_outermost(backward)
-        optimizer = [_cut_to_after_backward(span, backward) for span in _keep_outermost(optimizer)]
+        backward = _keep_outermost_spans(backward)
+        optimizer = [_cut_to_after_backward(span, backward) for span in _keep_outermost_spans(optimizer)]
         # A call is part of a forward pass if it neither lies inside a backward pass or an optimizer, nor contains one.
         passes = _span_columns([*backward, *optimizer])
-        calls = _keep_outermost(list(compress(calls, ~contains_any_time(*passes[:2], *_span_columns(calls)))))
+        calls = _keep_outermost_spans(list(compress(calls, ~contains_any_time(*passes[:2], *_span_columns(calls)))))
         calls = list(compress(calls, ~is_in_any_range(*passes, *_span_columns(calls)[:2])))
         return {
             "forward": self._join_calls(calls, backward, optimizer),
@@ -245,7 +245,7 @@ class _Inference:
         """
         calls = self.ranges.select(self.in_process & mask_by_name(self.ranges, _MODULE_CALL.fullmatch))
         threads = _sort_by_frequency(calls.thread)
-        if not threads or len(self._select_by_prefix(_OPTIMIZER)):
+        if not threads or len(self._select_by_prefix(_OPTIMIZER_PREFIX)):
             return None
         calls = calls.select(calls.thread == threads[0])
         calls = calls.select(~is_inside_another_range(calls.thread, calls.start, calls.end))
@@ -326,7 +326,7 @@ class _Inference:
         """
         engine_threads = [*find_autograd_threads(self.trace), *engine.thread]
         launching = self.launches.thread[~np.isin(self.launches.thread, engine_threads)]
-        steps = (self._select_by_prefix(prefix).thread for prefix in (_OPTIMIZER, _PROFILER_STEP))
+        steps = (self._select_by_prefix(prefix).thread for prefix in (_OPTIMIZER_PREFIX, _PROFILER_STEP_PREFIX))
         choices = (_sort_by_frequency(threads) for threads in (*steps, launching, engine.thread))
         return next(threads[0] for threads in choices if threads)
 
@@ -341,7 +341,9 @@ class _Inference:
         """
         _, starts, ends = self._merge_engine_work(engine, thread)
         operators = self.operators
-        gradients = operators.select(mask_by_name(operators, _FIRST_GRADIENT.__eq__) & (operators.thread == thread))
+        gradients = operators.select(
+            mask_by_name(operators, _FIRST_GRADIENT_OPERATOR.__eq__) & (operators.thread == thread)
+        )
         splits = np.sort(np.concatenate([launches_outside, np.array(self.bounds, np.int64)]))
         is_split = np.searchsorted(splits, starts[1:]) > np.searchsorted(splits, ends[:-1])
         firsts = np.flatnonzero(np.concatenate([[True], is_split]))
@@ -370,7 +372,7 @@ class _Inference:
         If the optimizer calls a closure, its range contains the forward and backward pass as well. The optimizer step
         is then the part of the range after the last backward pass.
         """
-        optimizers = self._select_by_prefix(_OPTIMIZER)
+        optimizers = self._select_by_prefix(_OPTIMIZER_PREFIX)
         spans = _sorted_spans(optimizers)
         cut = [_cut_to_after_backward(span, backward) for span in spans]
         if cut == spans:
@@ -385,7 +387,7 @@ class _Inference:
         The span starts with the first operator that launches work after the previous backward pass, optimizer step or
         bound. It ends where the backward pass starts. Work that sets gradients to zero does not count.
         """
-        zeroing = self._select_by_prefix(_ZERO_GRAD)
+        zeroing = self._select_by_prefix(_ZERO_GRAD_PREFIX)
         group = np.full(len(launches_outside), thread)
         launches_outside = launches_outside[
             ~is_in_any_range(zeroing.thread, zeroing.start, zeroing.end, group, launches_outside)
@@ -421,7 +423,7 @@ def _span_columns(spans: _Spans) -> tuple[Ints, Ints, Ints]:
     return np.zeros(len(spans), np.int64), start, end
 
 
-def _keep_outermost(spans: _Spans) -> _Spans:
+def _keep_outermost_spans(spans: _Spans) -> _Spans:
     return list(compress(spans, ~is_inside_another_range(*_span_columns(spans))))
 
 

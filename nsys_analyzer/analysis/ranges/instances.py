@@ -52,9 +52,9 @@ from nsys_analyzer.trace.phase_names import (
 )
 from nsys_analyzer.trace.trace import Trace
 
-#: Ranges such as "decode" are steps if there are at least ``_MIN_DECODES`` of them, and if they contain at least the
-#: share ``_MIN_DECODE_SHARE`` of the GPU's time.
-_MIN_DECODES, _MIN_DECODE_SHARE = 3, 0.8
+#: Ranges such as "decode" are steps if there are at least ``_MIN_DECODE_RANGES`` of them, and if they contain at least
+#: the share ``_MIN_DECODE_SHARE`` of the GPU's time.
+_MIN_DECODE_RANGES, _MIN_DECODE_SHARE = 3, 0.8
 #: Matches the names of ranges that libraries write, and of calls of modules.
 _LIBRARY_RANGE = re.compile(r"nn\.Module: |(?i:nccl)|\w+::")
 #: The maximum number of repeating ranges that a message lists.
@@ -392,7 +392,7 @@ def _has_decode_steps(trace: Trace, launch: SmallInts) -> bool:
     """
     operations, marks = trace.operations, map_by_shape(trace.ranges.names, parse_served_step)
     is_mark = np.array([*(mark is not None and not mark.certain for mark in marks), False])[trace.ranges.name]
-    if is_mark.sum() < _MIN_DECODES:
+    if is_mark.sum() < _MIN_DECODE_RANGES:
         return False
     ranges, ns, has_launch = trace.ranges.select(is_mark), operations.end - operations.start, launch != NONE
     calls = trace.launches.thread[launch[has_launch]], trace.launches.start[launch[has_launch]]

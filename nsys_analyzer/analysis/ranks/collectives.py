@@ -30,7 +30,7 @@ from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS
 _SMALL_MESSAGE_BYTES = 4096
 #: If message sizes are unknown, a kind of collective in one phase counts as small messages if there are fewer of these
 #: collectives than this share of the number of the most frequent ones.
-_RARE_SHARE = 0.1
+_RARE_COLLECTIVE_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def name_strategies(members: Sequence[Member]) -> tuple[str, ...]:
         first, pattern = distinct_rows(*columns)
         times = np.bincount(pattern, minlength=len(first))
         has_sizes = bool((collectives.bytes[is_counted] >= 0).all())
-        least = 0 if has_sizes else _RARE_SHARE * times.max(initial=0)
+        least = 0 if has_sizes else _RARE_COLLECTIVE_SHARE * times.max(initial=0)
         usual = first[times >= least]
         for communicator, kind, phase in zip(*(column[usual].tolist() for column in columns), strict=True):
             name = collectives.names[phase] if phase != NONE else ""

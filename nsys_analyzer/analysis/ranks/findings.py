@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
-from nsys_analyzer.analysis.findings.diagnosis import SMALLEST_SAVING
+from nsys_analyzer.analysis.findings.diagnosis import SMALLEST_SAVING_SHARE
 from nsys_analyzer.analysis.findings.finding import FindingFigures, FindingWithFigures, Place
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranks.run import DATA_PARALLEL, SHARDED, LostTime, ParallelRun, Part, RankFigures
@@ -18,13 +18,13 @@ from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 
 #: What a timeline highlights for every finding about a run: the collectives.
-_COLLECTIVES = Place("class", COMMUNICATION)
+_COLLECTIVES_PLACE = Place("class", COMMUNICATION)
 #: The shares by which the time of equal work differs: GPU work in two runs, GPU work on two GPUs, CPU work in two runs.
 _GPU_TIME_TOLERANCE, _TWO_GPUS_TOLERANCE, _CPU_TIME_TOLERANCE = 0.03, 0.1, 0.29
 #: PyTorch's default size of a bucket of gradients, bytes.
 DEFAULT_BUCKET_BYTES = 25 * 2**20
 #: A bucket is too large if its size exceeds the default size by this factor.
-_TOO_LARGE_FACTOR = 2
+_LARGE_BUCKET_FACTOR = 2
 #: Hidden collectives slow down the work beside them by at most this share of their own time: by a quarter to a third
 #: on an H200 (all-reduce of two ranks, over NVLink and over the host's memory).
 HIDDEN_COLLECTIVE_COST = 0.35
@@ -67,7 +67,7 @@ def find_losses(
             part_ms[phase.phase, "compute"] = phase.compute_ms
             part_ms[phase.phase, "copies"] = phase.exposed_copy_ms
             part_ms[phase.phase, "idle"] = phase.idle_ms
-    lost_ms = _subtract(*own_ms)
+    lost_ms = _subtract_times(*own_ms)
     slowed_ms = _subtract_slowdown(lost_ms, fast[0])
     transfer_ms = (slow[0].exposed_transfer_ms or 0.0) - (fast[0].exposed_transfer_ms or 0.0)
     rows = [LostTime(phase, part, ms) for (phase, part), ms in lost_ms.items()]
@@ -79,17 +79,17 @@ def find_losses(
     if "idle" in largest:
         row = rows[largest["idle"]]
         causes = ({(idle.cause, idle.range or ""): idle.ms for idle in device.idle_by_cause} for device in devices)
-        if cause := _find_explanation(row.ms, _subtract(*causes)):
+        if cause := _find_explanation(row.ms, _subtract_times(*causes)):
             lines = (idle.lines for idle in devices[0].idle_by_cause if (idle.cause, idle.range or "") == cause)
             rows[largest["idle"]] = replace(row, cause=cause[0], range=cause[1], lines=next(filter(None, lines), ()))
     if "compute" in largest:
         row = rows[largest["compute"]]
-        classes = _subtract(*({time.kernel_class: time.ms for time in device.classes} for device in devices))
+        classes = _subtract_times(*({time.kernel_class: time.ms for time in device.classes} for device in devices))
         trees = [capture.modules.modules if capture.modules else () for _, capture in (slow, fast)]
         module_ms = (
             {module.path: module.own_forward_ms + module.own_backward_ms for module in modules} for modules in trees
         )
-        path = _find_explanation(row.ms, _subtract(*module_ms)) or ""
+        path = _find_explanation(row.ms, _subtract_times(*module_ms)) or ""
         rows[largest["compute"]] = replace(
             row,
             kernel_class=_find_explanation(row.ms, classes) or "",
@@ -120,7 +120,7 @@ def _subtract_slowdown(lost_ms: dict[tuple[str, Part], float], fast: RankFigures
     return slowed_ms
 
 
-def _subtract(minuends: Mapping[Key, float], subtrahends: Mapping[Key, float]) -> dict[Key, float]:
+def _subtract_times(minuends: Mapping[Key, float], subtrahends: Mapping[Key, float]) -> dict[Key, float]:
     """Returns the differences between the values of two tables, without zeros."""
     keys = dict.fromkeys((*minuends, *subtrahends))
     return {key: ms for key in keys if (ms := minuends.get(key, 0.0) - subtrahends.get(key, 0.0))}
@@ -150,7 +150,7 @@ def find_run_findings(run: ParallelRun) -> tuple[FindingWithFigures, ...]:
     left_ms = run.step_ms
     for saving in sorted((*_find_late_rank(run, slowest), *exposed), key=lambda saving: -saving.middle_ms):
         low_ms, high_ms = min(saving.low_ms, most_ms), min(saving.high_ms, most_ms)
-        if (low_ms + high_ms) / 2 >= SMALLEST_SAVING * run.step_ms:
+        if (low_ms + high_ms) / 2 >= SMALLEST_SAVING_SHARE * run.step_ms:
             # The findings are about separate parts of the step, so their savings add up.
             left_ms = max(left_ms - (low_ms + high_ms) / 2, 0.0)
             findings.append(
@@ -161,7 +161,7 @@ def find_run_findings(run: ParallelRun) -> tuple[FindingWithFigures, ...]:
                     saves_ms=saving.middle_ms,
                     step_ms=run.step_ms,
                     left_after_all_ms=left_ms,
-                    place=_COLLECTIVES,
+                    place=_COLLECTIVES_PLACE,
                     figures=saving.figures,
                     lines=saving.lines,
                 )
@@ -266,7 +266,7 @@ def _find_large_buckets(run: ParallelRun, slowest: RankFigures) -> Iterator[_Run
     sizes = sorted(row.bytes or 0 for row in rows for _ in range(min(round(row.count), 2)))
     # One bucket may hold one large parameter, which cannot be split.
     second_largest = sizes[-2:][0] if sizes else 0
-    if not transfer_ms or second_largest <= _TOO_LARGE_FACTOR * DEFAULT_BUCKET_BYTES:
+    if not transfer_ms or second_largest <= _LARGE_BUCKET_FACTOR * DEFAULT_BUCKET_BYTES:
         return
     default_buckets = max(sum((row.bytes or 0) * row.count for row in rows) / DEFAULT_BUCKET_BYTES, 1.0)
     high_ms = exposed_ms - min(exposed_ms, transfer_ms / default_buckets)

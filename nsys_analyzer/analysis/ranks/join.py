@@ -16,11 +16,11 @@ from nsys_analyzer.analysis.ranks.findings import find_losses, find_run_findings
 from nsys_analyzer.analysis.ranks.matching import (
     Clock,
     align_clocks,
+    find_missing_ranks,
+    find_step_numbers,
     group_members,
     has_known_communicators,
     match_collectives,
-    missing_ranks,
-    step_numbers,
 )
 from nsys_analyzer.analysis.ranks.run import (
     LATE_SHARE,
@@ -45,16 +45,16 @@ from nsys_analyzer.trace.schema import NS_PER_MS
 #: Clocks are aligned if their spread is at most this share of a step. Otherwise they cannot show which rank waits.
 _MAX_SPREAD_SHARE = 0.05
 #: The ranks take turns in being the slowest if no rank is the slowest in at least this share of the steps.
-_STEADY_SHARE = 0.75
+_STEADILY_SLOWEST_SHARE = 0.75
 #: The profiler counts as not slowing a step down if the unprofiled step takes at least this share of the profiled step.
-_UNSLOWED_SHARE = 0.97
+_NEGLIGIBLE_SLOWDOWN_RATIO = 0.97
 #: The maximum number of ranks whose steps are replayed.
-_MOST_REPLAYED_RANKS = 8
+_MAX_REPLAYED_RANKS = 8
 #: Steps are replayed with these costs of recording an event, as multiples of the highest cost. The length of a step at
 #: other costs is interpolated.
 _EVENT_COSTS = (0.0, 1.0, 3.0)
 #: Matches the word "rank" or "r" at the end of the common start of captures' names.
-_RANK_AT_END = re.compile(r"[\W_]*(?:rank|(?<![^\W_])r)?[\W_]*$", re.IGNORECASE)
+_RANK_SUFFIX = re.compile(r"[\W_]*(?:rank|(?<![^\W_])r)?[\W_]*$", re.IGNORECASE)
 
 
 def find_runs(captures: Sequence[CaptureSummary]) -> tuple[ParallelRun, ...]:
@@ -127,8 +127,8 @@ class JoinedRanks:
 
     def __init__(self, members: tuple[Member, ...], notes: tuple[JoinNote, ...]) -> None:
         self.members, self._group_notes = members, notes
-        self.missing = missing_ranks(self.members)
-        self.numbers = step_numbers(self.members)
+        self.missing = find_missing_ranks(self.members)
+        self.numbers = find_step_numbers(self.members)
         self.matches, self.common, self.differing = match_collectives(self.members)
         alike: Ints = np.setdiff1d(self.common, self.differing)
         self._all_differ = bool(self.differing) and not len(alike)
@@ -153,7 +153,7 @@ class JoinedRanks:
             median = np.median(self.own_ns, axis=1)
             slowest, fastest = int(np.argmax(median)), int(np.argmin(median))
             skew = max(float(np.median(self.own_ns[slowest] - self.own_ns[fastest])), 0.0) / NS_PER_MS
-            takes_turns = float((self.own_ns.argmax(axis=0) == slowest).mean()) < _STEADY_SHARE
+            takes_turns = float((self.own_ns.argmax(axis=0) == slowest).mean()) < _STEADILY_SLOWEST_SHARE
         collectives: tuple[CollectiveFigures, ...] = ()
         if len(self.shared):
             lacks_ranks = len(self.missing) > 0
@@ -243,11 +243,11 @@ class JoinedRanks:
             own_ms=replace(own_ms, median=min(own_ms.median or 0.0, length_ms)),
             late_ms=Stats.of_ns(own_ns - self.own_ns[int(np.argmin(np.median(self.own_ns, axis=1)))]),
             slowest_steps=int((self.own_ns.argmax(axis=0) == position).sum()),
-            offset_ms=self._offset_ms(member, clock) if clock else None,
+            offset_ms=self._find_offset_ms(member, clock) if clock else None,
             shift_ns=clock.offset_ns if clock else None,
         )
 
-    def _offset_ms(self, member: Member, clock: Clock) -> float:
+    def _find_offset_ms(self, member: Member, clock: Clock) -> float:
         """Returns how far a member's clock is ahead of the first member's clock, in UTC if both starts are known."""
         first = self.members[0]
         starts = member.started_utc_ns - first.started_utc_ns if member.started_utc_ns and first.started_utc_ns else 0
@@ -266,7 +266,7 @@ class JoinedRanks:
             yield JoinNote("differing collectives", numbers=tuple(self.differing))
         if self.waits and len(self.members) > 2 and not all(map(has_known_communicators, self.members)):
             yield JoinNote("unknown communicators", labels)
-        if distance_ms := self._clock_distance_ms():
+        if distance_ms := self._find_clock_distance_ms():
             yield JoinNote("distant clocks", ms=distance_ms)
         if len(self.members) == 1 or self.alignment:
             return
@@ -282,7 +282,7 @@ class JoinedRanks:
         else:
             yield JoinNote("ends differ", ms=max(clock.spread_ns for clock in self.clocks if clock) / NS_PER_MS)
 
-    def _clock_distance_ms(self) -> float:
+    def _find_clock_distance_ms(self) -> float:
         """Returns how far the clocks are apart if this shows that different steps may have been joined, else 0.
 
         This can happen only if the names of step ranges contain no numbers, because steps are then joined by position.
@@ -290,7 +290,7 @@ class JoinedRanks:
         if all(member.has_numbers for member in self.members) or not self.alignment:
             return 0.0
         pairs = zip(self.members, self.clocks, strict=True)
-        offsets_ms = [abs(self._offset_ms(m, clock)) for m, clock in pairs if clock and m.started_utc_ns]
+        offsets_ms = [abs(self._find_offset_ms(m, clock)) for m, clock in pairs if clock and m.started_utc_ns]
         distance_ms = max(offsets_ms, default=0.0) if self.members[0].started_utc_ns else 0.0
         return distance_ms if distance_ms > float(np.median(self.walls_ns[0])) / NS_PER_MS / 2 else 0.0
 
@@ -303,7 +303,7 @@ def name_run(members: Sequence[Member]) -> str:
     # A common start of the first and the last of the sorted names is a common start of all names.
     first, *_, last = sorted(captures)
     length = next((i for i, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first))
-    common_start = _RANK_AT_END.sub("", first[:length])
+    common_start = _RANK_SUFFIX.sub("", first[:length])
     return (
         f"{common_start} ({len(captures)} captures)" if common_start else f"{captures[0]} and {len(captures) - 1} more"
     )
@@ -327,14 +327,14 @@ def _with_unprofiled_lateness(run: ParallelRun, join: JoinedRanks, captures: Seq
     profiled_ms = max(rank.step_ms.median or 0.0 for rank in run.ranks)
     is_known = join.waits and run.slowest is not None and len({id(study) for study in studies}) == len(run.ranks)
     may_be_late = is_known and not run.takes_turns and (run.skew_ms or 0.0) >= LATE_SHARE * profiled_ms
-    if not may_be_late or (run.unprofiled_ms or 0.0) >= _UNSLOWED_SHARE * profiled_ms:
+    if not may_be_late or (run.unprofiled_ms or 0.0) >= _NEGLIGIBLE_SLOWDOWN_RATIO * profiled_ms:
         return run
     # If there are many ranks, only some ranks, whose own times are evenly spread, are replayed.
     order = sorted(range(len(run.ranks)), key=lambda place: -np.median(join.own_ns[place]))
-    replayed = order[:: -(-len(order) // _MOST_REPLAYED_RANKS)]
+    replayed = order[:: -(-len(order) // _MAX_REPLAYED_RANKS)]
     rows = list(zip(studies, join.members, join.waits, strict=True))
     recorded, *unprofiled = _replay_alone([rows[place] for place in replayed], run.unprofiled_ms)
-    if not run.unprofiled_ms and max(unprofiled[0]) > _UNSLOWED_SHARE * max(recorded):
+    if not run.unprofiled_ms and max(unprofiled[0]) > _NEGLIGIBLE_SLOWDOWN_RATIO * max(recorded):
         return run
     own_ms = min(unprofiled, key=lambda steps_ms: steps_ms[0] - float(np.median(steps_ms[1:])))
     ranks = list(run.ranks)
@@ -363,7 +363,11 @@ def _replay_alone(ranks: Sequence[tuple[Study, Member, Waits]], timed_ms: float 
         replay.scale_cpu_time(min(pace) / of_rank, study.calls.unrecorded_wait_ns)
         for replay, of_rank, (study, *_) in rows
     ]
-    return [_steps_ms(replays, 0.0), _unprofiled_ms(replays, timed_ms), _unprofiled_ms(at_one_pace, timed_ms)]
+    return [
+        _replay_steps_ms(replays, 0.0),
+        _estimate_unprofiled_ms(replays, timed_ms),
+        _estimate_unprofiled_ms(at_one_pace, timed_ms),
+    ]
 
 
 def find_studied_collectives(study: Study, member: Member) -> Ints:
@@ -373,15 +377,15 @@ def find_studied_collectives(study: Study, member: Member) -> Ints:
     return np.array([operation_of.get(start, NONE) for start in member.collectives.start.tolist()], np.int64)
 
 
-def _unprofiled_ms(replays: Sequence[Replay], timed_ms: float | None) -> list[float]:
+def _estimate_unprofiled_ms(replays: Sequence[Replay], timed_ms: float | None) -> list[float]:
     """Returns the step of each rank, ms. The cost of events is fitted so that the longest step takes ``timed_ms``."""
     if timed_ms is None:
-        return _steps_ms(replays, 1.0)
-    steps = np.array([_steps_ms(replays, cost) for cost in _EVENT_COSTS])
+        return _replay_steps_ms(replays, 1.0)
+    steps = np.array([_replay_steps_ms(replays, cost) for cost in _EVENT_COSTS])
     cost = np.interp(-timed_ms, -steps.max(axis=1), _EVENT_COSTS)
     return [float(np.interp(cost, _EVENT_COSTS, of_rank)) for of_rank in steps.T]
 
 
-def _steps_ms(replays: Sequence[Replay], cost: float) -> list[float]:
+def _replay_steps_ms(replays: Sequence[Replay], cost: float) -> list[float]:
     """Returns the step of each rank, ms, if recording an event takes ``cost`` times the highest cost."""
     return [replay.without_profiler_cost(cost).step_ns / NS_PER_MS for replay in replays]

@@ -33,7 +33,7 @@ _MAX_WORLD_SIZE = 1_000_000
 #: The kinds of collectives in which every rank waits for all others, so that all ranks finish at about the same time.
 KINDS_WITH_COMMON_END = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL)
 #: A clock counts as drifting if its drift over the capture exceeds the error of the measurement by this factor.
-_DRIFT_TO_ERROR = 3
+_MIN_DRIFT_TO_ERROR = 3
 #: The standard deviation of a normal distribution divided by its median absolute deviation.
 _DEVIATION_TO_MEDIAN_DEVIATION = 1.4826
 
@@ -68,14 +68,14 @@ def group_members(members: Sequence[Member]) -> list[tuple[tuple[Member, ...], t
         captures = {member.capture for member in run}
         notes = [JoinNote("copy", names) for names in original_of_copy.items() if names[1] in captures]
         # The reason why a run was not joined with another run matters only if the run lacks ranks.
-        if missing_ranks(run) or len(run) == 1:
+        if find_missing_ranks(run) or len(run) == 1:
             notes += separated[:1]
         run.sort(key=lambda m: (m.rank is None, m.rank or 0, m.device, m.capture, m.process))
         groups.append((_with_all_to_all(run), tuple(notes)))
     return sorted(groups, key=lambda group: -len(group[0]))
 
 
-def missing_ranks(group: Sequence[Member]) -> tuple[int, ...]:
+def find_missing_ranks(group: Sequence[Member]) -> tuple[int, ...]:
     """Returns the ranks of a run without a member; nothing if the world size or the ranks of members are not known."""
     size = min(max(member.world_size for member in group), _MAX_WORLD_SIZE)
     ranks = _known_ranks(group)
@@ -202,7 +202,7 @@ def match_collectives(members: Sequence[Member]) -> tuple[list[Match], Ints, lis
         The matches, each in one communicator. The numbers of the steps that all members have. The numbers of those
         steps whose collectives differ between ranks: it is unknown which rank waits in such a step.
     """
-    numbers, *numbers_of_others = step_numbers(members)
+    numbers, *numbers_of_others = find_step_numbers(members)
     for member_numbers in numbers_of_others:
         numbers = np.intersect1d(numbers, member_numbers)
     # A communicator without an ID is identified by the position of its stream among the streams without an ID.
@@ -225,7 +225,7 @@ def match_collectives(members: Sequence[Member]) -> tuple[list[Match], Ints, lis
     return matches, numbers, sorted(differing_steps)
 
 
-def step_numbers(members: Sequence[Member]) -> list[Ints]:
+def find_step_numbers(members: Sequence[Member]) -> list[Ints]:
     """Returns the step numbers of each member.
 
     If only some members have numbers in the names of their step ranges, steps are numbered by position on all members.
@@ -261,7 +261,7 @@ def _match_in_communicator(members: Sequence[Member], users: Match, numbers: Int
     Place 2·k contains the collectives that were launched in step k, and place 2·k + 1 those that were launched between
     step k and the next step.
     """
-    numbers_by_member = step_numbers(members)
+    numbers_by_member = find_step_numbers(members)
     indices, places = [], []
     for position, candidates in users.items():
         collectives = members[position].collectives
@@ -337,14 +337,14 @@ def _align_clock(
 ) -> Clock | None:
     """Returns the clock of a member, compared with the known clock with which it shares the most collectives."""
     candidates = [place for place, clock in enumerate(clocks) if clock]
-    ends_by_candidate = {place: _shared_ends(members, matches, position, place) for place in candidates}
+    ends_by_candidate = {place: _find_shared_ends(members, matches, position, place) for place in candidates}
     same_capture = [place for place in candidates if members[place].capture == members[position].capture]
     reference = max(same_capture or candidates, key=lambda place: len(ends_by_candidate[place][0]))
     (ends, reference_ends), clock = ends_by_candidate[reference], clocks[reference]
     assert clock
     if same_capture:
         # Members of one capture have one clock. Ends that are far apart then show that the match is wrong.
-        spread = _robust_deviation((ends - reference_ends).astype(np.float64)) if len(ends) else 0.0
+        spread = _estimate_deviation((ends - reference_ends).astype(np.float64)) if len(ends) else 0.0
         return Clock(clock.offset_ns, clock.drift, clock.middle_ns, spread, len(ends))
     return _fit_clock(ends, clock.aligned(reference_ends)) if len(ends) else None
 
@@ -358,7 +358,7 @@ def _fit_clock(ends: Ints, reference_ends: Ints) -> Clock:
     order = np.argsort(ends)
     ends, difference = ends[order], (ends - reference_ends)[order]
     offset, middle_ns = float(np.median(difference)), float(np.median(ends))
-    constant = Clock(offset, 0.0, middle_ns, _robust_deviation(difference - offset), len(ends))
+    constant = Clock(offset, 0.0, middle_ns, _estimate_deviation(difference - offset), len(ends))
     third = len(ends) // 3
     run, rise = (
         float(np.median(times[-third:]) - np.median(times[:third])) if third else 0.0 for times in (ends, difference)
@@ -367,16 +367,16 @@ def _fit_clock(ends: Ints, reference_ends: Ints) -> Clock:
         return constant
     drift = rise / run
     residual = difference - offset - drift * (ends - middle_ns)
-    drifting = Clock(offset, drift, middle_ns, _robust_deviation(residual), len(ends))
-    return drifting if _DRIFT_TO_ERROR * drifting.spread_ns < abs(rise) else constant
+    drifting = Clock(offset, drift, middle_ns, _estimate_deviation(residual), len(ends))
+    return drifting if _MIN_DRIFT_TO_ERROR * drifting.spread_ns < abs(rise) else constant
 
 
-def _robust_deviation(differences: npt.NDArray[np.floating[Any]]) -> float:
+def _estimate_deviation(differences: npt.NDArray[np.floating[Any]]) -> float:
     """Estimates the standard deviation from the median absolute deviation, so that outliers have no effect."""
     return _DEVIATION_TO_MEDIAN_DEVIATION * float(np.median(np.abs(differences)))
 
 
-def _shared_ends(
+def _find_shared_ends(
     members: Sequence[Member], matches: Sequence[Match], position: int, reference: int
 ) -> tuple[Ints, Ints]:
     """Returns the ends of the collectives that two members share, for each member.

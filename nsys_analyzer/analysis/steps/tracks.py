@@ -365,7 +365,7 @@ class _TrackMaker:
         if self._module_calls is None:
             return np.zeros(len(index), np.int64)
         calls, finder = self._module_calls
-        code = np.append(calls.path, len(calls.paths))[finder.calls_of_operations(index)]
+        code = np.append(calls.path, len(calls.paths))[finder.find_calls(index)]
         return self.modules.codes([*(".".join(path) for path in calls.paths), ""], code)
 
     @cached_property

@@ -33,7 +33,7 @@ from nsys_analyzer.analysis.transformer.models import (
     ELEMENT_BYTES,
     Configuration,
     count_cached_bytes,
-    read_weights_bytes,
+    count_weights_bytes,
 )
 from nsys_analyzer.analysis.transformer.peaks import find_memory_bandwidth
 from nsys_analyzer.configuration import CountedFlops
@@ -191,7 +191,7 @@ def _complete_serving(capture: CaptureSummary, serving: Serving) -> Serving:
     element_bytes = ELEMENT_BYTES.get(precision)
     if model is None or element_bytes is None:
         return serving
-    weights_bytes, token_bytes = read_weights_bytes(model, element_bytes), count_cached_bytes(model, 1, element_bytes)
+    weights_bytes, token_bytes = count_weights_bytes(model, element_bytes), count_cached_bytes(model, 1, element_bytes)
     return serving.with_memory_bounds(weights_bytes, token_bytes, peak, counted=False)
 
 
@@ -308,24 +308,24 @@ def _find_matmul_share(capture: CaptureSummary, captures: Iterable[CaptureSummar
     )
     source, forward = next(forwards, (capture, None))
     return MatmulShare(
-        tuple(_class_shares(phase) for phase in select_compared_phases(capture)),
-        _class_shares_of_step(capture),
-        _class_shares(forward) if forward else None,
+        tuple(_make_class_shares(phase) for phase in select_compared_phases(capture)),
+        _find_step_class_shares(capture),
+        _make_class_shares(forward) if forward else None,
         None if source is capture else source.title,
     )
 
 
-def _class_shares(phase: PhaseSummary) -> ClassShares:
+def _make_class_shares(phase: PhaseSummary) -> ClassShares:
     return ClassShares(phase.phase, phase.classes)
 
 
-def _class_shares_of_step(capture: CaptureSummary) -> ClassShares | None:
+def _find_step_class_shares(capture: CaptureSummary) -> ClassShares | None:
     """Returns the class shares of a training step, from its range or its phases; None if the phases form no steps."""
     # A training step has an optimizer.
     scope = "training step" if capture.phase("optimizer") or not capture.phase("forward") else FORWARD_AND_BACKWARD
     step = capture.phase(STEP)
     if step and step.kernels and step.holds_backward:
-        return replace(_class_shares(step), scope=scope)
+        return replace(_make_class_shares(step), scope=scope)
     parts = [phase for leaf in LEAF_PHASES if (phase := capture.phase(leaf)) and phase.kernels]
     steps = min((phase.instances for phase in parts), default=0)
     # If gradients are accumulated over k passes, there are k forward passes per optimizer step. If the counts are not

@@ -14,7 +14,13 @@ import numpy as np
 
 from nsys_analyzer.analysis.intervals import NONE, Timeline
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
-from nsys_analyzer.analysis.ranges.calls import CallFinder, ModuleCalls, Path, find_module_calls, split_module_path
+from nsys_analyzer.analysis.ranges.calls import (
+    CallFinder,
+    ModuleCalls,
+    ModulePath,
+    find_module_calls,
+    split_module_path,
+)
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.configuration import CountedFlops
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct
@@ -32,7 +38,7 @@ _LAYER_NUMBER = re.compile(r"(?:(?<![^.])|(?<=[\s_\-\[a-z]))\d+(?=\]?$)")
 #: A layer is an outlier if its time differs from the median by more than this share of the median.
 _OUTLIER_SHARE = 0.2
 #: The minimum number of similar layers for which outliers are reported. Of two layers, either may be the usual one.
-_FEWEST_WITH_OUTLIER = 3
+_MIN_LAYERS_FOR_OUTLIERS = 3
 
 
 @dataclass(frozen=True)
@@ -145,7 +151,7 @@ def summarize_modules(attributed: AttributedTrace, process: int, *, by_ranges: b
     leaf, step = attributed.instances_of_operations
     direction_of_operation = direction_of_instance[np.where(leaf == NONE, step, leaf)]
     kernels = np.flatnonzero((trace.operations.kind == KERNEL) & (direction_of_operation != NONE))
-    call = CallFinder(attributed, calls).calls_of_operations(kernels)
+    call = CallFinder(attributed, calls).find_calls(kernels)
     if not (call != NONE).any():
         return None
     direction, duration = direction_of_operation[kernels], (trace.operations.end - trace.operations.start)[kernels]
@@ -212,7 +218,7 @@ class _ModuleTree:
         self._duration_ns, self._launches, self._calls, self._units = duration_ns, launches, calls, units
         first_call = np.full(len(calls.paths), np.iinfo(np.int64).max)
         np.minimum.at(first_call, calls.path, started)
-        self._children: dict[Path, list[int]] = {}
+        self._children: dict[ModulePath, list[int]] = {}
         paths = set(calls.paths)
         for code in np.argsort(first_call, kind="stable").tolist():
             path = calls.paths[code]
@@ -220,7 +226,7 @@ class _ModuleTree:
             parent = next((prefix for prefix in prefixes if prefix in paths), ())  # empty for the outermost modules
             self._children.setdefault(parent, []).append(code)
 
-    def modules(self, parent: Path = (), depth: int = 0) -> Iterator[Module]:
+    def modules(self, parent: ModulePath = (), depth: int = 0) -> Iterator[Module]:
         """Yields the modules below ``parent`` that launch a kernel, depth first."""
         for code in self._children.get(parent, ()):
             path, subtree = self._calls.paths[code], self._find_subtree(code)
@@ -341,7 +347,7 @@ def fold_modules(modules: Sequence[Module]) -> tuple[tuple[Module, ...], tuple[O
             own_backward_ms=sum(module.own_backward_ms for module in similar),
             count=len(similar),
         )
-        if is_several and len(similar) >= _FEWEST_WITH_OUTLIER:
+        if is_several and len(similar) >= _MIN_LAYERS_FOR_OUTLIERS:
             median_ms = statistics.median(module.ms for module in similar)
             outliers += [
                 Outlier(module.path, module.ms, median_ms)

@@ -207,13 +207,13 @@ class _ProcessSummarizer:
         clocks = measure_gpu_clocks(self.operations, instance, len(self.instances.range))
         # Operations without an instance have index -1, which selects the added last entry.
         phase = np.append(np.where(self.instances.is_measured, self.instances.phase, NONE), NONE).astype(np.int32)
-        sums = self._sum_by(phase[instance], len(self.instances.phases))
+        sums = self._sum_by_group(phase[instance], len(self.instances.phases))
         for code in codes:
             of_phase = np.flatnonzero(self.own_instances & (self.instances.phase == code))
             if len(of_phase):
                 yield self._summarize_phase(code, of_phase, clocks, sums)
 
-    def _sum_by(self, group: SmallInts, groups: int) -> GroupSums:
+    def _sum_by_group(self, group: SmallInts, groups: int) -> GroupSums:
         """Returns the sums of the process's operations by group and kernel."""
         kernel = self.kernels.code[self.in_process]
         return sum_by_group(self.operations, kernel, group, (len(self.kernels.names), groups))
@@ -291,7 +291,7 @@ class _ProcessSummarizer:
         instance = np.where(is_warmup, np.int32(NONE), np.int32(0))
         clocks = measure_gpu_clocks(self.operations, instance, 1)
         whole_capture = self._summarize_gpu_work(
-            "whole capture", 0, np.zeros(1, np.int64), clocks, self._sum_by(instance, 1)
+            "whole capture", 0, np.zeros(1, np.int64), clocks, self._sum_by_group(instance, 1)
         )
         start, end = clocks.last_end[0] - clocks.span[0], clocks.last_end[0]
         spans_warmup = (is_warmup & (self.operations.start >= start) & (self.operations.end <= end)).any()
@@ -358,8 +358,8 @@ def _find_contradiction(configuration: Configuration | None, phases: Sequence[Ph
 
 
 #: Sums of floats count as equal if their absolute or relative difference is at most this value.
-_ROUNDING = 1e-6
-_is_equal = partial(math.isclose, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+_ROUNDING_TOLERANCE = 1e-6
+_is_equal = partial(math.isclose, rel_tol=_ROUNDING_TOLERANCE, abs_tol=_ROUNDING_TOLERANCE)
 
 
 def check_attribution(summary: CaptureSummary) -> None:
@@ -382,10 +382,10 @@ def check_attribution(summary: CaptureSummary) -> None:
         "kernels by name and in warm-up take the time of all kernels": _is_equal(
             by_name_ms + coverage.warmup_ms, coverage.kernel_ms
         ),
-        "phases have no more kernels than the ranges": in_leaves <= coverage.in_phases + _ROUNDING
+        "phases have no more kernels than the ranges": in_leaves <= coverage.in_phases + _ROUNDING_TOLERANCE
         and coverage.in_warmup <= coverage.in_phases <= coverage.attributed + coverage.in_warmup,
         "phases have no more GPU time than the whole capture": gpu_ms_in_leaves
-        <= whole_capture.gpu_ms * (1 + _ROUNDING) + _ROUNDING,
+        <= whole_capture.gpu_ms * (1 + _ROUNDING_TOLERANCE) + _ROUNDING_TOLERANCE,
     }
     failed = [name for name, holds in checks.items() if not holds]
     if failed:

@@ -132,7 +132,7 @@ class Limits:
         return next((rate for rate in self.phases if rate.phase == name), None)
 
     @property
-    def chief(self) -> PhaseRate | None:
+    def main_rate(self) -> PhaseRate | None:
         """Returns the rate of the step; the rate of the first phase if the rate of the step is unknown."""
         return self.phase(STEP) or next(iter(self.phases), None)
 

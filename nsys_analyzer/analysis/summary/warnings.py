@@ -52,9 +52,10 @@ def find_warnings(
     """
     checks = _Checks(summary, coverage, attributed, process)
     in_order = (
-        checks.missing_data, checks.excluded_rows, checks.hidden_kernels, checks.range_names, checks.empty_phases,
-        checks.inferred_phases, checks.time_outside_phases, checks.steps, checks.late_work, checks.ambiguous_ranges,
-        checks.machine, checks.profiler_messages,
+        checks.find_missing_data, checks.find_excluded_rows, checks.find_hidden_kernels,
+        checks.find_unmatched_names, checks.find_empty_phases, checks.find_inferred_phases,
+        checks.find_time_outside_phases, checks.find_left_out_steps, checks.find_late_work,
+        checks.find_ambiguous_ranges, checks.find_machine_warnings, checks.find_profiler_messages,
     )  # fmt: skip
     return tuple(warning for check in in_order for warning in check())
 
@@ -72,7 +73,7 @@ class _Checks:
         self.by_torch = self.trace.metadata.profiler == "torch"
         self.annotation: Annotation = "record_function" if self.by_torch else "nvtx" if summary.holds_model else "steps"
 
-    def missing_data(self) -> Iterator[Fact]:
+    def find_missing_data(self) -> Iterator[Fact]:
         """Yields the data that the trace lacks: an up-to-date export, tables, events or kernels."""
         tables, metadata = self.trace.tables, self.trace.metadata
         if stale := self.trace.stale_export:
@@ -97,7 +98,7 @@ class _Checks:
         if not has_calls:
             yield Fact("no_api_calls")
 
-    def excluded_rows(self) -> Iterator[Fact]:
+    def find_excluded_rows(self) -> Iterator[Fact]:
         """Yields ranges and rows that no figure includes.
 
         The first process also reports the rows of processes without a summary.
@@ -113,7 +114,7 @@ class _Checks:
         if partial := sum(phase.incomplete_instances for phase in self.summary.phases):
             yield Fact("partial_instances", instances=partial)
 
-    def hidden_kernels(self) -> Iterator[Fact]:
+    def find_hidden_kernels(self) -> Iterator[Fact]:
         """Yields kernels without a name, inside an opaque graph, without a launch, or missing in the capture."""
         rows = self.whole.kernels if self.whole else ()
         unnamed = [row.share for row in rows if row.name.startswith(UNNAMED_KERNEL)]
@@ -127,7 +128,7 @@ class _Checks:
         if self.coverage.lost_launches:
             yield Fact("lost_launches", launches=self.coverage.lost_launches)
 
-    def range_names(self) -> Iterator[Fact]:
+    def find_unmatched_names(self) -> Iterator[Fact]:
         """Yields requested names that no range has, and ranges that may be steps or phases."""
         ranges = self.trace.ranges
         repeating = find_repeating_ranges(self.trace) if self.summary.step and self.summary.step.is_pass else ()
@@ -143,7 +144,7 @@ class _Checks:
             frequent = tuple(ranges.names[code] for code in most_frequent if count[code])
             yield Fact("no_phase_names", ranges=frequent, annotation=self.annotation)
 
-    def empty_phases(self) -> Iterator[Fact]:
+    def find_empty_phases(self) -> Iterator[Fact]:
         """Yields phases without GPU work, and phases without a measured instance."""
         for phase in self.summary.phases:
             if phase.instances and not phase.kernels_per_instance and not phase.memory and self.summary.status == "ok":
@@ -151,7 +152,7 @@ class _Checks:
             if not phase.instances and phase.warmup_instances:
                 yield Fact("phase_only_in_warmup", phase=phase.phase)
 
-    def inferred_phases(self) -> Iterator[Fact]:
+    def find_inferred_phases(self) -> Iterator[Fact]:
         """Yields a warning on all inferred phases, and one on each inferred phase that may include other work."""
         if self.leaves and all(phase.inferred for phase in self.leaves):
             yield Fact("inferred_phases", ranges=tuple(phase.range for phase in self.leaves))
@@ -159,7 +160,7 @@ class _Checks:
             if phase.uneven:
                 yield Fact("uneven_phase", phase=phase.phase, least=phase.kernels_least, most=phase.kernels_most)
 
-    def time_outside_phases(self) -> Iterator[Fact]:
+    def find_time_outside_phases(self) -> Iterator[Fact]:
         """Yields the GPU time that is outside phases or in warm-up."""
         summary, coverage = self.summary, self.coverage
         phases = tuple(phase.phase for phase in self.leaves if phase.instances)
@@ -177,7 +178,7 @@ class _Checks:
                 "warmup_kernels", kernels=coverage.in_warmup, warmup_ms=coverage.warmup_ms, kernel_ms=coverage.kernel_ms
             )
 
-    def steps(self) -> Iterator[Fact]:
+    def find_left_out_steps(self) -> Iterator[Fact]:
         """Yields waits for unrecorded work, steps that figures leave out, and a warm-up without an end."""
         summary = self.summary
         if summary.step and (unrecorded_ms := summary.step.idle_of("unrecorded")):
@@ -196,7 +197,7 @@ class _Checks:
         if self.attributed.count_open_warmups(self.process):
             yield Fact("open_warmup")
 
-    def late_work(self) -> Iterator[Fact]:
+    def find_late_work(self) -> Iterator[Fact]:
         """Yields phases whose GPU work ends after their range."""
         busy_ms = {phase.phase: phase.gpu_busy_ms.mean or 0.0 for phase in self.summary.phases}
         least_ms = max(busy_ms.values(), default=0.0) * _NOTABLE_PHASE_SHARE
@@ -206,7 +207,7 @@ class _Checks:
         if phases:
             yield Fact("late_gpu_work", phases=phases)
 
-    def ambiguous_ranges(self) -> Iterator[Fact]:
+    def find_ambiguous_ranges(self) -> Iterator[Fact]:
         """Yields phases inside or across another phase, and kernels that several threads may have launched."""
         for (inner, outer), count in self.attributed.count_nested_phases(self.process).items():
             yield Fact("nested_phases", count=count, inner=inner, outer=outer)
@@ -215,7 +216,7 @@ class _Checks:
         if self.coverage.ambiguous:
             yield Fact("ambiguous_kernels", kernels=self.coverage.ambiguous)
 
-    def machine(self) -> Iterator[Fact]:
+    def find_machine_warnings(self) -> Iterator[Fact]:
         """Yields several GPUs, an unknown rank, and matmuls in TF32 although fp32 was requested."""
         operations = self.trace.operations
         devices = tuple(distinct(operations.device[operations.process == self.process]).tolist())
@@ -228,7 +229,7 @@ class _Checks:
         if precision == "fp32" and tf32_share:
             yield Fact("tf32_matmuls", share=tf32_share)
 
-    def profiler_messages(self) -> Iterator[Fact]:
+    def find_profiler_messages(self) -> Iterator[Fact]:
         """Yields the profiler's messages about this process, except a message that the fact ``no_kernels`` quotes."""
         quoted = None if self.coverage.kernels else find_missing_cuda_message(self.messages)
         for message in {(message.severity, message.text): message for message in self.messages}.values():

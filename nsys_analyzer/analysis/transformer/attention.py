@@ -27,8 +27,8 @@ from nsys_analyzer.trace.phase_names import ATTENTION_PARTS, STEP
 from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS, NS_PER_S
 
 #: How the softmax kernels of a scope were found.
-_BY_RANGE = "every kernel of the softmax ranges"
-_BY_NAME = "softmax kernels by name inside the attention ranges"
+_FOUND_BY_RANGE = "every kernel of the softmax ranges"
+_FOUND_BY_NAME = "softmax kernels by name inside the attention ranges"
 #: Two scopes of the figures: one forward pass, and the whole capture. The third scope is ``STEP``.
 FORWARD, CAPTURE = "forward", "capture"
 #: A softmax is memory-bound if it reaches this share of the peak bandwidth and its data does not fit into the cache.
@@ -38,10 +38,10 @@ MEMORY_BOUND_SHARE = 0.6
 _MAX_UNCOUNTED_SHARE = 0.05
 
 #: Match PyTorch's operators for batched matmuls, and the kernels that sum the parts of a split-K matmul.
-_BATCHED_MATMUL, _SPLIT_K_SUM = re.compile(r"aten::b(addb)?mm\b"), re.compile(r"(?i)split_?k.*reduce")
+_BATCHED_MATMUL, _SPLIT_K_SUM_KERNEL = re.compile(r"aten::b(addb)?mm\b"), re.compile(r"(?i)split_?k.*reduce")
 #: Matches the element types in the name of a kernel.
-_TYPE = re.compile(r"BFloat16|bfloat16|Half\b|\bhalf\b|__half|\bfloat\b|\bdouble\b")
-#: The size of an element by its type, bytes. All other types that ``_TYPE`` matches have two bytes.
+_ELEMENT_TYPE = re.compile(r"BFloat16|bfloat16|Half\b|\bhalf\b|__half|\bfloat\b|\bdouble\b")
+#: The size of an element by its type, bytes. All other types that ``_ELEMENT_TYPE`` matches have two bytes.
 _ELEMENT_BYTES = {"float": 4, "double": 8}
 
 
@@ -233,7 +233,7 @@ class _AttentionKernels:
         classes, code = np.array(attributed.kernels.classes, np.str_), attributed.kernels.code[kernels]
         self.fused: Bools = (classes == FUSED_ATTENTION)[code]
         in_range, by_name = part == ATTENTION_PARTS.index("softmax"), (classes == "softmax")[code] & (part != NONE)
-        self.softmax, self.source = (in_range, _BY_RANGE) if in_range.any() else (by_name, _BY_NAME)
+        self.softmax, self.source = (in_range, _FOUND_BY_RANGE) if in_range.any() else (by_name, _FOUND_BY_NAME)
         matmuls = (classes == "matmul")[code] & (part != NONE) & ~self.softmax
         in_parts = matmuls & np.isin(part, [ATTENTION_PARTS.index(name) for name in ("scores", "values")])
         self.matmul: Bools = in_parts if in_parts.any() else self._without_projections(matmuls)
@@ -252,7 +252,7 @@ class _AttentionKernels:
         if batched.any():
             return batched
         index = np.flatnonzero(matmuls)
-        is_sum = np.array([bool(_SPLIT_K_SUM.search(name)) for name in trace.operations.names], np.bool_)
+        is_sum = np.array([bool(_SPLIT_K_SUM_KERNEL.search(name)) for name in trace.operations.names], np.bool_)
         # A split-K matmul consists of two kernels, the matmul and the sum of its parts. Both get the same number.
         number = np.cumsum(~is_sum[trace.operations.name[self.kernels[index]]])
         next_matmul = np.searchsorted(index, np.flatnonzero(self.softmax))
@@ -298,10 +298,10 @@ def _measure_traffic(
     names, ns = [operations.names[code] for code in codes.tolist()], np.bincount(position, duration).astype(np.int64)
     kernels = list(zip(names, launches.tolist(), ns.tolist(), strict=True))
     shape = shapes.batch_size, shapes.model.num_heads, shapes.context_length
-    return softmax_traffic(kernels, shape, parts.units, gpu)
+    return measure_softmax_traffic(kernels, shape, parts.units, gpu)
 
 
-def softmax_traffic(
+def measure_softmax_traffic(
     kernels: Sequence[tuple[str, int, int]], shape: tuple[int, int, int], units: int, gpu: Gpu | None
 ) -> SoftmaxTraffic | None:
     """Counts the minimum bytes that an unfused softmax moves, and compares the rate with the peak bandwidth.
@@ -354,7 +354,7 @@ def count_moved_bytes(name: str) -> tuple[int, int, int] | None:
         The bytes read per element, the bytes written per element, and the bytes read or written per row of the tensor.
         The result is None for an unknown kind of kernel, and for a fill, since a fill may write only a scalar.
     """
-    sizes = [_ELEMENT_BYTES.get(type_name, 2) for type_name in _TYPE.findall(name)]
+    sizes = [_ELEMENT_BYTES.get(type_name, 2) for type_name in _ELEMENT_TYPE.findall(name)]
     if re.search(r"\b[bf]+loat16_copy_kernel", name):
         return 4, 2, 0
     if not sizes or "FillFunctor" in name:

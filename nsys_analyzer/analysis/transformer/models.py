@@ -213,7 +213,7 @@ def fused_attention_elements(model: ModelSize, batch_size: int, context_length: 
     return 4 * batch_size * context_length * model.d_model * model.num_layers
 
 
-def read_weights_bytes(model: ModelSize, element: int) -> int:
+def count_weights_bytes(model: ModelSize, element: int) -> int:
     """Counts the bytes of the weights that every pass reads: all weights except the embedding.
 
     A token reads only one row of the embedding.
@@ -301,13 +301,13 @@ class Configuration(msgspec.Struct, frozen=True):
         return Shapes(model, batch_size, context_length) if model and batch_size and context_length else None
 
 
-_PRECISIONS = {
+_PRECISION_SYNONYMS = {
     "fp32": ("fp32", "float32", "float", "single", "full"),
     "tf32": ("tf32",),
     "bf16": ("bf16", "bfloat16"),
     "fp16": ("fp16", "float16", "half"),
 }
-_MODES = {
+_MODE_SYNONYMS = {
     "forward": ("forward", "fwd", "forward_only", "only_forward", "inference"),
     "forward+backward": ("forward_backward", "fwd_bwd", "both", "backward", "bwd", "forward_and_backward"),
     "train": ("train", "training", "train_step", "training_step", "full", "step"),
@@ -322,30 +322,32 @@ def _replace_synonym(text: str, synonyms: dict[str, tuple[str, ...]]) -> str:
 
 def precision_from_text(text: str) -> str:
     """Returns ``fp32``, ``tf32``, ``bf16`` or ``fp16`` for the name of a dtype, or an unknown name in lower case."""
-    return _replace_synonym(text.strip().lower().removeprefix("torch."), _PRECISIONS)
+    return _replace_synonym(text.strip().lower().removeprefix("torch."), _PRECISION_SYNONYMS)
 
 
 def mode_from_text(text: str) -> str:
     """Returns ``forward``, ``forward+backward`` or ``train`` for a name of a mode, or an unknown name in lower case."""
-    return _replace_synonym(text, _MODES)
+    return _replace_synonym(text, _MODE_SYNONYMS)
 
 
 # A bare number after the model is a context length only if it is a power of two and at least 32. No day, month or year
 # of a date is such a number. `xl-2026` is a model, but `xl-2026-03-01` is the model xl and a date.
-_MODEL = re.compile(
+_MODEL_IN_NAME = re.compile(
     r"(?<![a-z0-9])(?<!x[-_])(?P<model>2[._p]7b|xl[-_]?2026(?![-_]\d\d(?!\d))|10b|small|medium|large|xl)"
     r"(?:[-_ ]?(?P<context>[1-9][0-9]{0,8}))?(?![a-z0-9])"
 )
-_CONTEXT = re.compile(
+_CONTEXT_IN_NAME = re.compile(
     r"(?<![a-z])(?:ctx|(?:context|seq|sequence)(?:[-_]?len(?:gth)?)?)[-_=]?([1-9][0-9]{0,8})(?![a-z0-9])"
 )
-_BATCH = re.compile(r"(?<![a-z0-9])(?:b|bs|(?:bs|batch(?:[-_]?size)?)[-_=]?)([1-9][0-9]{0,8})(?![a-z0-9])")
-_PRECISION = re.compile(r"(?<![a-z0-9])(bf16|fp32|tf32|fp16)(?![a-z0-9])")
-_MODE = re.compile(
+_BATCH_IN_NAME = re.compile(r"(?<![a-z0-9])(?:b|bs|(?:bs|batch(?:[-_]?size)?)[-_=]?)([1-9][0-9]{0,8})(?![a-z0-9])")
+_PRECISION_IN_NAME = re.compile(r"(?<![a-z0-9])(bf16|fp32|tf32|fp16)(?![a-z0-9])")
+_MODE_IN_NAME = re.compile(
     r"(?<![a-z0-9])((?:forward|fwd)[-_+](?:backward|bwd)|forward|fwd|inference|train(?:ing)?)(?![a-z0-9])"
 )
-_ATTENTION = re.compile(r"(?<![a-z0-9])(sdpa|flash|eager|naive|unfused)(?![a-z0-9])")
-_OTHER_FAMILY = re.compile(r"(?<![a-z0-9])(?:[a-z]*bert|gpt|t5|opt|llama|vit|whisper|qwen|mistral)[-_]?\d*(?![a-z])")
+_ATTENTION_IN_NAME = re.compile(r"(?<![a-z0-9])(sdpa|flash|eager|naive|unfused)(?![a-z0-9])")
+_OTHER_MODEL_FAMILY = re.compile(
+    r"(?<![a-z0-9])(?:[a-z]*bert|gpt|t5|opt|llama|vit|whisper|qwen|mistral)[-_]?\d*(?![a-z])"
+)
 
 
 def configuration_from_name(stem: str) -> Configuration | None:
@@ -362,22 +364,22 @@ def configuration_from_name(stem: str) -> Configuration | None:
         contains two sizes, two context lengths, or the name of another family of models.
     """
     name = stem.strip().lower()
-    matches = list(_MODEL.finditer(name))
+    matches = list(_MODEL_IN_NAME.finditer(name))
     models = {re.sub(r"[_-]?2026", "-2026", match["model"]) for match in matches}
     numbers = {int(match["context"]) for match in matches if match["context"]}
     # A number below 16, as in "seq_3", is the number of a file.
-    contexts = {length for length in map(int, _CONTEXT.findall(name)) if length >= 16}
+    contexts = {length for length in map(int, _CONTEXT_IN_NAME.findall(name)) if length >= 16}
     contexts |= {length for length in numbers if 32 <= length <= 131_072 and length.bit_count() == 1}
-    if len(models) > 1 or len(contexts) > 1 or _OTHER_FAMILY.search(name):
+    if len(models) > 1 or len(contexts) > 1 or _OTHER_MODEL_FAMILY.search(name):
         return None
-    mode = _single_value(_MODE.findall(name))
+    mode = _single_value(_MODE_IN_NAME.findall(name))
     configuration = Configuration(
         model=find_model(models.pop()) if models else None,
         context_length=contexts.pop() if contexts else None,
-        batch_size=int(batch) if (batch := _single_value(_BATCH.findall(name))) else None,
-        precision=_single_value(_PRECISION.findall(name)),
+        batch_size=int(batch) if (batch := _single_value(_BATCH_IN_NAME.findall(name))) else None,
+        precision=_single_value(_PRECISION_IN_NAME.findall(name)),
         mode=mode_from_text(mode) if mode else None,
-        attention=_single_value(_ATTENTION.findall(name)),
+        attention=_single_value(_ATTENTION_IN_NAME.findall(name)),
         source="file name",
     )
     is_whole_name = configuration.model is not None and name.replace("_", "-") == configuration.model.name.lower()

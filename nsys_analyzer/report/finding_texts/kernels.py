@@ -8,11 +8,11 @@ from typing import Any
 from nsys_analyzer.analysis.findings.finding import FindingFigures, FindingTexts
 from nsys_analyzer.analysis.findings.kernels import (
     CACHE_COPY_SAVINGS,
-    CHAIN_SAVINGS,
+    COPY_CHAIN_SAVINGS,
     FUSED_ATTENTION_RATIOS,
-    FUSED_OPTIMIZER_KERNELS,
     FUSED_OPTIMIZER_SAVINGS,
-    SHORTEST_CHAIN,
+    MAX_FUSED_OPTIMIZER_KERNELS,
+    SHORTEST_COPY_CHAIN,
     SMALL_GRID_SAVINGS,
     TF32_GAIN_SHARE,
     CacheCopiesFigures,
@@ -128,11 +128,11 @@ def describe_layout_copies(figures: LayoutCopiesFigures) -> FindingTexts:
     return FindingTexts(
         title="Chains of redundant copies",
         evidence=(
-            f"{_say_time(figures.ms, figures.share, figures.copies, 'copy')}. They form chains of {SHORTEST_CHAIN} or "
-            "more consecutive copies.",
+            f"{_say_time(figures.ms, figures.share, figures.copies, 'copy')}. They form chains of "
+            f"{SHORTEST_COPY_CHAIN} or more consecutive copies.",
         ),
-        derivation=f"The step is replayed without {_say_percent_range(CHAIN_SAVINGS)} of the copies, as if one copy of "
-        "each chain or none were needed.",
+        derivation=f"The step is replayed without {_say_percent_range(COPY_CHAIN_SAVINGS)} of the copies, as if one "
+        "copy of each chain or none were needed.",
         remedy=(
             "x = x.transpose(1, 2)         # a view: leave .contiguous() out until a kernel asks for it",
             "x = x.to(torch.bfloat16)      # once, not to float32 and back",
@@ -168,7 +168,7 @@ def describe_unfused_optimizer(figures: UnfusedOptimizerFigures) -> FindingTexts
             f"In each step, the optimizer takes {format_ms(figures.ms)} on the GPU, in "
             f"{format_count(figures.kernels, 'kernel')} that update {updated}.",
         ),
-        derivation=f"The step is replayed with {FUSED_OPTIMIZER_KERNELS} launches in the optimizer and "
+        derivation=f"The step is replayed with {MAX_FUSED_OPTIMIZER_KERNELS} launches in the optimizer and "
         f"{_say_percent_range(FUSED_OPTIMIZER_SAVINGS)} less work. A fused AdamW reads and writes 7 tensors of the "
         "parameters' size. A naive AdamW reads and writes 20 tensors, some of which are in the cache.",
         remedy=("optimizer = torch.optim.AdamW(model.parameters(), lr, fused=True)",),

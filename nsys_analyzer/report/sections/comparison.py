@@ -14,7 +14,7 @@ from nsys_analyzer.analysis.comparison.comparison import (
     Obstacle,
     PartChange,
     StepChange,
-    timing_methods,
+    find_timing_methods,
 )
 from nsys_analyzer.analysis.comparison.pairs import Comparisons
 from nsys_analyzer.analysis.kernels.labels import make_short_labels
@@ -411,5 +411,5 @@ def describe_obstacle(obstacle: Obstacle) -> StrOrText:
 
 
 def _describe_timing(run: Summary) -> str:
-    methods = ("without a profiler" if name == "none" else f"under {name}" for name in timing_methods(run))
+    methods = ("without a profiler" if name == "none" else f"under {name}" for name in find_timing_methods(run))
     return " and ".join(sorted(methods))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from nsys_analyzer.analysis.findings.diagnosis import SMALLEST_SAVING
+from nsys_analyzer.analysis.findings.diagnosis import SMALLEST_SAVING_SHARE
 from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.steps.lines import Line
@@ -60,7 +60,7 @@ def explain_no_findings(capture: CaptureSummary) -> str:
             f"For {share} of the step, the GPU only communicates. "
             "Only the captures of the other ranks can show whether the GPU transfers data or waits for a late rank."
         )
-    least = rounded_percent(SMALLEST_SAVING)
+    least = rounded_percent(SMALLEST_SAVING_SHARE)
     return f"There are no findings: no change that nsys-analyze replays would save {least} of the step or more."
 
 

@@ -75,15 +75,15 @@ def find_step_mfu(capture: CaptureSummary) -> float | None:
 
 def _describe_mfu(limits: Limits) -> StrOrText:
     """Returns a sentence on the MFU of the step or of a phase, or on why the MFU is unknown."""
-    chief = limits.chief
-    if limits.doubt or chief is None:
+    main_rate = limits.main_rate
+    if limits.doubt or main_rate is None:
         return explain_missing_mfu(limits)
-    name = name_scope(chief.phase)
-    time = f"{format_ms(chief.ms)} ({_TIME_WORDS[chief.time_of]})"
-    rate = f"{name[0].upper()}{name[1:]} reaches {format_number(chief.flops_per_s, 'flop/s')} in {time}"
-    if chief.mfu is None:
+    name = name_scope(main_rate.phase)
+    time = f"{format_ms(main_rate.ms)} ({_TIME_WORDS[main_rate.time_of]})"
+    rate = f"{name[0].upper()}{name[1:]} reaches {format_number(main_rate.flops_per_s, 'flop/s')} in {time}"
+    if main_rate.mfu is None:
         return join_texts("", [f"{rate}. ", explain_missing_mfu(limits)])
-    return f"{rate}, which is an MFU of {format_percent(chief.mfu)} of the GPU's {_name_precisions(limits)} peak."
+    return f"{rate}, which is an MFU of {format_percent(main_rate.mfu)} of the GPU's {_name_precisions(limits)} peak."
 
 
 def _name_precisions(limits: Limits) -> str:
