@@ -1,7 +1,7 @@
-"""Measures one implementation of attention in one shape: its error, its time, and its memory.
+"""Measures one implementation of attention for tensors of one shape: its error, its time, and its memory.
 
-The implementations are in ``attention_variants.py``. On a GPU ``flash`` is the Triton version in
-``flash_attention.py``.
+The implementations are in ``attention_variants.py``, except for the Triton kernels of ``flash``, which are in
+``flash_attention.py`` and ``flash_kernels.py``.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from profiling_targets.attention_variants import (
 from profiling_targets.harness import NotHereError, main, measure_allocations, set_precision, time_calls_ms
 from profiling_targets.transformer import unfused_attention
 
-#: The largest allowed difference of output or gradients from attention in fp64, divided by their largest value. The
-#: tolerance of bf16 is twelve of its roundings (2⁻⁸), because some variants keep scores and partial sums in bf16.
+#: The largest allowed error by precision. The error is the largest difference of the output or a gradient from
+#: attention in fp64 ÷ the largest value. For bf16 about twelve rounding errors (2⁻⁸ each) are allowed, because some
+#: variants keep scores and partial sums in bf16.
 TOLERANCES = {"fp32": 1e-4, "bf16": 5e-2}
-#: The error is checked on the first heads, which together have at most this many scores. These scores take 256 MiB in
-#: fp64.
+#: The error is checked for as many heads as have at most this number of scores together. In fp64 these scores need
+#: 256 MiB.
 _CHECKED_SCORES = 2**25
 _DO_BENCH_WARMUP_MS = 25
 
@@ -40,28 +41,28 @@ def measure(case: PassesCase, figures: PassesFigures) -> None:
     """Checks an implementation against PyTorch's attention in fp64, then counts its memory and times its passes."""
     set_precision("fp32")  # no matmul of fp32 tensors runs as TF32
     shape = (case.batch_size, case.heads, case.context_length, case.d_head)
-    passes = Passes.random(_attend(case), shape, case.device, case.precision)
+    passes = Passes.random(_find_implementation(case), shape, case.device, case.precision)
     figures.inputs_bytes = sum(tensor.nbytes for tensor in (*passes.inputs, passes.gradient))
     (figures.first_step_ms,) = time_calls_ms(passes.end_to_end, case.device, warmup=0, steps=1)
     if heads := _CHECKED_SCORES // case.context_length**2:
-        figures.max_error = _error(case, passes, heads)
+        figures.max_error = _measure_error(case, passes, heads)
     with torch.no_grad():
         with measure_allocations(case.device) as memory:
             passes.forward()
         figures.forward_peak_bytes = memory.peak_bytes
-        figures.forward = _times(passes.forward, case)
+        figures.forward = _measure_times(passes.forward, case)
     _measure_backward(case, passes, figures)
     with measure_allocations(case.device) as memory:
         passes.end_to_end()
     figures.peak_bytes = memory.peak_bytes
-    figures.end_to_end = _times(passes.end_to_end, case)
+    figures.end_to_end = _measure_times(passes.end_to_end, case)
 
 
 def _measure_backward(case: PassesCase, passes: Passes, figures: PassesFigures) -> None:
     """Measures the time of the backward pass without the forward pass.
 
-    Eager code repeats the backward pass from one forward pass. Compiled code reuses the memory that its forward pass
-    saved, so a new forward pass, which is not timed, runs before each of its backward passes.
+    Eager code repeats the backward pass from a single forward pass. A compiled backward pass overwrites the memory that
+    its forward pass saved. So a new forward pass, which is not timed, runs before each compiled backward pass.
     """
     with measure_allocations(case.device) as memory:
         out = passes.forward()
@@ -75,14 +76,14 @@ def _measure_backward(case: PassesCase, passes: Passes, figures: PassesFigures) 
         out = passes.forward()
 
     prepare = renew_forward if case.compile else None
-    figures.backward = _times(lambda: passes.backward(out, keep=not case.compile), case, prepare)
+    figures.backward = _measure_times(lambda: passes.backward(out, keep=not case.compile), case, prepare)
 
 
-def _attend(case: PassesCase) -> Attend:
-    """Returns the implementation of a case.
+def _find_implementation(case: PassesCase) -> Attend:
+    """Returns the implementation that a case names, as a function of q, k and v.
 
     Raises:
-        NotHereError: this device or installation cannot run it.
+        NotHereError: this device or installation cannot run the implementation.
     """
     if case.implementation == "unfused":
         attend = cast("Attention", torch.compile(unfused_attention) if case.compile else unfused_attention)
@@ -98,11 +99,11 @@ def _attend(case: PassesCase) -> Attend:
     return lambda q, k, v: in_triton(q, k, v, case.causal)
 
 
-def _error(case: PassesCase, passes: Passes, heads: int) -> float:
-    """Returns the error of the first heads.
+def _measure_error(case: PassesCase, passes: Passes, heads: int) -> float:
+    """Returns the error of an implementation for the first ``heads`` heads of its inputs.
 
     Raises:
-        ArithmeticError: the error exceeds the tolerance, so the implementation is wrong and its time means nothing.
+        ArithmeticError: the error exceeds the tolerance, so the implementation is wrong, and its time is not measured.
     """
 
     def checked(tensor: Tensor) -> Tensor:  # (B, H, S, d) -> (1, heads, S, d)
@@ -117,15 +118,15 @@ def _error(case: PassesCase, passes: Passes, heads: int) -> float:
     return error
 
 
-def _times(work: Callable[[], object], case: PassesCase, prepare: Callable[[], object] | None = None) -> Times:
+def _measure_times(work: Callable[[], object], case: PassesCase, prepare: Callable[[], object] | None = None) -> Times:
     """Returns the measured times of a pass.
 
-    On a GPU, Triton's do_bench measures the pass and gives only the median, the shortest and the longest time.
+    If Triton's do_bench measures the pass on a GPU, the median stands for the mean, and there is no standard deviation.
 
     Args:
         work: the pass.
-        case: the device, and how often to measure.
-        prepare: runs before each pass and is not timed. A pass with ``prepare`` is not measured by do_bench.
+        case: the case, which contains the device and the number of calls.
+        prepare: is called before each pass, and is not timed. do_bench does not measure a pass with ``prepare``.
     """
     if prepare or not case.measured_ms or case.device == "cpu":
         return Times.of(time_calls_ms(work, case.device, case.warmup_steps, case.steps, prepare))

@@ -1,8 +1,8 @@
-"""Implements attention with PyTorch's operators in several ways, and measures the error of each.
+"""Implements attention with PyTorch's operators in several ways, and computes the error of an implementation.
 
-All implementations have the same result and differ in memory. The four implementations from ``naive`` to ``tiled`` hold
-fewer and fewer scores at once, from all S² scores down to one tile. ``sdpa`` is PyTorch's own attention. The target
-``attention`` measures them.
+All implementations compute the same result. They differ in the number of scores that are in memory at once: ``naive``
+and ``blocked`` keep all S² scores, ``fused`` keeps those of a block of rows, and ``tiled`` keeps one tile. ``sdpa`` is
+PyTorch's own attention. The target ``attention`` measures the implementations.
 
 Shapes: B sequences, H heads, S tokens, d features of a head. Queries, keys, values, the output and their gradients
 have the same shape, (B, H, S, d).
@@ -29,11 +29,11 @@ Attention = Callable[..., Tensor]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-#: A tensor counts as zero if its largest value is below this share of the largest value of all tensors. With a single
-#: token dq and dk are zero up to rounding.
-_ZERO_SHARE = 1e-9
+#: A tensor counts as zero if its largest value is at most this share of the largest value of all tensors. With a single
+#: token, dq and dk are zero up to rounding.
+_ZERO_TENSOR_SHARE = 1e-9
 _TILE = 256
-_ROWS = 128
+_ROWS_PER_BLOCK = 128
 
 
 class Passes:
@@ -52,22 +52,22 @@ class Passes:
 
     @classmethod
     def random(cls, attend: Attend, shape: Sequence[int], device: str, precision: str = "fp32") -> Passes:
-        """Makes passes over normally distributed inputs, which are the same in each call."""
+        """Makes passes over normally distributed inputs. The seed is fixed, so each call makes equal inputs."""
         torch.manual_seed(0)
         q, k, v, gradient = (torch.randn(*shape, device=device, dtype=DTYPES[precision]) for _ in range(4))
         return cls(attend, [tensor.requires_grad_() for tensor in (q, k, v)], gradient)
 
     def like(self, attend: Attend, convert: Callable[[Tensor], Tensor]) -> Passes:
-        """Makes passes of another implementation over converted inputs, such as inputs in another precision."""
+        """Makes passes of another implementation over the converted inputs, for example over fp64 copies of them."""
         inputs = [convert(tensor.detach()).requires_grad_() for tensor in self.inputs]
         return Passes(attend, inputs, convert(self.gradient))
 
     def forward(self) -> Tensor:
-        """Returns the output, which autograd records for the backward pass."""
+        """Returns the output. If gradients are enabled, autograd records the pass for the backward pass."""
         return self.attend(*self.inputs)
 
     def backward(self, out: Tensor, keep: bool = False) -> tuple[Tensor, ...]:
-        """Returns dq, dk and dv. With ``keep``, the saved tensors remain, so that backward can run again."""
+        """Returns dq, dk and dv. With ``keep``, the saved tensors are kept, so that the backward pass can run again."""
         return torch.autograd.grad(out, self.inputs, self.gradient, retain_graph=keep)
 
     def end_to_end(self) -> tuple[Tensor, ...]:
@@ -77,52 +77,52 @@ class Passes:
 
 
 def max_error(results: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
-    """Returns max |result − exact| ÷ max |exact| of the worst tensor, or NaN if any tensor holds a NaN.
+    """Returns the largest of the tensors' errors, max |result − exact| ÷ max |exact|, or NaN if an error is NaN.
 
-    Tensors that are zero up to rounding are left out.
+    Tensors that are zero up to rounding are ignored.
     """
     sizes = [float(tensor.abs().max()) for tensor in exact]
     errors = [
         float((result.to(reference.dtype) - reference).abs().max()) / size
         for result, reference, size in zip(results, exact, sizes, strict=True)
-        if not size <= _ZERO_SHARE * max(sizes)
+        if not size <= _ZERO_TENSOR_SHARE * max(sizes)
     ]
     return math.nan if any(map(math.isnan, errors)) else max(errors)
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Computes all scores at once: matmul, mask, softmax, matmul, each a pass over (B, H, S, S).
+    """Computes attention with all scores at once: matmul, mask, softmax and matmul each read or write (B, H, S, S).
 
     Args:
         q, k, v: (B, H, S, d) each, as for all implementations.
         causal: whether each query ignores later keys.
     """
-    return _masked(q @ k.mT / math.sqrt(q.shape[-1]), causal).softmax(-1) @ v
+    return _mask_later_keys(q @ k.mT / math.sqrt(q.shape[-1]), causal).softmax(-1) @ v
 
 
 def later_keys(rows: int, keys: int, device: str | torch.device) -> Tensor:
-    """Returns which keys are hidden from each query, (rows, keys): the later ones; the last query sees all keys."""
+    """Returns a mask (rows, keys) of the keys that come after each query. The last query sees all keys."""
     return torch.ones(rows, keys, dtype=torch.bool, device=device).triu(keys - rows + 1)
 
 
-def _masked(scores: Tensor, causal: bool) -> Tensor:
-    """Returns the scores, minus infinity for later keys."""
+def _mask_later_keys(scores: Tensor, causal: bool) -> Tensor:
+    """Returns the scores. If ``causal``, the scores of keys that come after their query are minus infinity."""
     rows, keys = scores.shape[-2:]
     return scores.masked_fill(later_keys(rows, keys, scores.device), -math.inf) if causal else scores
 
 
 def blocked(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Computes attention like ``naive`` with all scores in memory at once, but both matmuls in tiles of 256."""
-    scores = torch.cat([_scores_by_tile(rows, k) for rows in _split(q, _TILE, -2)], -2)  # (B, H, S, S)
-    weights = _masked(scores / math.sqrt(q.shape[-1]), causal).softmax(-1)
-    return torch.cat([_values_by_tile(rows, v) for rows in _split(weights, _TILE, -2)], -2)
+    """Computes attention with all scores in memory at once, as ``naive`` does, but both matmuls in tiles of 256."""
+    scores = torch.cat([_compute_scores_by_tile(rows, k) for rows in _split(q, _TILE, -2)], -2)  # (B, H, S, S)
+    weights = _mask_later_keys(scores / math.sqrt(q.shape[-1]), causal).softmax(-1)
+    return torch.cat([_sum_values_by_tile(rows, v) for rows in _split(weights, _TILE, -2)], -2)
 
 
-def _scores_by_tile(q: Tensor, k: Tensor) -> Tensor:  # (B, H, 256, d), (B, H, S, d) -> (B, H, 256, S)
+def _compute_scores_by_tile(q: Tensor, k: Tensor) -> Tensor:  # (B, H, 256, d), (B, H, S, d) -> (B, H, 256, S)
     return torch.cat([q @ keys.mT for keys in _split(k, _TILE, -2)], -1)
 
 
-def _values_by_tile(weights: Tensor, v: Tensor) -> Tensor:  # (B, H, 256, S), (B, H, S, d) -> (B, H, 256, d)
+def _sum_values_by_tile(weights: Tensor, v: Tensor) -> Tensor:  # (B, H, 256, S), (B, H, S, d) -> (B, H, 256, d)
     pairs = zip(_split(weights, _TILE, -1), _split(v, _TILE, -2), strict=True)
     summed: Tensor = reduce(add, (part @ values for part, values in pairs))
     return summed
@@ -134,26 +134,27 @@ def _split(x: Tensor, size: int, dim: int) -> tuple[Tensor, ...]:
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Computes blocks of 128 query rows, each from its scores to its output before the next block starts.
+    """Computes attention in blocks of 128 query rows, each from scores to output before the next block starts.
 
-    A block has many rows because a launch costs more than the work of one row. The rows are complete, so the ordinary
-    softmax works. A causal block skips the keys after its last row. Backward recomputes the scores of each block.
+    A block has many rows, because a kernel launch costs more than the work of one row. A block contains all scores of
+    its rows, so the ordinary softmax works. With a causal mask, a block skips the keys after its last row. Backward
+    recomputes the scores of each block.
     """
     training = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     outputs = []
-    for first, rows in zip(range(0, q.shape[-2], _ROWS), _split(q, _ROWS, -2), strict=True):
-        visible = min(first + _ROWS, k.shape[-2]) if causal else k.shape[-2]
+    for first, rows in zip(range(0, q.shape[-2], _ROWS_PER_BLOCK), _split(q, _ROWS_PER_BLOCK, -2), strict=True):
+        visible = min(first + _ROWS_PER_BLOCK, k.shape[-2]) if causal else k.shape[-2]
         inputs = (rows, k[..., :visible, :], v[..., :visible, :], causal)
-        # Without the checkpoint, autograd would save the S² softmax weights of all blocks.
+        # Without activation checkpointing, autograd would save the softmax weights of all blocks, S² numbers.
         outputs.append(checkpoint(naive, *inputs, use_reentrant=False) if training else naive(*inputs))
     return torch.cat(outputs, -2)
 
 
 def triton_attention(d_head: int) -> Attention:
-    """Returns the implementation of FlashAttention-2 in Triton.
+    """Returns the implementation of attention by the Triton kernels of FlashAttention-2.
 
     Raises:
-        NotHereError: Triton is not installed, or there is no kernel for this d_head.
+        NotHereError: Triton is not installed, or the kernels do not support this d_head.
     """
     if importlib.util.find_spec("triton") is None:
         raise NotHereError("FlashAttention on a GPU needs Triton", "pip install triton")

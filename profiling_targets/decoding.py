@@ -28,7 +28,7 @@ _FIRST_TOKEN_SAMPLES = 5
 
 
 class Cache:
-    """A cache for the keys and values of all layers, with the number of filled positions."""
+    """A key-value cache for all layers, with the number of its filled positions."""
 
     def __init__(self, config: Config) -> None:
         size, length = config.size, config.context_length
@@ -37,14 +37,14 @@ class Cache:
         self.filled = 0
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Appends new keys and values (B, H, S, d_head), and returns all of both, (B, H, N + S, d_head) each."""
-        room, end = self.tensor[layer], self.filled + k.shape[2]  # room (2, B, H, T, d_head)
-        room[0, :, :, self.filled : end], room[1, :, :, self.filled : end] = k, v
-        return room[0, :, :, :end], room[1, :, :, :end]
+        """Appends new keys and values (B, H, S, d_head) of a layer, and returns all of them, (B, H, N + S, d_head)."""
+        cached, end = self.tensor[layer], self.filled + k.shape[2]  # room (2, B, H, T, d_head)
+        cached[0, :, :, self.filled : end], cached[1, :, :, self.filled : end] = k, v
+        return cached[0, :, :, :end], cached[1, :, :, :end]
 
 
 class Decoder(Transformer):
-    """The transformer with an attention that uses the key-value cache if it is given one."""
+    """The transformer, with an attention that reads and extends a key-value cache if ``forward`` gets one."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -53,15 +53,15 @@ class Decoder(Transformer):
             cast("SelfAttention", block.attention).attend = partial(self._attend, layer)
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, masked: Tensor) -> Tensor:
-        """Attends to the cached keys and values: (B, H, S, d_head) each -> (B, H, S, d_head)."""
+        """Attends to the cached and the new keys and values: (B, H, S, d_head) each -> (B, H, S, d_head)."""
         if self.cache is not None:
             k, v = self.cache.extend(layer, k, v)  # (B, H, N + S, d_head)
         return self.attend(q, k, v, masked)
 
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
-        """Returns the logits (B, V) of the last of the new tokens (B, S), which follow the cached tokens.
+        """Returns the logits (B, V) after the last of the new tokens (B, S). The new tokens follow the cached tokens.
 
-        If the cache is not empty, S must be 1, because the attention can mask either a whole sequence or nothing.
+        If the cache is not empty, S must be 1, because the attention supports only a square causal mask or no mask.
         """
         self.cache = cache
         start = cache.filled if cache is not None else 0
@@ -77,14 +77,13 @@ class Decoder(Transformer):
 
 
 def generate(model: Decoder, sequence: Tensor, prompt_length: int, cache: Cache | None) -> Iterator[Tensor]:
-    """Yields the logits (B, V) of each new token of a sequence, and writes the greedy token into the sequence.
+    """Yields the logits (B, V) for each new token, and writes the most likely token into the sequence.
 
     Args:
         model: the model.
         sequence: the prompt, followed by the positions of the new tokens, (B, prompt + tokens).
         prompt_length: the number of tokens in the prompt.
-        cache: the cache, which is filled from the prompt again. With None, each token needs a pass over the whole
-            sequence.
+        cache: the cache, whose contents are replaced. With None, each token needs a pass over the whole sequence.
     """
     if cache is not None:
         cache.filled = 0
@@ -96,15 +95,15 @@ def generate(model: Decoder, sequence: Tensor, prompt_length: int, cache: Cache 
 
 
 @contextmanager
-def made_in(dtype: torch.dtype, device: str) -> Iterator[None]:
-    """Makes new tensors on the device and in the dtype, so that weights in fp32 do not set the peak of memory."""
-    before = torch.get_default_dtype()
+def tensors_made_in(dtype: torch.dtype, device: str) -> Iterator[None]:
+    """Sets the default device and dtype inside the block, so that no fp32 copy of weights raises the peak memory."""
+    default_dtype = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
             yield
     finally:
-        torch.set_default_dtype(before)
+        torch.set_default_dtype(default_dtype)
 
 
 class _Decoding:
@@ -114,20 +113,20 @@ class _Decoding:
         torch.manual_seed(case.seed)
         self.case = case
         config = make_config(case, context_length=case.cache_length, mode="forward")  # RoPE's tables cover the cache
-        with made_in(torch.bfloat16 if case.precision == "bf16" else torch.float32, case.device):
+        with tensors_made_in(torch.bfloat16 if case.precision == "bf16" else torch.float32, case.device):
             self.model = Decoder(config)
             self.cache = Cache(config) if case.cache else None
         shape = (case.batch_size, case.prompt_length + case.tokens)
         self.sequence = torch.randint(config.size.vocab_size, shape, device=case.device)  # (B, prompt + tokens)
 
-    def tokens_ms(self, tokens: int) -> list[float]:
-        """Returns the time of each of the first tokens in ms, including the wait for the device."""
-        room = self.sequence[:, : self.case.prompt_length + tokens]
-        generation = generate(self.model, room, self.case.prompt_length, self.cache)
+    def time_tokens_ms(self, tokens: int) -> list[float]:
+        """Generates tokens after the prompt, and returns the time of each in ms, including the wait for the device."""
+        sequence = self.sequence[:, : self.case.prompt_length + tokens]
+        generation = generate(self.model, sequence, self.case.prompt_length, self.cache)
         return time_calls_ms(lambda: next(generation), self.case.device, 0, tokens)
 
-    def generate_largest(self) -> None:
-        """Generates the token that needs the most memory: the first token with a cache, else the last token."""
+    def generate_peak_token(self) -> None:
+        """Generates the token that needs the most memory: with a cache the first token, without it the last token."""
         length = self.case.prompt_length if self.cache else self.sequence.shape[1] - 1
         next(generate(self.model, self.sequence[:, : length + 1], length, self.cache))
 
@@ -138,13 +137,13 @@ def measure(case: DecodeCase, figures: DecodeFigures) -> None:
     set_precision(case.precision)
     with measure_allocations(case.device) as memory:
         decoding = _Decoding(case)
-        decoding.generate_largest()
+        decoding.generate_peak_token()
     figures.peak_bytes = memory.peak_bytes
     figures.weights_bytes = sum(weight.nbytes for weight in decoding.model.parameters())
     figures.cache_bytes = decoding.cache.tensor.nbytes if decoding.cache else 0
-    decoding.tokens_ms(case.warmup_tokens)
-    figures.first_token = Times.of([decoding.tokens_ms(1)[0] for _ in range(_FIRST_TOKEN_SAMPLES)])
-    times = figures.token_times_ms = decoding.tokens_ms(case.tokens)
+    decoding.time_tokens_ms(case.warmup_tokens)
+    figures.first_token = Times.of([decoding.time_tokens_ms(1)[0] for _ in range(_FIRST_TOKEN_SAMPLES)])
+    times = figures.token_times_ms = decoding.time_tokens_ms(case.tokens)
     figures.between_tokens = Times.of(times[1:])
     figures.between_tokens_p95_ms = statistics.quantiles(times[1:], n=20, method="inclusive")[-1]
     figures.tokens_per_s = case.batch_size / figures.between_tokens.ms * MS_PER_S

@@ -41,25 +41,25 @@ _LAUNCH = "Start it with torchrun --nproc-per-node 2 -m profiling_targets.distri
 
 @dataclass(frozen=True)
 class Lateness:
-    """The planted fault: the rank that is late in each step, and by how many milliseconds."""
+    """The planted fault: the rank that is late in each step, and how late it is in ms. Without a rank, none is late."""
 
     late_rank: int | None
     late_ms: float
 
 
 def plant_delay(lateness: Lateness, training: SharedTraining) -> list[float]:
-    """Makes this rank sleep at the start of each later step, if it is the late rank.
+    """Makes this rank sleep at the start of each step from now on, if it is the late rank.
 
     Returns:
-        The list to which each step appends the time that it slept, in ms.
+        A list to which each step appends the duration of its sleep in ms.
     """
     delays: list[float] = []
 
     def sleep() -> None:
-        """Sleeps for the planted time, and notes how long it took in ms."""
-        before = time.perf_counter_ns()
+        """Sleeps for the planted time, and notes the duration of the sleep in ms."""
+        start = time.perf_counter_ns()
         time.sleep(lateness.late_ms / MS_PER_S)
-        delays.append((time.perf_counter_ns() - before) / NS_PER_MS)
+        delays.append((time.perf_counter_ns() - start) / NS_PER_MS)
 
     if training.rank.number == lateness.late_rank:
         training.before_load = sleep
@@ -67,7 +67,7 @@ def plant_delay(lateness: Lateness, training: SharedTraining) -> list[float]:
 
 
 def step(training: SharedTraining, *, synchronized: bool) -> None:
-    """Runs one training step. Unless steps are synchronized, the GPU may still run earlier steps afterwards."""
+    """Runs one training step. Unless it is synchronized, the GPU may still run the step afterwards."""
     with annotate("step"):
         with annotate("input"):
             training.load()
@@ -88,11 +88,11 @@ def measure(
 ) -> dict[str, Any]:
     """Warms up, then runs the steps between cudaProfilerStart and cudaProfilerStop, which all ranks call together.
 
-    The times get the milliseconds of each step: ``step`` is from its start to the start of the next step on the CPU's
-    clock, and ``delay`` is the planted sleep of a late rank.
+    The times of each step are added to ``times`` in ms: ``step`` is the time on the CPU's clock from the start of the
+    step to the start of the next step, and ``delay`` is the planted sleep of a late rank.
 
     Returns:
-        The loss, or None as the loss if another rank computes it.
+        The loss under the key ``loss``, or None there if another rank computes the loss.
     """
     config, device = training.config, training.config.device
     delays = plant_delay(lateness, training)
@@ -102,7 +102,7 @@ def measure(
         synchronize(device)
     wait_for_all_ranks()
     switch_profiler("start", device)
-    wait_for_all_ranks()  # the profiler takes a different time to start on each rank
+    wait_for_all_ranks()  # the time that the profiler needs to start differs between the ranks
     begins = []
     for _ in range(config.steps):
         begins.append(time.perf_counter_ns())
@@ -118,7 +118,9 @@ def measure(
 
 
 def join_ranks(device: str, rank: Rank) -> Callable[[], None]:
-    """Joins this process with the other ranks, and returns a barrier that sends messages between CPUs only.
+    """Joins this process with the other ranks, and returns a function that waits for all ranks.
+
+    The function sends messages between CPUs only, because a barrier of NCCL would run a kernel on the GPU.
 
     Raises:
         ConfigurationError: this machine has no GPU for the rank.
@@ -132,12 +134,12 @@ def join_ranks(device: str, rank: Rank) -> Callable[[], None]:
             )
         torch.cuda.set_device(gpu)
     dist.init_process_group("nccl" if gpu else "gloo", timeout=_TIMEOUT, device_id=gpu)
-    gate = dist.new_group(backend="gloo")  # a barrier of NCCL would run a kernel in the capture
-    return lambda: dist.monitored_barrier(gate, _TIMEOUT)
+    cpu_group = dist.new_group(backend="gloo")
+    return lambda: dist.monitored_barrier(cpu_group, _TIMEOUT)
 
 
-def this_rank() -> Rank:
-    """Returns the rank that the launcher's environment variables give.
+def read_rank() -> Rank:
+    """Returns the rank of this process, from the environment variables that a launcher sets.
 
     Raises:
         ConfigurationError: the variables are not set, so no launcher started this process.
@@ -148,7 +150,7 @@ def this_rank() -> Rank:
         raise ConfigurationError(f"{error.args[0]} is not set: no launcher started this process", _LAUNCH) from error
 
 
-def parse(arguments: list[str]) -> tuple[Config, Sharing, Lateness, argparse.Namespace]:
+def parse_arguments(arguments: list[str]) -> tuple[Config, Sharing, Lateness, argparse.Namespace]:
     """Reads the command line: the model, how the ranks share the model, the planted lateness, and all parsed arguments.
 
     Raises:
@@ -171,7 +173,7 @@ def parse(arguments: list[str]) -> tuple[Config, Sharing, Lateness, argparse.Nam
 
 def run(config: Config, sharing: Sharing, lateness: Lateness, parsed: argparse.Namespace) -> int:
     """Trains as this rank, and returns the exit code."""
-    rank = this_rank()
+    rank = read_rank()
     if lateness.late_rank is not None and not 0 <= lateness.late_rank < rank.world_size:
         raise ConfigurationError(f"There is no rank {lateness.late_rank}: the ranks are 0 to {rank.world_size - 1}")
     described = replace(config.run(), rank=rank.number, world_size=rank.world_size)
@@ -193,7 +195,7 @@ def run(config: Config, sharing: Sharing, lateness: Lateness, parsed: argparse.N
 def main(arguments: list[str] | None = None) -> int:
     """Runs the target with the arguments of the command line, and returns the exit code."""
     try:
-        return run(*parse(sys.argv[1:] if arguments is None else arguments))
+        return run(*parse_arguments(sys.argv[1:] if arguments is None else arguments))
     except ConfigurationError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2

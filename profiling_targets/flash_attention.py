@@ -22,13 +22,12 @@ _DELTA_ROWS = 64
 
 @dataclass(frozen=True)
 class Launch:
-    """How a kernel is launched.
+    """The parameters with which a kernel is launched.
 
     Attributes:
         block_m, block_n: the numbers of queries and keys in a tile, which are powers of two.
-        num_warps: the warps of a thread block.
-        num_stages: the stages of the software pipeline that loads tiles ahead.
-
+        num_warps: the number of warps in a thread block.
+        num_stages: the number of stages of the software pipeline that loads tiles in advance.
     """
 
     block_m: int
@@ -37,20 +36,20 @@ class Launch:
     num_stages: int
 
 
-def _launches(*sizes: tuple[int, int, int, int]) -> dict[int, Launch]:
+def _make_launches(*sizes: tuple[int, int, int, int]) -> dict[int, Launch]:
     return {d_head: Launch(*size) for d_head, size in zip(D_HEADS, sizes, strict=True)}
 
 
-#: The launch by kernel and precision of the matmuls, then by d_head. Each launch was the fastest of those tried on an
-#: H200 with causal attention and 16 heads, over contexts of 4,096 and 16,384 tokens (fp32: 2,048). The time at each
-#: context was weighted with the inverse of the context's number of scores.
+#: The launch parameters by kernel and precision of the matmuls, then by d_head. They were the fastest of several that
+#: were tried on an H200, with causal attention and 16 heads. The measure was the sum of the times at contexts of 4,096
+#: and 16,384 tokens (fp32: 2,048), each divided by its number of scores.
 LAUNCHES: dict[tuple[str, str], dict[int, Launch]] = {
-    ("forward", "half"): _launches((64, 64, 4, 3), (64, 64, 4, 3), (128, 64, 4, 3), (128, 128, 8, 3)),
-    ("keys", "half"): _launches((64, 128, 4, 3), (64, 128, 4, 3), (32, 64, 4, 2), (64, 64, 4, 2)),
-    ("queries", "half"): _launches((64, 64, 4, 3), (64, 64, 4, 3), (128, 64, 4, 3), (128, 64, 8, 3)),
-    ("forward", "tf32x3"): _launches((32, 32, 4, 2), (64, 32, 8, 2), (64, 32, 4, 2), (32, 32, 4, 2)),
-    ("keys", "tf32x3"): _launches((32, 32, 4, 2), (32, 32, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2)),
-    ("queries", "tf32x3"): _launches((32, 32, 4, 1), (32, 32, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2)),
+    ("forward", "half"): _make_launches((64, 64, 4, 3), (64, 64, 4, 3), (128, 64, 4, 3), (128, 128, 8, 3)),
+    ("keys", "half"): _make_launches((64, 128, 4, 3), (64, 128, 4, 3), (32, 64, 4, 2), (64, 64, 4, 2)),
+    ("queries", "half"): _make_launches((64, 64, 4, 3), (64, 64, 4, 3), (128, 64, 4, 3), (128, 64, 8, 3)),
+    ("forward", "tf32x3"): _make_launches((32, 32, 4, 2), (64, 32, 8, 2), (64, 32, 4, 2), (32, 32, 4, 2)),
+    ("keys", "tf32x3"): _make_launches((32, 32, 4, 2), (32, 32, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2)),
+    ("queries", "tf32x3"): _make_launches((32, 32, 4, 1), (32, 32, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2)),
 }
 
 
@@ -63,7 +62,7 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     Args:
         q, k, v: (B, H, S, d_head) in bf16, fp16 or fp32 on one device. d_head must be in ``D_HEADS``. The tensors are
             copied first if their strides differ or their last dimension is not contiguous.
-        causal: whether each row ignores later keys.
+        causal: whether each query ignores later keys.
 
     Returns:
         The output, (B, H, S, d_head), contiguous, with the dtype of q.
@@ -74,12 +73,12 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 
 class FlashAttention(torch.autograd.Function):
-    """The kernels as an autograd function."""
+    """The autograd function whose forward and backward run the Triton kernels."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, matmuls: str) -> Tensor:
         """Computes the output, and saves the inputs, the output and one number per row for backward."""
-        q, k, v = _alike(q, k, v)
+        q, k, v = _with_equal_strides(q, k, v)
         out, lse = run_forward(q, k, v, causal, matmuls)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.causal, ctx.matmuls = causal, matmuls
@@ -93,10 +92,10 @@ class FlashAttention(torch.autograd.Function):
 
 
 def run_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, matmuls: str) -> tuple[Tensor, Tensor]:
-    """Returns the output, and lse (B, H, S), the binary logarithm of each row's softmax denominator."""
+    """Returns the output, and ``lse`` (B, H, S), the binary logarithm of the softmax denominator of each row."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
-    _run("forward", (q, k, v, out, lse), causal, matmuls)
+    _launch_kernel("forward", (q, k, v, out, lse), causal, matmuls)
     return out, lse
 
 
@@ -105,21 +104,21 @@ def run_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients of q, k and v, contiguous.
 
-    One kernel visits the rows for each tile of keys, and another visits the keys for each tile of rows. Each recomputes
-    the scores, which takes seven matmuls instead of five, but no two thread blocks add to the same number.
+    One kernel visits all rows for each tile of keys, and another kernel visits all keys for each tile of rows. Both
+    recompute the scores. This takes seven matmuls instead of five, but needs no atomic additions.
     """
     delta = torch.empty_like(lse)  # (B, H, S)
     with torch.cuda.device(q.get_device()):
         blocks = triton.cdiv(delta.numel(), _DELTA_ROWS)
         delta_kernel[(blocks,)](out, out_grad, delta, delta.numel(), q.shape[-1], _DELTA_ROWS)
     dq, dk, dv = (torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(3))
-    _run("keys", (q, k, v, out_grad, lse, delta, dk, dv), causal, matmuls)
-    _run("queries", (q, k, v, out_grad, lse, delta, dq), causal, matmuls)
+    _launch_kernel("keys", (q, k, v, out_grad, lse, delta, dk, dv), causal, matmuls)
+    _launch_kernel("queries", (q, k, v, out_grad, lse, delta, dq), causal, matmuls)
     return dq, dk, dv
 
 
-def _run(name: str, tensors: tuple[Tensor, ...], causal: bool, matmuls: str) -> None:
-    """Starts a kernel for each head and each tile of rows or keys. The first of the ``tensors`` is q."""
+def _launch_kernel(name: str, tensors: tuple[Tensor, ...], causal: bool, matmuls: str) -> None:
+    """Launches a kernel with a thread block for each head and each tile of rows or keys. The first tensor is q."""
     batch_size, heads, length, d_head = tensors[0].shape
     launch = LAUNCHES[name, matmuls][d_head]
     tile = launch.block_n if name == "keys" else launch.block_m
@@ -141,7 +140,7 @@ def _run(name: str, tensors: tuple[Tensor, ...], causal: bool, matmuls: str) -> 
         )
 
 
-def _alike(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _with_equal_strides(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Returns the tensors with equal strides and a contiguous last dimension, copied if necessary."""
     strides = tensors[0].stride()
     alike = strides[-1] == 1 and all(tensor.stride() == strides for tensor in tensors)

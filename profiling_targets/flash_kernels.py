@@ -1,6 +1,6 @@
-"""Defines FlashAttention-2 as Triton kernels: one for the forward pass, three for the backward pass.
+"""Defines FlashAttention-2 as Triton kernels: one kernel for the forward pass, and three for the backward pass.
 
-No kernel writes the S × S scores to memory. Each kernel holds one tile of scores in registers and discards it after
+No kernel writes the S × S scores to memory. Each kernel keeps one tile of scores in registers and discards it after
 use. The forward pass stores one number per row, the logarithm of the softmax's denominator, from which the backward
 pass recomputes the probabilities (Dao, *FlashAttention-2*, 2023, https://arxiv.org/abs/2307.08691, algorithms 1 and 2).
 ``tiled_attention.py`` is the same algorithm in PyTorch, to read first.
@@ -51,7 +51,7 @@ def load_numbers(start, first, length, rows: tl.constexpr, masked: tl.constexpr)
 
 @triton.jit
 def is_visible(first_row, first_key, length, block_m: tl.constexpr, block_n: tl.constexpr, causal: tl.constexpr):
-    """Returns which keys each row may see (block_m, block_n). Results of rows past the length are never stored."""
+    """Returns a mask (block_m, block_n) of the keys that each row may see. Rows past the length are never stored."""
     row, key = first_row + tl.arange(0, block_m), first_key + tl.arange(0, block_n)
     return row[:, None] >= key[None, :] if causal else tl.broadcast_to(key[None, :] < length, (block_m, block_n))
 
@@ -62,7 +62,7 @@ def attend_tiles(
     block_m: tl.constexpr, block_n: tl.constexpr, d_head: tl.constexpr,
     causal: tl.constexpr, masked: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """Updates the rows' running sum of values, denominator and largest score with the keys ``begin`` to ``end``."""
+    """Adds the keys ``begin`` to ``end`` to the running sum of values, denominator and largest score of each row."""
     for first in tl.range(begin, end, block_n):
         k_tile = load_rows(k, first, stride, length, block_n, d_head, masked)
         scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=precision)
@@ -113,7 +113,7 @@ def forward_kernel(
 
 @triton.jit
 def delta_kernel(out, out_grad, delta, rows, d_head: tl.constexpr, block_m: tl.constexpr):
-    """Computes Σ out · gradient of out for each of the B × H × S rows, a common term of the softmax's gradient."""
+    """Computes Σ out · gradient of out for each of the B × H × S rows, a term of the softmax's gradient."""
     first = tl.program_id(0).to(tl.int64) * block_m
     out_tile = load_rows(out, first, d_head, rows, block_m, d_head, True).to(tl.float32)
     grad_tile = load_rows(out_grad, first, d_head, rows, block_m, d_head, True).to(tl.float32)
@@ -127,10 +127,10 @@ def key_tiles(
     block_m: tl.constexpr, block_n: tl.constexpr, d_head: tl.constexpr,
     causal: tl.constexpr, masked: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """Adds the contributions of the rows ``begin`` to ``end`` to the gradients of some keys and values.
+    """Adds the contributions of the rows ``begin`` to ``end`` to the gradients of one tile of keys and values.
 
-    The tiles are transposed, with keys down and rows across, so that no matmul needs a transposed first operand. Rows
-    past the length are zeros in q and in the gradient, and so add nothing.
+    The tiles of scores are transposed, (keys, rows), so that no matmul needs a transposed first operand. Rows past the
+    length are zeros in q and in the gradient, so they add nothing.
     """
     for first in tl.range(begin, end, block_m):
         q_tile = load_rows(q, first, stride, length, block_m, d_head, masked)
@@ -196,7 +196,7 @@ def query_tiles(
     block_m: tl.constexpr, block_n: tl.constexpr, d_head: tl.constexpr,
     causal: tl.constexpr, masked: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """Adds the contributions of the keys ``begin`` to ``end`` to the gradients of some queries."""
+    """Adds the contributions of the keys ``begin`` to ``end`` to the gradients of one tile of queries."""
     for first in tl.range(begin, end, block_n):
         k_tile = load_rows(k, first, stride, length, block_n, d_head, masked)
         scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=precision)

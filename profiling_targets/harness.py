@@ -1,13 +1,13 @@
-"""Holds what the profiling targets share: configuration, NVTX ranges, timed steps, memory and rows of results.
+"""Contains the code that the profiling targets share: configuration, NVTX ranges, timed steps, memory and result rows.
 
 ``run`` runs a target that trains: it warms up, opens the capture range, times the phases, and reports how the run
-ended. A target that measures the cases of an experiment is a function ``measure(case, figures)``, which ``main`` turns
-into a program. With ``--cases FILE --rows FILE`` the program measures each case of a JSON list and appends one line of
-JSON for each case, so that an interrupted experiment can continue after the last line.
+ended. A target of an experiment is a function ``measure(case, figures)``, which ``main`` turns into a program. With
+``--cases FILE --rows FILE`` the program measures each case of a JSON list and appends a line of JSON for each case, so
+that an interrupted experiment can continue after the last line.
 
-Every phase is timed with ``time.perf_counter_ns()`` around work that is synchronized at its end, so the wall time of
-the phase's range is the phase's time. The measured steps lie between cudaProfilerStart and cudaProfilerStop. The
-warm-up before them lies inside a range named ``warmup``.
+A phase is timed with ``time.perf_counter_ns()``, and the device is synchronized at its end. So the wall time of the
+phase's range is the time of the phase. The measured steps lie between cudaProfilerStart and cudaProfilerStop. The
+warm-up steps before them lie inside a range named ``warmup``.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ F = TypeVar("F")
 Phases = Mapping[str, Callable[[], object]]
 Times = dict[str, list[float]]
 
-_OUT_OF_MEMORY_TEXTS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllocator")
+_OUT_OF_MEMORY_MESSAGES = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllocator")
 _GRAPH_WARMUP_STEPS = 3
 _ranges_enabled = True
 
 
 def annotate(name: str) -> AbstractContextManager[None]:
-    """Puts an NVTX range around a block of code, unless ranges are disabled.
+    """Returns a context manager that puts an NVTX range around its block, unless ranges are disabled.
 
-    Code that torch.compile traces gets no ranges, because a range would break its graph.
+    Code that torch.compile traces gets no ranges, because a range would cause a graph break.
     """
     if torch.compiler.is_compiling() or not _ranges_enabled:
         return nullcontext()
@@ -59,7 +59,7 @@ def annotate(name: str) -> AbstractContextManager[None]:
 
 
 class _Range(AbstractContextManager[None]):
-    """An NVTX range as a context manager. A generator-based context manager would take twice as long."""
+    """An NVTX range as a context manager, written as a class because a generator would take twice as long."""
 
     __slots__ = ("name",)
 
@@ -85,7 +85,7 @@ def open_range(name: str) -> Callable[[], None]:
 def _range_functions() -> tuple[Callable[..., Any], ...]:
     """Returns the functions push, pop, start and end of torch.cuda.nvtx.
 
-    A CPU build of PyTorch has none. The functions of the package ``nvtx`` are used there, if it is installed.
+    In a CPU build of PyTorch these functions fail. Then those of the package ``nvtx`` are used, if it is installed.
     """
     try:
         torch.cuda.nvtx.mark("ranges of profiling_targets")  # type: ignore[no-untyped-call]
@@ -99,10 +99,10 @@ def _range_functions() -> tuple[Callable[..., Any], ...]:
 
 
 class Workload(Protocol):
-    """The model, data and optimizer that a target makes from its configuration."""
+    """A workload that a target makes from its configuration, such as a model with its data and optimizer."""
 
     def phases(self) -> Phases:
-        """Returns the phases of a step, in order."""
+        """Returns the function of each phase of a step by the phase's name, in order."""
 
 
 def run(
@@ -119,11 +119,11 @@ def run(
 
     Args:
         build: makes the workload.
-        options: the device, the numbers of warm-up and measured steps, and whether to capture each phase as a CUDA
+        options: the device, the numbers of warm-up and measured steps, and whether each phase is captured as a CUDA
             graph.
         described: the configuration as the results record it.
-        results: the JSON file for the run's manifest entries and times, or None to write no file.
-        ranges: whether to write NVTX ranges.
+        results: the JSON file for the manifest entries and the times of the run, or None to write no file.
+        ranges: whether NVTX ranges are written.
     """
 
     def measure(times: Times) -> Mapping[str, Any]:
@@ -134,7 +134,7 @@ def run(
                 phases = capture_graphs(phases)
             for _ in range(options.warmup_steps):
                 run_step_ns(phases, device)
-            synchronize(device)  # the work that made the model and its data must not run into the first measured step
+            synchronize(device)  # so that earlier work of the device is no part of the first measured step
         switch_profiler("start", device)
         for _ in range(options.steps):
             for phase, ns in run_step_ns(phases, device).items():
@@ -152,7 +152,7 @@ def run_measured(
     """Measures with the target's own function, prints and writes the results, and returns the exit code.
 
     Args:
-        measure: adds the milliseconds of each step to the times, and returns further entries for the results.
+        measure: adds the times of each step in ms to its argument, and returns further entries for the results.
         device: the device that the target runs on.
         described, results, ranges: as for :func:`run`.
     """
@@ -181,31 +181,31 @@ def run_measured(
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Returns whether an error of PyTorch, cuBLAS or Python reports that memory ran out."""
-    return isinstance(error, MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY_TEXTS)
+    return isinstance(error, MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY_MESSAGES)
 
 
 def run_step_ns(phases: Phases, device: str) -> dict[str, int]:
-    """Runs one step, synchronizes at the end of each phase, and returns the times in ns by phase and of the step."""
+    """Runs one step, and synchronizes at the end of each phase. Returns the times of the phases and the step in ns."""
     ns = {}
-    before_step = time.perf_counter_ns()
+    step_start = time.perf_counter_ns()
     with annotate("step"):
         for name, phase in phases.items():
-            before = time.perf_counter_ns()
+            phase_start = time.perf_counter_ns()
             with annotate(name):
                 phase()
                 synchronize(device)
-            ns[name] = time.perf_counter_ns() - before
-    return {**ns, "step": time.perf_counter_ns() - before_step}
+            ns[name] = time.perf_counter_ns() - phase_start
+    return {**ns, "step": time.perf_counter_ns() - step_start}
 
 
 def capture_graphs(phases: Phases) -> dict[str, Callable[[], None]]:
-    """Returns a CUDA graph's replay for each phase.
+    """Captures each phase as a CUDA graph, and returns the function that replays it.
 
-    All graphs share one memory pool. A replay reads and writes the tensors of its capture.
+    All graphs share one memory pool. A replay reads and writes the same tensors as the captured phase.
     """
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # the first steps allocate and choose algorithms, which a capture must not do
+    with torch.cuda.stream(stream):  # the first steps allocate memory and choose algorithms, which breaks a capture
         for _ in range(_GRAPH_WARMUP_STEPS):
             for phase in phases.values():
                 phase()
@@ -213,8 +213,8 @@ def capture_graphs(phases: Phases) -> dict[str, Callable[[], None]]:
     replays: dict[str, Callable[[], None]] = {}
     for name, phase in phases.items():
         graph = torch.cuda.CUDAGraph()
-        # Autograd uses the stream of the forward pass. The capture is thread-local, so that the thread of a data
-        # loader may pin memory meanwhile.
+        # Backward runs on the stream of the forward pass, so all phases are captured on one stream. The capture is
+        # thread-local, so that the thread of a data loader may pin memory during the capture.
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             phase()
         replays[name] = graph.replay
@@ -229,7 +229,12 @@ def synchronize(device: str) -> None:
 
 
 def switch_profiler(call: str, device: str) -> None:
-    """Opens or closes the capture range. Without a GPU the call only reaches a recorder that replaced the function."""
+    """Opens or closes the capture range. Without a GPU, only a recorder that replaced the function can do so.
+
+    Args:
+        call: ``start`` or ``stop``.
+        device: the device of the target.
+    """
     try:
         getattr(torch.cuda.profiler, call)()
     except (AssertionError, RuntimeError):
@@ -238,7 +243,7 @@ def switch_profiler(call: str, device: str) -> None:
 
 
 def read_machine(device: str) -> dict[str, Any]:
-    """Returns the versions of the software, the device's name, and the peak memory of tensors on it."""
+    """Returns the software versions, the name of the device, and the peak memory of tensors on the device."""
     on_gpu = device == "cuda"
     return {
         "device": device,
@@ -257,29 +262,29 @@ def time_calls_ms(
 
     Args:
         work: the function to time.
-        device: the device that it runs on.
-        warmup: calls before the measured ones.
-        steps: measured calls.
-        prepare: runs before each call and is not timed.
+        device: the device that the function uses.
+        warmup: the number of calls before the measured calls.
+        steps: the number of measured calls.
+        prepare: is called before each call, and is not timed.
     """
     times = []
     for _ in range(warmup + steps):
         if prepare:
             prepare()
             synchronize(device)
-        before = time.perf_counter_ns()
+        start = time.perf_counter_ns()
         work()
         synchronize(device)
-        times.append((time.perf_counter_ns() - before) / NS_PER_MS)
+        times.append((time.perf_counter_ns() - start) / NS_PER_MS)
     return times[warmup:]
 
 
 @dataclass
 class Allocations:
-    """The tensor memory that a block of code allocated on a GPU. Each figure is None on a CPU, which is not measured.
+    """The memory of tensors that a block of code allocated on a GPU. On a CPU, each figure is None.
 
     Attributes:
-        peak_bytes: the peak above the memory that was allocated when the block began.
+        peak_bytes: the peak of allocated memory minus the memory that was allocated when the block began.
         alive_bytes: the memory that the block allocated and that was still allocated at its end.
     """
 
@@ -289,20 +294,17 @@ class Allocations:
 
 @contextmanager
 def measure_allocations(device: str) -> Iterator[Allocations]:
-    """Counts the tensor memory that PyTorch's allocator hands out inside the block.
-
-    The figures of the yielded object are filled when the block ends.
-    """
+    """Measures the tensor memory that the block allocates. The yielded object gets its figures when the block ends."""
     block = Allocations()
     synchronize(device)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-        alive = torch.cuda.memory_allocated()
+        start_bytes = torch.cuda.memory_allocated()
     yield block
     if device == "cuda":
         torch.cuda.synchronize()
-        block.peak_bytes = torch.cuda.max_memory_allocated() - alive
-        block.alive_bytes = torch.cuda.memory_allocated() - alive
+        block.peak_bytes = torch.cuda.max_memory_allocated() - start_bytes
+        block.alive_bytes = torch.cuda.memory_allocated() - start_bytes
 
 
 def set_precision(precision: str) -> None:
@@ -312,7 +314,7 @@ def set_precision(precision: str) -> None:
 
 @dataclass(frozen=True)
 class Config(Options[NoReturn]):
-    """A transformer and the options of a run. An option that is None takes its default.
+    """The dimensions of a transformer, and the options of a run. An option that is None gets its default.
 
     Raises:
         ConfigurationError: the options cannot run together.
@@ -339,11 +341,11 @@ class Config(Options[NoReturn]):
 
 
 def make_config(case: Any, **overrides: Any) -> Config:
-    """Returns the transformer's configuration of an experiment's case.
+    """Returns the configuration of the transformer for a case of an experiment.
 
     Args:
-        case: the case, whose fields give the options of the same name.
-        overrides: further options, by name.
+        case: the case. Each field sets the option of the same name.
+        overrides: further options by name. They replace those of the case.
 
     Raises:
         NotHereError: this device cannot run the configuration.
@@ -360,8 +362,8 @@ def make_parser(target: str, description: str, options: Iterable[str] = OPTIONS)
 
     Args:
         target: the name of the target's module.
-        description: what the target does, for its help.
-        options: the names of the options beside the model and its dimensions.
+        description: the description of the target in its help.
+        options: the names of the target's options, besides those for the model and its dimensions.
     """
     parser = argparse.ArgumentParser(f"python -m profiling_targets.{target}", description=description)
     parser.add_argument("--model", default="small", help=list_model_names())
@@ -371,16 +373,16 @@ def make_parser(target: str, description: str, options: Iterable[str] = OPTIONS)
         add_option(parser, OPTIONS[name])
     parser.add_argument("--no-ranges", action="store_true", help="emit no NVTX ranges, to measure what they cost")
     parser.add_argument("--results", type=Path, metavar="FILE", help="write times and status to this JSON file")
-    parser.set_defaults(device=default_device())
+    parser.set_defaults(device="cuda" if torch.cuda.is_available() else "cpu")
     return parser
 
 
 def read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> tuple[Config, argparse.Namespace]:
-    """Reads a command line. Each dimension of a known model can be changed by an option.
+    """Reads a command line.
 
     Returns:
-        The configuration and all parsed arguments. The arguments also hold ``results`` (the file for times and status,
-        or None), ``no_ranges``, and the options that the target added.
+        The configuration and all parsed arguments. The arguments also contain ``results`` (the file for times and
+        status, or None), ``no_ranges``, and the options that the target added.
 
     Raises:
         ConfigurationError: the model is unknown, its dimensions are impossible, or the options cannot run together.
@@ -391,25 +393,25 @@ def read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> tuple
 
 
 def read_model_size(parsed: argparse.Namespace) -> ModelSize:
-    """Returns the model that a command line names, with the dimensions that the command line changes."""
+    """Returns the dimensions of the model on a command line, whose further options replace some of them."""
     changed = {name: value for name in DIMENSIONS if (value := getattr(parsed, name)) is not None}
     size = replace(find_model(parsed.model), **changed)
     return replace(size, name=f"d{size.d_model}-L{size.num_layers}") if changed else size
 
 
 class NotHereError(ConfigurationError):
-    """This device or installation cannot run the case."""
+    """An error for a case of an experiment that this device or installation cannot run."""
 
 
 def main(target: CaseTarget[C, F], measure: Callable[[C, F], None]) -> None:
-    """Measures the cases of a file that ``nsys-analyze bench`` writes, and ends the process.
+    """Measures the cases in a file that ``nsys-analyze bench`` wrote.
 
-    The process ends after the first case that fails or runs out of memory, so that the next case starts in a fresh
-    process.
+    The process ends after a case that fails or runs out of memory, so that the next case starts in a new process.
 
     Args:
         target: the types of the target's case and figures.
-        measure: fills in the figures one after another. The row keeps the figures that were measured before an error.
+        measure: fills in the figures, one after the other. The row contains the figures that were measured before an
+            error.
     """
     parser = argparse.ArgumentParser(f"python -m {target.module}")
     parser.add_argument("--cases", type=Path, metavar="FILE", required=True, help="a JSON list of the cases")
@@ -421,11 +423,6 @@ def main(target: CaseTarget[C, F], measure: Callable[[C, F], None]) -> None:
             file.write(json.dumps(row) + "\n")
         if row["status"] in ("failed", "oom"):
             sys.exit(1)
-
-
-def default_device() -> str:
-    """Returns ``cuda`` if there is a GPU, else ``cpu``."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def add_option(parser: argparse.ArgumentParser, option: Option) -> None:
@@ -463,24 +460,24 @@ def measure_case(target: CaseTarget[C, F], case: C, measure: Callable[[C, F], No
         measure(case, figures)
     except NotHereError as error:
         status, message = "unsupported", str(error)
-    except Exception as error:  # noqa: BLE001  the error is the result of this case, and its row holds the message
+    except Exception as error:  # noqa: BLE001  the error is the result of this case, and its row contains the message
         message = " ".join(str(error).split()) or type(error).__name__
         if is_out_of_memory(error):
             status = "oom"
         else:
             traceback.print_exc()
             status, message = "failed", f"{type(error).__name__}: {message}"
-    # JSON has neither an infinity nor a NaN.
-    finite = {
+    # JSON has neither infinity nor NaN.
+    finite_figures = {
         key: value if not isinstance(value, float) or math.isfinite(value) else None
         for key, value in to_json_values(figures).items()
     }
-    facts = read_machine(device)
-    del facts["peak_memory_bytes"]  # the figures of a case hold its peak
+    machine = read_machine(device)
+    del machine["peak_memory_bytes"]  # the figures of a case contain its peak memory
     return {
         "case": to_json_values(case),
         "status": status,
         "message": message,
-        "figures": finite,
-        "machine": {**facts, "threads": torch.get_num_threads()},
+        "figures": finite_figures,
+        "machine": {**machine, "threads": torch.get_num_threads()},
     }

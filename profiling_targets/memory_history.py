@@ -1,7 +1,7 @@
-"""Records the memory of one training step on a GPU, event by event: levels, peaks, and activations of each layer.
+"""Records each allocation of one training step on a GPU: memory over time, peaks, and the activations of a layer.
 
-The figures come from the history of PyTorch's caching allocator, which names the line of ``transformer.py`` that asked
-for each allocation.
+The figures come from the history of PyTorch's caching allocator. For each allocation, it contains the line of
+``transformer.py`` that requested the memory.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class MemoryEvent:
     Attributes:
         ms: the time since the step began.
         bytes: the size, negative for a release.
-        address: the address, which is the same in both events of a tensor.
-        line: the line of the model that asked for the memory, or 0 if no line of the model did.
-        function: the name of that line's function.
-        in_block: whether a layer of the model called that function.
+        address: the address of the memory, by which a release is matched with its allocation.
+        line: the line of ``transformer.py`` that requested the memory, or 0 if another file did.
+        function: the name of the function that contains this line.
+        in_block: whether a layer of the model called this function.
     """
 
     ms: float
@@ -75,7 +75,7 @@ def measure(case: MemoryCase, figures: MemoryFigures) -> None:
 
 
 def record(phases: Phases) -> tuple[list[MemoryEvent], list[Span], int]:
-    """Records one step, whose phases have run before.
+    """Records the memory of one step. The phases must have run before, so that one-time work is not recorded.
 
     Returns:
         The memory events of the step, its phases, and the bytes that were allocated before it.
@@ -147,18 +147,18 @@ def fill_figures(
 
 
 def measure_phases(levels: Sequence[Point], spans: Sequence[Span]) -> list[PhaseFigures]:
-    """Returns the memory of each phase. An event between two phases belongs to the earlier phase."""
+    """Returns the memory of each phase. An event between two phases counts for the earlier phase."""
     firsts = [0, *(bisect_right(levels, span.start_ms, key=lambda point: point[0]) for span in spans[1:])]
     ends = [*firsts[1:], len(levels)]
     figures = []
     for span, first, end in zip(spans, firsts, ends, strict=True):
-        inside = [level for _, level in levels[max(first - 1, 0) : end]]  # begins with the level at its start
+        inside = [level for _, level in levels[max(first - 1, 0) : end]]  # the first is the level when the phase starts
         figures.append(PhaseFigures(span.name, span.start_ms, span.end_ms, inside[0], max(inside)))
     return figures
 
 
 def find_unreleased_allocations(events: Iterable[MemoryEvent]) -> list[MemoryEvent]:
-    """Returns the allocations, in order, that no later event releases."""
+    """Returns the allocations that no later event releases, in the order of the events."""
     alive: dict[int, MemoryEvent] = {}
     for event in events:
         alive.pop(event.address, None)
@@ -168,7 +168,7 @@ def find_unreleased_allocations(events: Iterable[MemoryEvent]) -> list[MemoryEve
 
 
 def thin_points(points: Sequence[Point], limit: int) -> list[Point]:
-    """Returns at most ``limit`` points of a curve: the highest point of each group of consecutive points."""
+    """Returns at most ``limit`` points of a curve: the highest of each group of consecutive points."""
     size = -(-len(points) // limit)
     return [max(points[first : first + size], key=lambda point: point[1]) for first in range(0, len(points), size)]
 

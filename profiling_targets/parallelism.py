@@ -1,4 +1,4 @@
-"""Shares the training of the transformer among several GPUs. Each strategy is a class.
+"""Shares the training of the transformer among several GPUs. Each strategy of sharing is a class.
 
 ===============  ===================================  ======================================================
 strategy         a rank holds                         ranks exchange
@@ -36,20 +36,20 @@ from profiling_targets.transformer import Block, Training, Transformer
 
 @dataclass(frozen=True)
 class Rank:
-    """The rank of this process, the number of ranks, and the index of this rank's GPU on its machine."""
+    """The rank of this process, the number of ranks, and the local rank, which is the index of the rank's GPU."""
 
     number: int = 0
     world_size: int = 1
     local: int = 0
 
     def device(self, kind: str) -> torch.device:
-        """Returns the rank's GPU for ``cuda``, else the device of that kind."""
+        """Returns this rank's GPU if the kind is ``cuda``, else the device of that kind."""
         return torch.device("cuda", self.local) if kind == "cuda" else torch.device(kind)
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """How the ranks share the work.
+    """The options that set how the ranks share the training.
 
     Attributes:
         strategy: one of ``STRATEGIES``.
@@ -63,11 +63,11 @@ class Sharing:
 
 
 class SharedTraining(Training):
-    """A rank's part of the training. All ranks start from the same model, which a subclass shares among them.
+    """A rank's part of the training. All ranks make equal models, and a subclass shares the model among the ranks.
 
     Attributes:
-        has_own_batch: whether each rank has its own batch. Otherwise all ranks have the same batch.
-        before_load: the function that each step calls first.
+        has_own_batch: whether each rank has its own batch. Otherwise all ranks have equal batches.
+        before_load: a function that each step calls before it loads its batch.
     """
 
     has_own_batch = True
@@ -85,7 +85,7 @@ class SharedTraining(Training):
         return True
 
     def load(self) -> None:
-        """Copies the batch to the device, without waiting for the copy."""
+        """Starts to copy the batch to the device, without a wait for the copy."""
         self.before_load()
         self.tokens.copy_(self.host_tokens, non_blocking=True)
         self.targets.copy_(self.host_targets, non_blocking=True)
@@ -99,7 +99,7 @@ class SharedTraining(Training):
 
 
 class Replicated(SharedTraining):
-    """Data parallel (DDP): gradients are averaged in buckets while the backward pass continues."""
+    """Data parallel (DDP): the gradients are averaged among the ranks, in buckets, during the backward pass."""
 
     def prepare_model(self, model: Transformer) -> nn.Module:
         """Wraps the whole model in DistributedDataParallel."""
@@ -111,10 +111,10 @@ class Replicated(SharedTraining):
 
 
 class Sharded(SharedTraining):
-    """Fully sharded (FSDP2): a block's parameters are gathered when it runs, and its gradients are scattered."""
+    """Fully sharded (FSDP2): parameters are gathered before a block runs, and its gradients are reduce-scattered."""
 
     def prepare_model(self, model: Transformer) -> nn.Module:
-        """Shards each block by itself, then the parameters outside of the blocks."""
+        """Shards each block on its own, then the parameters outside of the blocks."""
         mesh = init_device_mesh(self.config.device, (self.rank.world_size,))
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
@@ -131,7 +131,7 @@ class TensorParallel(SharedTraining):
     has_own_batch = False
 
     def prepare_model(self, model: Transformer) -> nn.Module:
-        """Keeps this rank's heads and features of each block. Embedding, norms and head stay whole on each rank."""
+        """Keeps this rank's heads and features of each block. Each rank keeps the whole embedding, norms and head."""
         ranks, size = self.rank.world_size, self.config.size
         if size.num_heads % ranks or size.d_ff % ranks:
             raise ConfigurationError(
@@ -150,12 +150,14 @@ class TensorParallel(SharedTraining):
     def _make_optimizer(self, lr: float) -> torch.optim.Optimizer:
         split = [parameter for parameter in self.parameters if isinstance(parameter, DTensor)]
         unsplit = [parameter for parameter in self.parameters if not isinstance(parameter, DTensor)]
-        groups = [{"params": group} for group in (split, unsplit) if group]  # one kernel cannot update both groups
+        groups = [
+            {"params": group} for group in (split, unsplit) if group
+        ]  # one kernel cannot update both kinds of tensors
         return torch.optim.AdamW(groups, lr)
 
 
 class Pipeline(SharedTraining):
-    """A pipeline of stages (GPipe): all microbatches pass forward from rank to rank, then backward."""
+    """Pipeline parallel (GPipe): all microbatches run forward from rank to rank, then all run backward."""
 
     has_own_batch = False
 
@@ -176,7 +178,7 @@ class Pipeline(SharedTraining):
         return self.rank.number == self.rank.world_size - 1
 
     def phases(self) -> dict[str, Callable[[], None]]:
-        """Returns the pipeline, which emits a range for each microbatch's pass, and the optimizer."""
+        """Returns the phases: the pipeline, in which each pass of a microbatch has its own range, and the optimizer."""
         return {"microbatches": self.run_microbatches, "optimizer": self.update}
 
     def run_microbatches(self) -> None:
@@ -217,7 +219,7 @@ class Pipeline(SharedTraining):
 
 
 class Elsewhere(nn.Module):
-    """A placeholder for a part of the model that another rank holds."""
+    """A placeholder for a part of the model that is on another rank."""
 
     def forward(self, x: Tensor, *_: Tensor) -> Tensor:
         """Returns the input unchanged."""
@@ -225,7 +227,7 @@ class Elsewhere(nn.Module):
 
 
 class Autocast(nn.Module):
-    """A model that always runs under the autocast of the configuration."""
+    """A model that always runs under autocast, as the configuration sets it."""
 
     def __init__(self, model: nn.Module, autocast: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__()

@@ -28,8 +28,8 @@ def tiled_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, tile: int = _
 
     Args:
         q, k, v: (B, H, S, d_head), floating point, with any strides.
-        causal: whether each row ignores later keys.
-        tile: the number of rows and of keys of a tile.
+        causal: whether each query ignores later keys.
+        tile: the number of rows and of keys in a tile.
 
     Returns:
         The output, (B, H, S, d_head), with the dtype of q.
@@ -39,11 +39,11 @@ def tiled_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, tile: int = _
 
 
 class TiledAttention(torch.autograd.Function):
-    """The forward and backward algorithms as an autograd function."""
+    """The autograd function with the forward and the backward algorithm."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, tile: int) -> Tensor:
-        """Computes the output one tile of rows at a time, and saves lse, one number per row, for backward."""
+        """Computes the output one tile of rows at a time, and saves ``lse``, one number per row, for backward."""
         out, lse = torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
         for rows in _tiles(q.shape[-2], tile):
             top = torch.full_like(lse[..., rows], -math.inf)  # (B, H, M), the largest score so far
@@ -53,7 +53,7 @@ class TiledAttention(torch.autograd.Function):
                 scores = _scores(q, k, rows, keys, causal)  # (B, H, M, N)
                 new_top = torch.maximum(top, scores.amax(-1))
                 p = torch.exp(scores - new_top[..., None])
-                shrink = torch.exp(top - new_top)  # the sums so far are relative to the old maximum
+                shrink = torch.exp(top - new_top)  # the sums so far are relative to the old largest score
                 denominator = denominator * shrink + p.sum(-1)
                 acc = acc * shrink[..., None] + p @ v[..., keys, :].float()
                 top = new_top
@@ -68,7 +68,7 @@ class TiledAttention(torch.autograd.Function):
         """Computes the gradients of q, k and v, and recomputes each tile of probabilities."""
         q, k, v, out, lse = ctx.saved_tensors
         out_grad, scale = grads[0].float(), 1 / math.sqrt(q.shape[-1])
-        delta = (out_grad * out.float()).sum(-1)  # (B, H, S), the term that a row of softmax's gradient shares
+        delta = (out_grad * out.float()).sum(-1)  # (B, H, S), a term of softmax's gradient, equal for all keys of a row
         dq, dk, dv = (torch.zeros_like(tensor, dtype=torch.float32) for tensor in (q, k, v))
         for rows in _tiles(q.shape[-2], ctx.tile):
             grad = out_grad[..., rows, :]  # (B, H, M, d_head)
@@ -76,19 +76,19 @@ class TiledAttention(torch.autograd.Function):
                 p = torch.exp(_scores(q, k, rows, keys, ctx.causal) - lse[..., rows, None])  # (B, H, M, N)
                 dv[..., keys, :] += p.mT @ grad
                 dp = grad @ v[..., keys, :].float().mT
-                ds = p * (dp - delta[..., rows, None]) * scale  # the gradient of the scores before their scale
+                ds = p * (dp - delta[..., rows, None]) * scale  # the gradient of the unscaled scores q·kᵀ
                 dq[..., rows, :] += ds @ k[..., keys, :].float()
                 dk[..., keys, :] += ds.mT @ q[..., rows, :].float()
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
 
 
 def _tiles(length: int, tile: int) -> Iterator[slice]:
-    """Returns the tiles of a length. The last tile is shorter if the length is no multiple of the tile."""
+    """Returns the slices of ``tile`` positions each that cover a length. The last slice may be shorter."""
     return (slice(first, min(first + tile, length)) for first in range(0, length, tile))
 
 
 def _keys_of(rows: slice, length: int, tile: int, causal: bool) -> Iterator[slice]:
-    """Returns the tiles of keys that at least one of the rows can see."""
+    """Returns the slices of keys that at least one of the rows can see."""
     return _tiles(rows.stop if causal else length, tile)
 
 

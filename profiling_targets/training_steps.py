@@ -14,10 +14,10 @@ from profiling_targets.transformer import Training
 def measure(case: StepCase, figures: StepFigures) -> None:
     """Measures each phase of each step, after the model has been made.
 
-    On a CPU there is no figure of peak memory, because counting it would slow the steps down.
+    On a CPU the peak memory is unknown, because measuring it would make the steps slower.
     """
     phases = Training(make_config(case)).phases()
-    synchronize(case.device)  # the work that made the model is no part of the first step
+    synchronize(case.device)  # so that the work that made the model is no part of the first step
     times: dict[str, list[float]] = {}
     for index in range(case.warmup_steps + case.steps):
         step = {phase: ns / NS_PER_MS for phase, ns in run_step_ns(phases, case.device).items()}

@@ -77,11 +77,11 @@ def test_a_length_whose_scores_are_too_many_is_not_checked(monkeypatch: pytest.M
 
 def test_flash_attention_of_pytorch_is_not_tried_in_fp32_on_a_gpu() -> None:
     with pytest.raises(harness.NotHereError, match="supports bf16 on a GPU, but not fp32"):
-        attention._attend(PassesCase(device="cuda", implementation="sdpa_flash", precision="fp32"))
+        attention._find_implementation(PassesCase(device="cuda", implementation="sdpa_flash", precision="fp32"))
 
 
 def test_what_cannot_run_here_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measured(implementation="flash")["status"] == "unsupported"  # Triton has no CPU
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(harness.NotHereError, match="pip install triton"):
-        attention._attend(PassesCase(device="cuda", implementation="flash"))
+        attention._find_implementation(PassesCase(device="cuda", implementation="flash"))

@@ -18,7 +18,7 @@ from nsys_analyzer.configuration import Run  # noqa: E402
 from nsys_analyzer.errors import ConfigurationError  # noqa: E402
 from nsys_analyzer.inputs.manifest import make_run  # noqa: E402
 from profiling_targets import distributed, parallelism  # noqa: E402
-from profiling_targets.distributed import Lateness, main, parse, plant_delay  # noqa: E402
+from profiling_targets.distributed import Lateness, main, parse_arguments, plant_delay  # noqa: E402
 from profiling_targets.harness import Config  # noqa: E402
 from profiling_targets.parallelism import Elsewhere, Pipeline, Rank, SharedTraining, Sharing  # noqa: E402
 from profiling_targets.transformer import Transformer  # noqa: E402
@@ -164,7 +164,7 @@ def test_the_late_rank_sleeps_before_its_input(late_rank: int, delayed: int) -> 
 
 
 def test_the_configuration_is_that_of_a_run() -> None:
-    made, sharing, lateness, _ = parse(["--strategy", "pipeline", *TINY])
+    made, sharing, lateness, _ = parse_arguments(["--strategy", "pipeline", *TINY])
     assert (sharing.microbatches, lateness.late_rank, made.mode) == (4, None, "train")
     assert made.run() == Run(
         model="d32-L3", d_model=32, d_ff=64, num_layers=3, num_heads=4, vocab_size=50, context_length=16, batch_size=4,

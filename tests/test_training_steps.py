@@ -41,7 +41,7 @@ def test_forward_alone_has_no_gradients() -> None:
 
 def test_the_measured_steps_are_those_after_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = iter([900, 500, 1, 2, 6])
-    monkeypatch.setattr(training_steps, "step_ns", lambda *_: {"forward": 10**6, "step": next(taken) * 10**6})
+    monkeypatch.setattr(training_steps, "run_step_ns", lambda *_: {"forward": 10**6, "step": next(taken) * 10**6})
     figures = row()["figures"]
     assert figures["first_step_ms"] == 900
     assert (figures["step_ms"], figures["step_median_ms"], figures["step_max_ms"]) == (3, 2, 6)  # (1 + 2 + 6) ÷ 3

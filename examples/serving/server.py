@@ -24,7 +24,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from nsys_analyzer.errors import ConfigurationError
-from profiling_targets.decoding import made_in
+from profiling_targets.decoding import tensors_made_in
 from profiling_targets.harness import (
     Config,
     Times,
@@ -120,7 +120,7 @@ class Engine:
 
     def __init__(self, config: Config) -> None:
         self.config, self.log = config, list[Mapping[str, Any]]()
-        with made_in(torch.bfloat16 if config.precision == "bf16" else torch.float32, config.device):
+        with tensors_made_in(torch.bfloat16 if config.precision == "bf16" else torch.float32, config.device):
             self.model = Model(config).requires_grad_(False)
         rows = config.batch_size
         self.tokens, self.positions = (torch.zeros(rows, 1, dtype=torch.long, device=config.device) for _ in range(2))

@@ -1,6 +1,6 @@
 """Lists the experiments, and reads the rows of an experiment from its folder.
 
-The module ``model`` says how to add an experiment.
+The docstring of the module ``model`` says how to add an experiment.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BENCHES: tuple[Bench, ...] = (
 
 
 def read_finished(folder: Path) -> FinishedBench:
-    """Returns the experiment whose results a folder holds, with its section.
+    """Returns the experiment whose results a folder contains, with its section.
 
     Raises:
         ConfigurationError: the file of rows is damaged or of another version, or its experiment is unknown.

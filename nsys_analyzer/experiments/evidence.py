@@ -1,4 +1,4 @@
-"""Makes the contents of a report or of a comparison from the inputs, and the sentences on these contents."""
+"""Makes the contents of a report from its inputs, and gathers the runs of a comparison with their sentences."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def make_evidence(inputs: Inputs, command: str = "") -> Evidence:
 
 
 def load_runs(path: Path, csv_paths: Sequence[Path] = (), **options: Any) -> tuple[Summary, ...]:
-    """Gathers the runs of one side of a comparison, with the sentences of their findings.
+    """Gathers the runs of one side of a comparison, and writes the sentences of their findings.
 
     Args:
         path: a capture, a folder of captures, the JSON of a report, or the folder of a baseline.

@@ -28,19 +28,19 @@ C = TypeVar("C")
 F = TypeVar("F")
 #: A row of any target.
 AnyRow: TypeAlias = Row[Any, Any]
-#: Options that set how a case is measured. All other options set which work is measured.
+#: The options that set how a case is measured. All other options set what work is measured.
 CONDITION_OPTIONS = ("device", "steps", "warmup_steps", "warmup_tokens", "measured_ms")
 
 
 def option(
     default: Any, help: str = "", choices: tuple[str, ...] = (), *, cpu: Any = None, least: int = 1, spelling: str = ""
 ) -> Any:  # fmt: skip
-    """Makes a field of a case, which becomes an option of the target and of each experiment that lists the option.
+    """Makes a field of a case. The field is an option of the target, and of each experiment that lists the option.
 
     Args:
         default: the default value.
         help: the help of the command line.
-        choices: the values that a text may have, or none for any text.
+        choices: the values that a text may have. If it is empty, any text is allowed.
         cpu: the default of experiments on a CPU, if it differs from ``default``.
         least: the lowest value of a whole number.
         spelling: the name on command lines, if it differs from the name of the field.
@@ -49,7 +49,7 @@ def option(
 
 
 def options_of(case: type) -> dict[str, Option]:
-    """Returns the options of a case by name. An option of ``nsys-analyze run`` keeps its spelling and unit."""
+    """Returns the options of a case by name. Spelling and unit are those of an equal option of ``nsys-analyze run``."""
     declared = {field.name: field.metadata.get("option") for field in fields(case)}
     of_run = {name: {"spelling": option.spelling, "unit": option.unit} for name, option in OPTIONS.items()}
     return {name: replace(option, name=name, **of_run.get(name, {})) for name, option in declared.items() if option}
@@ -58,7 +58,7 @@ def options_of(case: type) -> dict[str, Option]:
 def list_option(
     case: type, name: str, values: Sequence[Any], cpu: Sequence[Any] | None = None, /, **changes: Any
 ) -> Option:
-    """Returns the option of a case's field, for an experiment that takes several values of it.
+    """Returns the option of a case's field, for an experiment that measures several values of the option.
 
     Args:
         case: the type of the case.
@@ -72,12 +72,12 @@ def list_option(
 
 
 def scalar_options(case: type, *names: str) -> tuple[Option, ...]:
-    """Returns the options of a case's fields, for an experiment that takes one value of each for all tasks."""
+    """Returns the options of a case's fields, for an experiment that takes a single value of each option."""
     return tuple(options_of(case)[name] for name in names)
 
 
 def describe(case: Any, options: Iterable[str]) -> str:
-    """Returns the values of some options of a case, for a sentence: ``small, context length 1,024, compile on``."""
+    """Describes a case in a sentence by the values of some options: ``small, context length 1,024, compile on``."""
     values = ((key, getattr(case, key)) for key in options)
     return ", ".join(
         value if isinstance(value, str) else f"{format_option_name(key)} {format_value(value)}" for key, value in values
@@ -90,7 +90,7 @@ def format_value(value: Any) -> str:
 
 
 def configuration(case: Any, without: str = "") -> Hashable:
-    """Returns the configuration that a case measures: its options without the conditions and without ``without``."""
+    """Returns a hashable configuration of a case: all options except for the conditions and the option ``without``."""
     keys = (field.name for field in fields(case) if field.name not in (*CONDITION_OPTIONS, without))
     return frozenset((key, getattr(case, key)) for key in keys)
 
@@ -142,19 +142,19 @@ class Results:
         return None if case == row.case else self._by_case.get(configuration(case))
 
     def speed_up(self, row: AnyRow, path: str, **changes: Any) -> float | None:
-        """Returns the speed-up over the row that differs only in ``changes``: its time of a pass ÷ this row's time."""
+        """Returns the time of a pass in the row that differs only in ``changes`` ÷ the time of the pass in this row."""
         return ratio(mean_ms(self.find_row(row, **changes), path), mean_ms(row, path))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """An experiment.
+    """Describes an experiment.
 
     Attributes:
         name: the name on the command line.
         title: the title of the report's section.
         summary: one line that says what the experiment measures.
-        options: the options of this experiment, beside those that all experiments have.
+        options: the options of this experiment, besides those that all experiments have.
         target: the program that measures the cases.
         conditions: the conditions of the measurement by name. A name of an option in braces stands for the option's
             value: ``{"warm-up": "{warmup_steps} steps"}``.

@@ -1,4 +1,4 @@
-"""Declares the case and the figures of one attention pass, which three experiments measure."""
+"""Declares the case and the figures of the passes of attention, which three experiments measure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ IMPLEMENTATIONS = ("unfused", "naive", "blocked", "fused", "tiled", "flash", "sd
 
 @dataclass(frozen=True)
 class PassesCase:
-    """One implementation and shape. Queries, keys and values are (batch_size, heads, context_length, d_head)."""
+    """An implementation of attention, and the shape (batch_size, heads, context_length, d_head) of q, k and v."""
 
     device: str
     implementation: str = option("naive", "implementations of attention", IMPLEMENTATIONS)
@@ -66,5 +66,5 @@ TARGET = CaseTarget("profiling_targets.attention", PassesCase, PassesFigures)
 
 
 def drawn_width(widths: set[int]) -> int:
-    """Returns the d_head that the figures show: 64 if it was measured, else the largest measured d_head."""
+    """Returns the d_head that the charts show: 64 if it was measured, else the largest measured d_head."""
     return 64 if 64 in widths else max(widths)

@@ -1,4 +1,4 @@
-"""Plans an experiment from its options and this machine's hardware and software, and runs it."""
+"""Plans an experiment from its options and from the hardware and software of this machine, and runs the experiment."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ def run_bench(
         command: the command line, which the file of rows records.
 
     Returns:
-        The section as a report, and whether no case needs a retry.
+        The section as a report, and whether every case has a final status, so that no case needs a second run.
 
     Raises:
-        ConfigurationError: the folder holds results and ``resume`` is None, or the results are of another experiment.
+        ConfigurationError: the folder contains results, and ``resume`` is None, or they are of another experiment.
         NsysAnalyzerError: ``NAME.md`` exists and nsys-analyze did not write it.
         KeyboardInterrupt: the user stopped the run. Finished rows are kept.
     """
@@ -99,7 +99,7 @@ def run_bench(
 
 
 def _prepare_rows(plan: BenchPlan, folder: Path, resume: bool | None, command: str) -> Sequence[AnyRow]:
-    """Returns the rows of earlier runs, and starts a new file of rows if none are kept."""
+    """Returns the rows of earlier runs that are kept. If none is kept, starts a new file of rows."""
     path = folder / ROWS_FILE
     if path.exists() and not (resume and b"\n" not in path.read_bytes()):  # an interrupt may have cut the first line
         _, header, rows = read_rows(path)

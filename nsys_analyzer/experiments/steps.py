@@ -28,14 +28,14 @@ class TransformerCase:
 
     @property
     def size(self) -> ModelSize:
-        """The dimensions of the model. Dimensions of the case that are not 0 replace the model's."""
+        """The dimensions of the model. A dimension of the case that is not 0 replaces that of the model."""
         changed: dict[str, Any] = {name: value for name in DIMENSIONS if (value := getattr(self, name, 0))}
         return replace(find_model(self.model), **changed)
 
 
 @dataclass(frozen=True)
 class StepCase(TransformerCase):
-    """One configuration of the transformer, and how many of its steps to measure."""
+    """A configuration of the transformer, and the number of its steps that are measured."""
 
     device: str
     model: str = option("small", "small, medium, large, xl, 2.7B, xl-2026 or 10B")
@@ -57,9 +57,9 @@ class StepCase(TransformerCase):
 
 @dataclass
 class StepFigures:
-    """Times and memory of one configuration's steps.
+    """The times and the memory of the steps of a configuration.
 
-    ``first_step_ms`` is the first step of the process, which includes one-time work such as compilation.
+    ``first_step_ms`` is the time of the first step of the process, with one-time work such as compilation.
     """
 
     first_step_ms: float | None = None
@@ -73,7 +73,7 @@ class StepFigures:
 
 
 TARGET = CaseTarget("profiling_targets.training_steps", StepCase, StepFigures)
-DEFINITIONS = phrase(
+STEP_DEFINITIONS = phrase(
     "*A step* consists of the phases of its mode. Python's clock times it, and waits for the device at the end of each "
     "phase. The mode *forward* is the forward pass only, *forward-backward* adds loss and backward, and *train* adds "
     "the optimizer. *CV* is the standard deviation of the measured steps ÷ their mean. *Peak* is the peak memory of "

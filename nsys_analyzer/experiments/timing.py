@@ -16,10 +16,10 @@ from nsys_analyzer.experiments.section import (
     make_rows_table,
 )
 from nsys_analyzer.experiments.steps import (
-    DEFINITIONS,
     PHASES,
     SHARED_OPTIONS,
     STEP_CONDITIONS,
+    STEP_DEFINITIONS,
     TARGET,
     StepCase,
     StepFigures,
@@ -60,8 +60,7 @@ def _make_tables_and_charts(results: Results) -> Iterator[Block]:
     )  # fmt: skip
     yield from make_curves("timing-step", "Step time by context length", last, lambda row: mean_ms(row, "step"), "ms")
     lengths = [row.case.context_length for row in last]
-    # The figure shows the context length at which most models were measured. If several qualify, it shows the longest
-    # of them.
+    # The chart shows the context length at which the most rows were measured. If several qualify, it shows the longest.
     length = max(lengths, key=lambda length: (lengths.count(length), length), default=0)
     drawn_rows = [row for row in last if row.case.context_length == length]
     name = make_row_namer(drawn_rows)
@@ -95,5 +94,5 @@ BENCH = Bench(
     conditions=STEP_CONDITIONS,
     write_sentences=_write_sentences,
     make_tables_and_charts=_make_tables_and_charts,
-    definitions=DEFINITIONS,
+    definitions=STEP_DEFINITIONS,
 )  # fmt: skip
