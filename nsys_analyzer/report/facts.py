@@ -127,11 +127,6 @@ def _describe_insufficient_phases(phases: Sequence[str], share: float, on_cpu: b
     return f"{sentence} {_OTHER_SCOPES_SENTENCE}"
 
 
-def _quote_profiler(profiler: str, text: str, meaning: StrOrText) -> StrOrText:
-    quote = f"{profiler}: {first_sentence(text)}"
-    return phrase("{} {}", quote, meaning) if meaning else quote
-
-
 def _describe_impossible_rate(
     work: str, factor: float, precision: str | None, configuration: tuple[str, int, int] | None, has_fused: bool
 ) -> str:
@@ -275,7 +270,9 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
         f"{launched:,.0f} matmuls. The report ignores this model name."
     ),
     "not_annotated": lambda parts: f"Some parts of this program could not be annotated: {parts}.",
-    "profiler_message": _quote_profiler,
+    "profiler_message": lambda profiler, text, meaning: join_texts(
+        " ", (f"{profiler}: {first_sentence(text)}", *([meaning] if meaning else []))
+    ),
     # unprofiled times
     "row_chosen_by_kernels": lambda place, evidence: (
         f"{place}: this row was chosen among the rows that fit, because the capture's kernels are {evidence}"

@@ -93,15 +93,12 @@ def format_number(value: float, unit: Unit) -> str:
         return format_bytes(value)
     if unit == "bytes/s":
         return _format_scaled(value, "B/s")
-    return f"{_format_digits(value)}×" if unit == "factor" else _format_digits(value)
-
-
-def _format_digits(value: float) -> str:
-    """Returns a number with at least four digits: 5.335, 40.19, 3,100.2."""
-    return format_fixed(value, _decimal_places(value))
+    digits = format_fixed(value, _decimal_places(value))
+    return f"{digits}×" if unit == "factor" else digits
 
 
 def _decimal_places(value: float) -> int:
+    """Returns the decimal places that give a number at least four digits: 5.335, 40.19, 3,100.2."""
     return 3 if abs(value) < 10 else 2 if abs(value) < 100 else 1
 
 

@@ -110,13 +110,10 @@ def _name_gpu(capture: CaptureSummary) -> str | None:
 
 def _format_precisions(capture: CaptureSummary) -> str | None:
     shares = {name: share for name, share in capture.precisions.items() if name != "unknown"}
+    if len(shares) < 2:
+        return next(iter(shares), None)
     total = sum(shares.values())
-    return (
-        ", ".join(
-            name if len(shares) == 1 else f"{name} {format_percent(share / total)}" for name, share in shares.items()
-        )
-        or None
-    )
+    return ", ".join(f"{name} {format_percent(share / total)}" for name, share in shares.items())
 
 
 # --- the attribution check

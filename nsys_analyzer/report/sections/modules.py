@@ -170,10 +170,8 @@ def _tabulate_modules(
     table_modules = list(candidates)
     if not each_layer:
         table_modules = [module for module in candidates if module.ms >= _MIN_ROW_SHARE * total]
-        least_ms = (
-            sorted((module.ms for module in table_modules), reverse=True)[:_MAX_ROWS][-1] if table_modules else 0.0
-        )
-        table_modules = [module for module in table_modules if module.ms >= least_ms]
+        largest_ms = sorted((module.ms for module in table_modules), reverse=True)[:_MAX_ROWS]
+        table_modules = [module for module in table_modules if module.ms >= largest_ms[-1]]
     left_out = len(candidates) - len(table_modules)
     note = f" ({left_out} small {plural(left_out, 'module')} left out)" if left_out else ""
     remaining = [
@@ -192,11 +190,8 @@ def _make_unassigned_row(name: str, forward: Work, backward: Work) -> Module:
 def _compute_flops_per_s(row: _ModuleRow) -> float | None:
     """Returns the FLOP/s of a module in the directions whose FLOPs are known."""
     counted_work = [work for work in (row[0].forward, row[0].backward) if work.flops and work.ms]
-    return (
-        sum(work.flops or 0 for work in counted_work) / (sum(work.ms for work in counted_work) / MS_PER_S)
-        if counted_work
-        else None
-    )
+    ms = sum(work.ms for work in counted_work)
+    return sum(work.flops or 0 for work in counted_work) / (ms / MS_PER_S) if ms else None
 
 
 _MODULE_FIELDS: tuple[Field[_ModuleRow], ...] = (
