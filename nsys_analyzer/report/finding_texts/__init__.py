@@ -60,7 +60,7 @@ def write_texts(capture: CaptureSummary) -> CaptureSummary:
 
 def write_run_texts(run: ParallelRun) -> ParallelRun:
     """Returns a run of several ranks, with the sentences of its findings."""
-    from nsys_analyzer.report.finding_texts.ranks import TEXTS as RUN_TEXTS  # captures of one rank need none of it
+    from nsys_analyzer.report.finding_texts.ranks import TEXTS as RUN_TEXTS  # not needed for captures of one rank
 
     return structs.replace(run, findings=tuple(write_finding(finding, RUN_TEXTS) for finding in run.findings))
 

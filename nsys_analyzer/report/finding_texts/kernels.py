@@ -43,7 +43,7 @@ def _say_time(ms: float, share: float, count: float, noun: str) -> str:
 
 
 def describe_fp32_matmul(figures: Fp32MatmulFigures) -> FindingTexts:
-    """Returns the sentences on matmuls that could use tensor cores."""
+    """Returns the sentences of the finding on matmuls that could use tensor cores."""
     least, most = figures.speedups
     fp32, tf32, bf16 = (flops / 1e12 for flops in (figures.fp32_flops, figures.tf32_flops, figures.bf16_flops))
     return FindingTexts(
@@ -66,7 +66,7 @@ def describe_fp32_matmul(figures: Fp32MatmulFigures) -> FindingTexts:
 
 
 def describe_small_grids(figures: SmallGridsFigures) -> FindingTexts:
-    """Returns the sentences on kernels with fewer blocks than multiprocessors."""
+    """Returns the sentences of the finding on kernels with fewer blocks than multiprocessors."""
     return FindingTexts(
         title="Kernels are too small to fill the GPU",
         evidence=(
@@ -86,7 +86,7 @@ def describe_small_grids(figures: SmallGridsFigures) -> FindingTexts:
 
 
 def describe_unfused_attention(figures: UnfusedAttentionFigures) -> FindingTexts:
-    """Returns the sentences on attention in several kernels."""
+    """Returns the sentences of the finding on attention in several kernels."""
     most, least = FUSED_ATTENTION_RATIOS
     return FindingTexts(
         title="Attention is not fused",
@@ -105,7 +105,7 @@ def describe_unfused_attention(figures: UnfusedAttentionFigures) -> FindingTexts
 
 
 def describe_unfused_elementwise(figures: UnfusedElementwiseFigures) -> FindingTexts:
-    """Returns the sentences on elementwise kernels that a compiler could fuse."""
+    """Returns the sentences of the finding on elementwise kernels that a compiler could fuse."""
     return FindingTexts(
         title="Elementwise kernels are not fused",
         evidence=(
@@ -124,7 +124,7 @@ def describe_unfused_elementwise(figures: UnfusedElementwiseFigures) -> FindingT
 
 
 def describe_layout_copies(figures: LayoutCopiesFigures) -> FindingTexts:
-    """Returns the sentences on chains of copies."""
+    """Returns the sentences of the finding on chains of copies."""
     return FindingTexts(
         title="Chains of redundant copies",
         evidence=(
@@ -142,7 +142,7 @@ def describe_layout_copies(figures: LayoutCopiesFigures) -> FindingTexts:
 
 
 def describe_cache_copies(figures: CacheCopiesFigures) -> FindingTexts:
-    """Returns the sentences on a cache that is copied in each decode step."""
+    """Returns the sentences of the finding on a cache that is copied in each decode step."""
     return FindingTexts(
         title="Decode copies tensors as large as the cache",
         evidence=(
@@ -160,7 +160,7 @@ def describe_cache_copies(figures: CacheCopiesFigures) -> FindingTexts:
 
 
 def describe_unfused_optimizer(figures: UnfusedOptimizerFigures) -> FindingTexts:
-    """Returns the sentences on an optimizer in many kernels."""
+    """Returns the sentences of the finding on an optimizer in many kernels."""
     updated = "several parameters each (foreach)" if figures.is_foreach else "one parameter each"
     return FindingTexts(
         title="The optimizer is not fused",

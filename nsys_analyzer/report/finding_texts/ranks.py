@@ -17,7 +17,7 @@ from nsys_analyzer.report.units import format_bytes, format_count, format_ms, ro
 
 
 def describe_late_rank(figures: LateRankFigures) -> FindingTexts:
-    """Returns the sentences on a rank that all others wait for."""
+    """Returns the sentences of the finding on a rank that all others wait for."""
     basis = "The CPU time that the other ranks need limits the saving"
     if figures.is_replayed:
         basis = "All own times are replayed without the profiler"
@@ -45,7 +45,7 @@ def describe_late_rank(figures: LateRankFigures) -> FindingTexts:
 
 
 def describe_large_buckets(figures: LargeBucketsFigures) -> FindingTexts:
-    """Returns the sentences on buckets of gradients that nothing can hide."""
+    """Returns the sentences of the finding on buckets of gradients that no computation can hide."""
     are = "is" if figures.buckets == 1 else "are"
     return FindingTexts(
         title="Buckets of gradients are too large to be hidden",
@@ -63,7 +63,7 @@ def describe_large_buckets(figures: LargeBucketsFigures) -> FindingTexts:
 
 
 def describe_exposed_communication(figures: ExposedCommunicationFigures) -> FindingTexts:
-    """Returns the sentences on communication that nothing hides."""
+    """Returns the sentences of the finding on communication that no computation hides."""
     remedy: tuple[str, ...] = (
         "# fewer ranks for each copy of the model, or larger batches: a collective for each layer stays",
         "torch._inductor.config._micro_pipeline_tp = True  # torch.compile overlaps matmuls with their collectives",

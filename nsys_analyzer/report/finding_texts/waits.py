@@ -49,7 +49,7 @@ def _say_ms_range(ns_range: tuple[int, int]) -> str:
 
 
 def describe_data_loading(figures: DataLoadingFigures) -> FindingTexts:
-    """Returns the sentences on an input pipeline that the GPU waits for."""
+    """Returns the sentences of the finding on an input pipeline that the GPU waits for."""
     names = list_first(figures.range_names)
     where = f"in the {plural(len(figures.range_names), 'range')} {names}" if names else "before a batch is copied"
     pauses = format_count(figures.pauses, "pause")
@@ -78,7 +78,7 @@ def describe_data_loading(figures: DataLoadingFigures) -> FindingTexts:
 
 
 def describe_pageable_copy(figures: PageableCopyFigures) -> FindingTexts:
-    """Returns the sentences on copies to the GPU from memory that is not pinned."""
+    """Returns the sentences of the finding on copies to the GPU from memory that is not pinned."""
     name = "batch" if figures.is_batch else "data"
     rate = figures.bytes / max(figures.ms, 1e-9) / 1e6
     return FindingTexts(
@@ -100,7 +100,7 @@ def describe_pageable_copy(figures: PageableCopyFigures) -> FindingTexts:
 
 
 def describe_device_to_host_copy(figures: DeviceToHostCopyFigures) -> FindingTexts:
-    """Returns the sentences on device-to-host copies that are larger than a few scalars."""
+    """Returns the sentences of the finding on device-to-host copies that are larger than a few scalars."""
     names = list_first(figures.range_names)
     in_ranges = f" in the {plural(len(figures.range_names), 'range')} {names}" if names else ""
     return FindingTexts(
@@ -126,12 +126,12 @@ def describe_device_to_host_copy(figures: DeviceToHostCopyFigures) -> FindingTex
 
 
 def _say_inside(is_pass: bool) -> str:
-    """Returns " inside the step", or nothing if the capture is one pass."""
+    """Returns " inside the step", or an empty string if the capture is one pass."""
     return "" if is_pass else " inside the step"
 
 
 def describe_host_sync(figures: HostSyncFigures) -> FindingTexts:
-    """Returns the sentences on a program that waits for the GPU."""
+    """Returns the sentences of the finding on a program that waits for the GPU."""
     names = list_first(figures.range_names)
     in_ranges = (
         f" in ranges such as {names}" if len(figures.range_names) > 1 else f" in the range {names}" * bool(names)
@@ -173,7 +173,7 @@ def describe_host_sync(figures: HostSyncFigures) -> FindingTexts:
 
 
 def describe_host_stall(figures: HostStallFigures) -> FindingTexts:
-    """Returns the sentences on long pauses of the program."""
+    """Returns the sentences of the finding on long pauses of the program."""
     places = [f"in the range {name}" if name else "outside of all ranges" for name in figures.range_names]
     where = f" Most of this time is {join_names(places)}." if places else ""
     on_average = "" if figures.pauses == round(figures.pauses) else " on average"
@@ -195,7 +195,7 @@ def describe_host_stall(figures: HostStallFigures) -> FindingTexts:
 
 
 def describe_between_steps(figures: BetweenStepsFigures) -> FindingTexts:
-    """Returns the sentences on the time between an engine's steps."""
+    """Returns the sentences of the finding on the time between an engine's steps."""
     return FindingTexts(
         title="The GPU waits between the steps",
         evidence=(
@@ -214,7 +214,7 @@ def describe_between_steps(figures: BetweenStepsFigures) -> FindingTexts:
 
 
 def describe_allocator(figures: AllocatorFigures) -> FindingTexts:
-    """Returns the sentences on memory that is allocated and freed in each step."""
+    """Returns the sentences of the finding on memory that is allocated and freed in each step."""
     frees = ["A call that frees memory waits for all work on the GPU."] if figures.frees else []
     return FindingTexts(
         title="Memory is allocated and freed inside the step",
@@ -234,7 +234,7 @@ def describe_allocator(figures: AllocatorFigures) -> FindingTexts:
 
 
 def describe_launch_bound(figures: LaunchBoundFigures) -> FindingTexts:
-    """Returns the sentences on operations that take longer to launch than to run."""
+    """Returns the sentences of the finding on operations that take longer to launch than to run."""
     return FindingTexts(
         title="The GPU waits for launches",
         evidence=(
@@ -277,7 +277,7 @@ _IDLE_REMEDIES: dict[str, tuple[str, ...]] = {
 
 
 def describe_gpu_idle(figures: GpuIdleFigures) -> FindingTexts:
-    """Returns the sentences on idle time that no rule explains."""
+    """Returns the sentences of the finding on idle time that no rule explains."""
     step = "the capture" if figures.is_pass else "a step"
     title = _IDLE_TITLES[figures.cause]
     observation = f"{title}. This idle time takes"

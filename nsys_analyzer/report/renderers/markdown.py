@@ -29,7 +29,7 @@ from nsys_analyzer.report.renderers.step_bar import bar_lines
 from nsys_analyzer.report.units import ABSENT, format_cell
 from nsys_analyzer.text import Span, StrOrText, plain, spans, visible
 
-#: A table is padded if all its cells and the number of its rows are below these limits, and it is not folded.
+#: A table that is not folded is padded if the lengths of its cells and the number of its rows are at most these limits.
 _MAX_PADDED_CELL_LENGTH, _MAX_PADDED_ROWS = 60, 20
 #: The number of characters of a bar, which is the number of characters in a line of a GitHub page.
 _BAR_WIDTH = 96
@@ -76,7 +76,7 @@ def render_block(block: Block, figures: Mapping[str, str], *, folded: bool = Fal
         case Paragraph(text):
             return _render_line(text)
         case Answer(text):
-            nested = ("strong", "emphasis")  # markdown reads delimiters inside delimiters in another order
+            nested = ("strong", "emphasis")  # markdown parses nested delimiters in another order
             line = "".join(
                 _render_span(replace(span, kind="plain") if span.kind in nested else span) for span in spans(text)
             )

@@ -46,7 +46,7 @@ def distribute_cells(values: Sequence[float], width: int) -> list[int]:
         cells[i] = max(cells[i], 1 if values[i] >= LEAST_SHARE * total else 0)
     while sum(cells) < width:
         cells[max(range(len(cells)), key=lambda i: exact[i] - cells[i])] += 1
-    while sum(cells) > width:  # the cell that a small value was given is taken from a value with several cells
+    while sum(cells) > width:  # the extra cells of small values are taken from values with several cells
         cells[max((i for i in range(len(cells)) if cells[i] > 1), key=lambda i: cells[i] - exact[i])] -= 1
     return cells
 
@@ -123,7 +123,7 @@ def part_color(part: str) -> str:
 
 
 def legend_entries(bars: StepBars, totals: Sequence[float]) -> Iterator[tuple[str, str]]:
-    """Yields each part that takes time, and its text: name, ms and share of one bar, or the range of ms of several."""
+    """Yields each part that takes time, and its legend text: name, ms and share, or for several bars the range of ms."""
     for i, part in enumerate(bars.parts):
         times = [row.ms[i] for row in bars.rows]
         if len(times) > 1 and max(times) >= MIN_PART_MS:

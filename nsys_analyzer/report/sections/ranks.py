@@ -152,7 +152,7 @@ def describe_late_rank(run: ParallelRun) -> StrOrText:
     are_others_bound = own_ms and own_ms - run.least_cpu_ms < run.skew_ms / 2
     if finding:
         saving = format_ms_range(finding.saves_ms_low, finding.saves_ms_high)
-        sentences.append(f"Without this delay, a step is {saving} shorter.")
+        sentences.append(f"Without this delay, a step would be {saving} shorter.")
     elif are_others_bound:
         sentences.append("Without this delay, a step would hardly be shorter.")
     if are_others_bound:
