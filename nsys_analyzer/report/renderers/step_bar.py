@@ -123,7 +123,7 @@ def part_color(part: str) -> str:
 
 
 def legend_entries(bars: StepBars, totals: Sequence[float]) -> Iterator[tuple[str, str]]:
-    """Yields each part that takes time, and its legend text: name, ms and share, or for several bars the range of ms."""
+    """Yields each part that takes time, and its legend text: name, ms and share, or the range of ms of several bars."""
     for i, part in enumerate(bars.parts):
         times = [row.ms[i] for row in bars.rows]
         if len(times) > 1 and max(times) >= MIN_PART_MS:
