@@ -51,16 +51,15 @@ def format_change(change: SignedChange, unit: Unit, interval_name: str = "") -> 
     """Returns a change with its sign, and its interval in brackets after a name: −14.90 (−15.10 to −14.70)."""
     bounds = [bound for bound in (change.low, change.high) if bound is not None]
     largest = max(map(abs, (change.value, *bounds)))
-    value, *interval = (_format_signed(number, largest, unit) for number in (change.value, *bounds))
+    scale, suffix, places = 1, "", _decimal_places(largest)
+    if unit == "percent":
+        scale, suffix, places = 100, f"{_SPACE}%", 1 if largest < 1 else 0
+    signed_numbers = []
+    for number in (change.value, *bounds):
+        sign = "+" if round(scale * number, places) > 0 else ""
+        signed_numbers.append(f"{sign}{format_fixed(scale * number, places)}{suffix}")
+    value, *interval = signed_numbers
     return f"{value} ({interval_name}{' to '.join(interval)})" if len(interval) == 2 else value
-
-
-def _format_signed(value: float, largest: float, unit: Unit) -> str:
-    """Returns a number with its sign, with the decimal places that suit ``largest``."""
-    scale, suffix = (100, f"{_SPACE}%") if unit == "percent" else (1, "")
-    places = (1 if largest < 1 else 0) if unit == "percent" else _decimal_places(largest)
-    sign = "+" if round(scale * value, places) > 0 else ""
-    return f"{sign}{format_fixed(scale * value, places)}{suffix}"
 
 
 def format_bounds(low: float, high: float, dash: str = "–") -> str:

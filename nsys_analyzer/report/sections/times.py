@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from nsys_analyzer.analysis.summary.complete import TRAINING_PHASES, find_whole_if_needed
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.evidence import make_median_cell, name_scope
-from nsys_analyzer.report.model import Answer, Block, Field, Paragraph, Table, make_table
+from nsys_analyzer.report.model import Answer, Block, Field, Paragraph, make_table
 from nsys_analyzer.report.units import format_ms, format_number
 
 _TIMED_BY_TARGET = (
@@ -31,7 +31,25 @@ def answer_times(capture: CaptureSummary) -> Iterator[Block]:
     is_timed = all(phase.python_ms for phase in main_phases)
     sentences = [_describe_phase(capture, phase, timed=is_timed) for phase in main_phases]
     yield Answer(" ".join(sentences), capture.title)
-    yield _tabulate_phases(capture, phases)
+    span, busy, kernel = ("operator", "operators", "operator") if capture.on_cpu else ("GPU", "GPU", "kernel")
+    fields: tuple[Field[PhaseSummary], ...] = (
+        Field("phase", "text", lambda phase: phase.label),
+        Field("n", "count", lambda phase: phase.instances),
+        Field("unprofiled ms", "ms", lambda phase: make_median_cell(phase.python_ms)),
+        Field("profiled ms", "ms", lambda phase: make_median_cell(phase.wall_ms)),
+        Field(f"{span} span ms", "ms", lambda phase: make_median_cell(phase.gpu_span_ms) if phase.gpu_ms else None),
+        Field(f"{busy} busy ms", "ms", lambda phase: make_median_cell(phase.gpu_busy_ms) if phase.gpu_ms else None),
+        Field(
+            f"total {kernel} time ms",
+            "ms",
+            lambda phase: make_median_cell(phase.kernel_time_ms) if phase.gpu_ms else None,
+        ),
+        Field("profiler's overhead", "percent", lambda phase: capture.profiler_overhead(phase.phase)),
+        Field("GPU busy share", "percent", lambda phase: phase.busy_share.low if phase.busy_share else None),
+        Field("at most", "percent", lambda phase: phase.busy_share.high if phase.busy_share else None),
+        Field("verdict", "text", lambda phase: phase.busy_share.verdict if phase.busy_share else None),
+    )
+    yield make_table(fields, phases, capture=capture.title, names=2)
     if unprofiled := capture.unprofiled:
         tokens, memory = unprofiled.tokens_per_second, unprofiled.peak_memory_bytes
         figures = [f"{tokens:,.0f} tokens/s"] if tokens else []
@@ -59,25 +77,3 @@ def _describe_phase(capture: CaptureSummary, phase: PhaseSummary, *, timed: bool
     else:
         text = f"the range of {name} lasts {format_ms(ms)} and launches {busy} of GPU work"
     return f"{clock} the profiler, {text}."
-
-
-def _tabulate_phases(capture: CaptureSummary, phases: list[PhaseSummary]) -> Table:
-    span, busy, kernel = ("operator", "operators", "operator") if capture.on_cpu else ("GPU", "GPU", "kernel")
-    fields: tuple[Field[PhaseSummary], ...] = (
-        Field("phase", "text", lambda phase: phase.label),
-        Field("n", "count", lambda phase: phase.instances),
-        Field("unprofiled ms", "ms", lambda phase: make_median_cell(phase.python_ms)),
-        Field("profiled ms", "ms", lambda phase: make_median_cell(phase.wall_ms)),
-        Field(f"{span} span ms", "ms", lambda phase: make_median_cell(phase.gpu_span_ms) if phase.gpu_ms else None),
-        Field(f"{busy} busy ms", "ms", lambda phase: make_median_cell(phase.gpu_busy_ms) if phase.gpu_ms else None),
-        Field(
-            f"total {kernel} time ms",
-            "ms",
-            lambda phase: make_median_cell(phase.kernel_time_ms) if phase.gpu_ms else None,
-        ),
-        Field("profiler's overhead", "percent", lambda phase: capture.profiler_overhead(phase.phase)),
-        Field("GPU busy share", "percent", lambda phase: phase.busy_share.low if phase.busy_share else None),
-        Field("at most", "percent", lambda phase: phase.busy_share.high if phase.busy_share else None),
-        Field("verdict", "text", lambda phase: phase.busy_share.verdict if phase.busy_share else None),
-    )
-    return make_table(fields, phases, capture=capture.title, names=2)
