@@ -24,7 +24,7 @@ def doctor(output_dir: Path) -> None:
     """Checks whether this machine can record captures: nsys, the driver, the GPU, PyTorch and the folders.
 
     For each failed check, doctor prints how to fix it. The last line says what `nsys-analyze run` can do on this
-    machine. The exit status is 1 if it can do nothing.
+    machine. The exit status is 1 if `nsys-analyze run` can do nothing.
     """
     from nsys_analyzer.capture.doctor import check_machine, check_run_command
 

@@ -58,12 +58,12 @@ _SPACE_HINT = "Free some space, or name another --output-dir; finished results s
 @running_options(Path("runs"))
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[-- PROGRAM ARGUMENTS...]")
 def run(**options: Any) -> None:
-    """Runs transformers, or your own program after --, times and profiles them, and writes the report.
+    """Times and profiles transformers, or your own program after --, and writes the report.
 
     A sweep runs every combination of --model, --context-length, --mode and --precision. Each combination runs in
     processes of its own: first without a profiler, which gives its times, and then with a profiler. If a combination
-    runs out of memory, crashes or takes too long, the others still run. The folder of --output-dir then contains
-    timings.csv, report.md, and a folder for each combination.
+    runs out of memory, crashes or takes too long, the other combinations still run. The folder of --output-dir then
+    contains timings.csv, report.md, and a folder for each combination.
 
     Your own PyTorch program needs no change. nsys-analyze finds the steps, forward passes, backward passes and
     optimizer steps of the program while the program runs. The program first runs --warmup steps that are not measured.

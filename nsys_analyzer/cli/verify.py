@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -13,9 +12,6 @@ from nsys_analyzer.cli.help import CRITERIA, INPUT, OUTPUT, RECORDING, RUNNING, 
 from nsys_analyzer.cli.options import PATH, tell
 from nsys_analyzer.configuration import LEDGER
 from nsys_analyzer.errors import NsysAnalyzerError
-
-if TYPE_CHECKING:
-    from nsys_analyzer.verify.verification import Verification
 
 #: The exit status for each verdict. The statuses 1 and 2 stand for errors, as in every command.
 STATUS_OF_VERDICT = {"faster": 0, "slower": 3, "not comparable": 4, "no change that can be told": 5}
@@ -77,9 +73,13 @@ def verify(
     The exit status is 0 if PROGRAM is faster, 3 if it is slower, 4 if the programs are not comparable because their
     losses or batches differ, and 5 if no change was detected.
     """
+    from nsys_analyzer.analysis.comparison.comparison import DEFAULT_THRESHOLD
+    from nsys_analyzer.analysis.comparison.pairs import compare_runs
     from nsys_analyzer.capture.plan import Recording, make_plan
     from nsys_analyzer.cli.run_progress import handle_interruption
+    from nsys_analyzer.report.model import Table
     from nsys_analyzer.report.renderers.terminal import print_section
+    from nsys_analyzer.report.sections.comparison import answer_comparison, require_comparisons
     from nsys_analyzer.verify.ledger import append_entry
     from nsys_analyzer.verify.section import verification_section
     from nsys_analyzer.verify.verification import Request
@@ -97,25 +97,12 @@ def verify(
     print_section(verification_section(result.entry, result.more_pairs, result.remark, result.findings_after))
     try:
         append_entry(result.entry)
-        _print_explanation(result)
+        if result.after:
+            comparisons = require_comparisons(compare_runs((result.before,), (result.after,), repeats=True))
+            section = answer_comparison(comparisons, DEFAULT_THRESHOLD, detailed=False)
+            if tables := tuple(block for block in section.blocks if isinstance(block, Table)):
+                print_section(replace(section, title="", blocks=tables))
         click.echo(f"\n{LEDGER}")
     except NsysAnalyzerError as error:  # the verdict is valid without the ledger and the explanation
         tell(f"\n{error}")
     ctx.exit(STATUS_OF_VERDICT[result.entry.verdict])
-
-
-def _print_explanation(result: Verification) -> None:
-    """Prints the tables of ``compare`` that explain the change, if the new program was recorded."""
-    from nsys_analyzer.analysis.comparison.comparison import DEFAULT_THRESHOLD
-    from nsys_analyzer.analysis.comparison.pairs import compare_runs
-    from nsys_analyzer.report.model import Table
-    from nsys_analyzer.report.renderers.terminal import print_section
-    from nsys_analyzer.report.sections.comparison import answer_comparison, require_comparisons
-
-    if result.after is None:
-        return
-    comparisons = require_comparisons(compare_runs((result.before,), (result.after,), repeats=True))
-    section = answer_comparison(comparisons, DEFAULT_THRESHOLD, detailed=False)
-    tables = tuple(block for block in section.blocks if isinstance(block, Table))
-    if tables:
-        print_section(replace(section, title="", blocks=tables))
