@@ -44,10 +44,10 @@ _GRAPH_LAUNCH_NS = 50_000.0
 #: took 9.16 ms without the recording of nodes, and 9.45 ms with it.
 _NODE_RECORDING_NS = 420.0
 #: The assumed relative difference of a saving of GPU work between two runs of one program.
-_GPU_TIME_TOLERANCE = 0.03
+GPU_TIME_TOLERANCE = 0.03
 #: The assumed relative difference of a saving of CPU time between two runs of one program. On three rented hosts, 26
 #: savings were measured in another run than the captured run. Two thirds of the savings differed by less than this.
-_CPU_TIME_TOLERANCE = 0.29
+CPU_TIME_TOLERANCE = 0.29
 #: The assumed relative difference of a saving of CPU time between two runs if the length of a step was measured without
 #: the profiler. Of 14 savings, 12 differed by less than this.
 _TIMED_CPU_TIME_TOLERANCE = 0.2
@@ -336,10 +336,10 @@ def estimate_interval(saved_ms: Sequence[float], *, of_cpu: bool, is_timed: bool
         is_timed: whether the length of a step was measured without the profiler.
     """
     low, high = min(saved_ms), max(saved_ms)
-    low, high = low - _GPU_TIME_TOLERANCE * abs(low), high + _GPU_TIME_TOLERANCE * abs(high)
+    low, high = low - GPU_TIME_TOLERANCE * abs(low), high + GPU_TIME_TOLERANCE * abs(high)
     if of_cpu:
         middle = (low + high) / 2
-        tolerance_ms = (_TIMED_CPU_TIME_TOLERANCE if is_timed else _CPU_TIME_TOLERANCE) * abs(middle)
+        tolerance_ms = (_TIMED_CPU_TIME_TOLERANCE if is_timed else CPU_TIME_TOLERANCE) * abs(middle)
         low, high = min(low, middle - tolerance_ms), max(high, middle + tolerance_ms)
     return low, high
 

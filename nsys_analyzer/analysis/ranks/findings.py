@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
-from nsys_analyzer.analysis.findings.diagnosis import SMALLEST_SAVING_SHARE
+from nsys_analyzer.analysis.findings.diagnosis import CPU_TIME_TOLERANCE, GPU_TIME_TOLERANCE, SMALLEST_SAVING_SHARE
 from nsys_analyzer.analysis.findings.finding import FindingFigures, FindingWithFigures, Place
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranks.run import DATA_PARALLEL, SHARDED, LostTime, ParallelRun, Part, RankFigures
@@ -19,8 +19,8 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 
 #: What a timeline highlights for every finding about a run: the collectives.
 _COLLECTIVES_PLACE = Place("class", COMMUNICATION)
-#: The shares by which the time of equal work differs: GPU work in two runs, GPU work on two GPUs, CPU work in two runs.
-_GPU_TIME_TOLERANCE, _TWO_GPUS_TOLERANCE, _CPU_TIME_TOLERANCE = 0.03, 0.1, 0.29
+#: The assumed relative difference of the time of equal work on two GPUs.
+_TWO_GPUS_TOLERANCE = 0.1
 #: PyTorch's default size of a bucket of gradients, bytes.
 DEFAULT_BUCKET_BYTES = 25 * 2**20
 #: A bucket is too large if its size exceeds the default size by this factor.
@@ -144,11 +144,17 @@ def find_run_findings(run: ParallelRun) -> tuple[FindingWithFigures, ...]:
         return ()
     # No step is shorter than the GPU's own work, whatever the other ranks do.
     most_ms = max(run.step_ms - slowest.compute_ms - slowest.exposed_copy_ms, 0.0)
-    # The general finding on exposed communication is reported only if large buckets do not explain it.
-    exposed = list(_find_large_buckets(run, slowest)) or list(_find_exposed_communication(run, slowest))
+    savings = [*_find_late_rank(run, slowest), *_find_large_buckets(run, slowest)]
+    # If large buckets do not explain exposed communication, all of it is assumed to be avoidable. The stages of a
+    # pipeline wait by design.
+    if not run.is_pipeline and all(saving.id != "large_buckets" for saving in savings):
+        exposed_ms = slowest.exposed_transfer_ms or 0.0
+        has_replicas = not {DATA_PARALLEL, SHARDED}.isdisjoint(run.strategies)
+        figures = ExposedCommunicationFigures(slowest.label, slowest.transfer_ms or 0.0, exposed_ms, has_replicas)
+        savings.append(_RunSaving("exposed_communication", figures, 0.0, exposed_ms))
     findings = []
     left_ms = run.step_ms
-    for saving in sorted((*_find_late_rank(run, slowest), *exposed), key=lambda saving: -saving.middle_ms):
+    for saving in sorted(savings, key=lambda saving: -saving.middle_ms):
         low_ms, high_ms = min(saving.low_ms, most_ms), min(saving.high_ms, most_ms)
         if (low_ms + high_ms) / 2 >= SMALLEST_SAVING_SHARE * run.step_ms:
             # The findings are about separate parts of the step, so their savings add up.
@@ -221,7 +227,7 @@ def _find_late_rank(run: ParallelRun, slowest: RankFigures) -> Iterator[_RunSavi
     )
     least_ms, middle_ms = later_ms[0], later_ms[len(later_ms) // 2]
     largest_loss = run.lost[0] if run.lost else None
-    tolerance = _CPU_TIME_TOLERANCE if largest_loss and largest_loss.part == "idle" else _TWO_GPUS_TOLERANCE
+    tolerance = CPU_TIME_TOLERANCE if largest_loss and largest_loss.part == "idle" else _TWO_GPUS_TOLERANCE
     most_ms = max(later_ms[-1] if run.later_than_others_ms else late_ms, 0.0)
     figures = LateRankFigures(
         slowest.label,
@@ -271,8 +277,8 @@ def _find_large_buckets(run: ParallelRun, slowest: RankFigures) -> Iterator[_Run
     default_buckets = max(sum((row.bytes or 0) * row.count for row in rows) / DEFAULT_BUCKET_BYTES, 1.0)
     high_ms = exposed_ms - min(exposed_ms, transfer_ms / default_buckets)
     low_ms = exposed_ms - min(exposed_ms, MAX_EXPOSED_BUCKETS * transfer_ms / default_buckets)
-    low_ms = max(low_ms - HIDDEN_COLLECTIVE_COST * high_ms, 0.0) * (1 - _GPU_TIME_TOLERANCE)
-    high_ms = min(high_ms * (1 + _GPU_TIME_TOLERANCE), exposed_ms)
+    low_ms = max(low_ms - HIDDEN_COLLECTIVE_COST * high_ms, 0.0) * (1 - GPU_TIME_TOLERANCE)
+    high_ms = min(high_ms * (1 + GPU_TIME_TOLERANCE), exposed_ms)
     figures = LargeBucketsFigures(count, sizes[-1], transfer_ms, min(exposed_ms, transfer_ms), default_buckets)
     yield _RunSaving("large_buckets", figures, low_ms, high_ms)
 
@@ -292,13 +298,3 @@ class ExposedCommunicationFigures(FindingFigures):
     transfer_ms: float
     exposed_ms: float
     has_replicas: bool
-
-
-def _find_exposed_communication(run: ParallelRun, slowest: RankFigures) -> Iterator[_RunSaving]:
-    """Yields the saving if all communication were hidden. A pipeline is left out, because its stages wait by design."""
-    exposed_ms = slowest.exposed_transfer_ms or 0.0
-    if run.is_pipeline:
-        return
-    has_replicas = not {DATA_PARALLEL, SHARDED}.isdisjoint(run.strategies)
-    figures = ExposedCommunicationFigures(slowest.label, slowest.transfer_ms or 0.0, exposed_ms, has_replicas)
-    yield _RunSaving("exposed_communication", figures, 0.0, exposed_ms)
