@@ -10,7 +10,7 @@ import pytest
 
 from nsys_analyzer.inputs.saved_reports import read_saved_report
 from nsys_analyzer.questions.named_figures import FIGURES
-from nsys_analyzer.report.renderers.json_report import in_json
+from nsys_analyzer.report.renderers.json_report import format_json
 from tests.conftest import DATA, ROOT, Main, Outcome
 from tests.support.commands import make_command_test
 from tests.support.export import ADD, GEMM, Export
@@ -64,7 +64,7 @@ def test_a_name_that_is_no_utf_8_stands_in_json(trace: Path, tmp_path: Path, run
     run_main("report", path, "-o", tmp_path / "report.json", "--format", "json")
     (capture,) = read_saved_report(tmp_path / "report.json")
     assert capture.name == "caf\ufffd"
-    assert json.loads(in_json({"a": "\\udce9 \U0001f600 \udce9"})) == {"a": "\\udce9 \U0001f600 \ufffd"}
+    assert json.loads(format_json({"a": "\\udce9 \U0001f600 \udce9"})) == {"a": "\\udce9 \U0001f600 \ufffd"}
 
 
 @pytest.mark.parametrize("budget", [200, 1000, 2000, 100_000])

@@ -24,7 +24,7 @@ from nsys_analyzer.analysis.summary.summary import Summary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration, find_model
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import NsysAnalyzerError
-from nsys_analyzer.report.model import Answer, Block, Listing, SignedChange, Table, unfold
+from nsys_analyzer.report.model import Answer, Block, Listing, SignedChange, Table, unfold_details
 from nsys_analyzer.report.sections.comparison import answer_comparison, caution_sentences, require_comparisons
 from nsys_analyzer.text import plain
 from tests.examples import comparing
@@ -65,7 +65,7 @@ def compared_steps(before: Any, after: Any) -> StepChange:
 
 def blocks_of(*pairs: Comparison) -> list[Block]:
     """What is written of comparisons, folded or not."""
-    return [*unfold(answer_comparison(Comparisons(pairs, (), ()), 0.05).blocks)]
+    return [*unfold_details(answer_comparison(Comparisons(pairs, (), ()), 0.05).blocks)]
 
 
 def remarks_of(before: Summary, after: Summary) -> list[str]:

@@ -33,7 +33,7 @@ from nsys_analyzer.report.model import (
     StepBars,
     Table,
     TimelineLink,
-    unfold,
+    unfold_details,
 )
 from nsys_analyzer.report.renderers import html
 from nsys_analyzer.report.renderers.html import BlockRenderer, inline
@@ -113,7 +113,7 @@ def sweep() -> Report:
 @pytest.mark.parametrize("name", ["train", "late_rank", "sweep"])
 def test_every_table_is_that_of_markdown(request: pytest.FixtureRequest, name: str) -> None:
     report: Report = request.getfixturevalue(name)
-    blocks = (block for section in report.sections for block in unfold(section.blocks))
+    blocks = (block for section in report.sections for block in unfold_details(section.blocks))
     expected = [in_markdown(block) for block in blocks if isinstance(block, Table)]
     assert len(expected) > 10
     assert Page(html.render(report, {})).tables == expected

@@ -10,7 +10,7 @@ import pytest
 
 import nsys_analyzer
 from nsys_analyzer.inputs.saved_reports import read_saved_report
-from nsys_analyzer.report.renderers.json_report import captures_data, in_json
+from nsys_analyzer.report.renderers.json_report import captures_data, format_json
 from nsys_analyzer.text import Text
 from tests.conftest import DATA, ROOT
 
@@ -31,9 +31,9 @@ def test_what_is_read_is_written_again(committed: Path, tmp_path: Path) -> None:
         capture.write_bytes(lzma.decompress(content) if committed.suffix == ".xz" else content)
     captures = nsys_analyzer.summarize(capture, timings=timings if timings.exists() else ())
     report = tmp_path / "report.json"
-    report.write_text(in_json(captures_data(captures)), encoding="utf-8")
+    report.write_text(format_json(captures_data(captures)), encoding="utf-8")
     read = read_saved_report(report)
-    assert in_json(captures_data(read)) == report.read_text(encoding="utf-8")
+    assert format_json(captures_data(read)) == report.read_text(encoding="utf-8")
     assert not any(isinstance(text, Text) for one in read for text in (*one.warnings, one.findings_missing))
     (first, *_) = json.loads(report.read_text(encoding="utf-8"))["captures"]
     assert (first["gpu"], len(first["phases"])) == (read[0].gpu, len(read[0].phases))

@@ -34,7 +34,7 @@ from nsys_analyzer.configuration import CountedFlops, Run
 from nsys_analyzer.questions.ask import ask
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.facts import say, say_all
-from nsys_analyzer.report.model import Answer, Block, Table, unfold
+from nsys_analyzer.report.model import Answer, Block, Table, unfold_details
 from nsys_analyzer.report.renderers.json_report import report_data
 from nsys_analyzer.report.sections import build_report, limits
 from nsys_analyzer.text import plain
@@ -341,7 +341,7 @@ def test_nothing_of_a_cpu_or_of_lost_kernels() -> None:
 
 def blocks_of(capture: CaptureSummary) -> list[Block]:
     (whole,) = complete_captures([capture])
-    return list(unfold(tuple(limits.answer_limits(whole))))
+    return list(unfold_details(tuple(limits.answer_limits(whole))))
 
 
 def said_of(capture: CaptureSummary) -> str:

@@ -10,7 +10,7 @@ from nsys_analyzer.analysis.steps import process
 from nsys_analyzer.report.palette import (
     CAUSE_COLORS,
     CLASS_COLORS,
-    CYCLE,
+    COLOR_CYCLE,
     GRAY,
     PHASE_COLORS,
     assign_colors,
@@ -96,7 +96,7 @@ def test_the_measure_itself(one: tuple[float, ...], other: tuple[float, ...], ex
 @pytest.mark.parametrize(
     ("colors", "least"),
     [
-        (CYCLE, 11.5),
+        (COLOR_CYCLE, 11.5),
         (tuple(CLASS_COLORS.values()), 8.5),
         (tuple(dict.fromkeys(PHASE_COLORS.values())), 11.5),
         (tuple(CAUSE_COLORS.values()), 8.5),
@@ -112,12 +112,12 @@ def test_every_pair_is_told_apart(vision: str, colors: tuple[str, ...], least: f
 @pytest.mark.parametrize("vision", VISIONS)
 def test_a_cause_is_no_class(vision: str) -> None:
     """A timeline has lanes of both, each with a legend of its own."""
-    main = [lab(color, VISIONS[vision]) for color in CYCLE]
+    main = [lab(color, VISIONS[vision]) for color in COLOR_CYCLE]
     causes = [lab(color, VISIONS[vision]) for name, color in CAUSE_COLORS.items() if name not in CLASS_COLORS]
     assert min(ciede2000(one, other) for one in main for other in causes) > 7.5
 
 
-@pytest.mark.parametrize("color", sorted({*CLASS_COLORS.values(), *CYCLE, *CAUSE_COLORS.values()}))
+@pytest.mark.parametrize("color", sorted({*CLASS_COLORS.values(), *COLOR_CYCLE, *CAUSE_COLORS.values()}))
 def test_contrast_to_the_page_and_to_text(color: str) -> None:
     assert contrast(color, LIGHT) >= 3
     assert contrast(color, DARK) >= 2

@@ -18,7 +18,7 @@ import pytest
 from nsys_analyzer.analysis.summary.modules import fold_modules
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.api import build_report, render, summarize
-from nsys_analyzer.report.model import Answer, Details, Paragraph, Report, unfold
+from nsys_analyzer.report.model import Answer, Details, Paragraph, Report, unfold_details
 from nsys_analyzer.text import plain
 from tests.conftest import DATA, ROOT
 from tests.support.packed import unpack
@@ -228,7 +228,7 @@ def captures(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def sentences(report: Report, key: str) -> Iterator[str]:
     """The sentences of a section, without the titles of findings and what was seen of them."""
     for section in report.sections:
-        for block in unfold(section.blocks) if section.key == key else ():
+        for block in unfold_details(section.blocks) if section.key == key else ():
             if isinstance(block, Answer | Paragraph):
                 yield plain(block.text)
 
@@ -269,7 +269,7 @@ def test_the_titles_of_findings(captures: tuple[CaptureSummary, ...]) -> None:
             assert not unexplained(title, values), title
             assert len([*figures_of(title)]) >= 2
             seen = " ".join(finding["evidence"][:2])
-            assert any(seen == plain(one.text) for one in unfold(blocks) if isinstance(one, Paragraph))
+            assert any(seen == plain(one.text) for one in unfold_details(blocks) if isinstance(one, Paragraph))
 
 
 def test_the_sentences_of_ranks(captures: tuple[CaptureSummary, ...]) -> None:

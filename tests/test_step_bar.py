@@ -17,8 +17,8 @@ from nsys_analyzer.analysis.steps.groups import StepGroup
 from nsys_analyzer.analysis.steps.step import ClassTime, DeviceSteps, StepSummary
 from nsys_analyzer.report.model import StepBars
 from nsys_analyzer.report.palette import CLASS_COLORS, PART_COLORS
-from nsys_analyzer.report.renderers.step_bar import LETTERS, distribute_cells, draw_bars
-from nsys_analyzer.report.sections.bars import IDLE, LEAST_SHARE, MAX_RANK_BARS, make_rank_bars, make_step_bars
+from nsys_analyzer.report.renderers.step_bar import PART_LETTERS, distribute_cells, draw_bars
+from nsys_analyzer.report.sections.bars import IDLE, MAX_RANK_BARS, MIN_PART_SHARE, make_rank_bars, make_step_bars
 
 TIMES = st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=20)
 
@@ -68,7 +68,7 @@ def test_the_cells_add_up(values: list[float], width: int) -> None:
     assert all(one >= 0 for one in found)
     if total <= 0:
         return
-    seen = [count for value, count in zip(values, found, strict=True) if value >= LEAST_SHARE * total]
+    seen = [count for value, count in zip(values, found, strict=True) if value >= MIN_PART_SHARE * total]
     assert sum(count > 0 for count in seen) >= min(len(seen), width)
     # Rounded, and moved by no more than the cells that small parts were given.
     given_to_small = sum(count == 1 and value / total * width < 1 for value, count in zip(values, found, strict=True))
@@ -86,9 +86,9 @@ def test_the_largest_remainders_are_rounded_up() -> None:
 
 
 def test_letters_of_parts_differ() -> None:
-    assert LETTERS.keys() == CLASS_COLORS.keys() | PART_COLORS.keys()
-    assert len(set(LETTERS.values())) == len(LETTERS)
-    assert not {"+", ".", " "} & set(LETTERS.values())
+    assert PART_LETTERS.keys() == CLASS_COLORS.keys() | PART_COLORS.keys()
+    assert len(set(PART_LETTERS.values())) == len(PART_LETTERS)
+    assert not {"+", ".", " "} & set(PART_LETTERS.values())
 
 
 def test_a_bar_without_color() -> None:

@@ -19,7 +19,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import Evidence
-from nsys_analyzer.report.model import TEXT_UNITS, Column, Section, Spread, Table, unfold
+from nsys_analyzer.report.model import TEXT_UNITS, Column, Section, Spread, Table, unfold_details
 from nsys_analyzer.report.renderers.terminal import print_first_screen, print_section, print_table
 from nsys_analyzer.report.screen import SafeStream
 from nsys_analyzer.report.sections import build_report, select_first_screen
@@ -241,7 +241,7 @@ def test_no_table_breaks_a_number(
         "benches": lambda: [path for path in EXAMPLES.glob("benches/*/") if path.name != "report_figures"],
         "sweep": lambda: [EXAMPLES / "sweep"],
     }.get(name, lambda: [real_capture(name)])()
-    blocks = [block for section in built(*paths).sections for block in unfold(section.blocks)]
+    blocks = [block for section in built(*paths).sections for block in unfold_details(section.blocks)]
     tables = [replace(block, caption="") for block in blocks if isinstance(block, Table)]
     assert len(tables) > 5
     for table, width in product(tables, (60, 80, 120)):

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NoSpaceError
-from nsys_analyzer.report.figures import SOFTWARE
+from nsys_analyzer.report.figures import SOFTWARE_NAME
 from nsys_analyzer.report.renderers import RENDERERS
 from nsys_analyzer.report.writing import is_ours
 from tests.support.export import Export, training_step
@@ -69,7 +69,7 @@ def test_marks(here: Path) -> None:
     assert (here / "report.md").read_text(encoding="utf-8").endswith(f"\n\n{MARK}\n")
     figures = sorted((here / "report_figures").iterdir())
     assert figures
-    assert all(f"Software\0{SOFTWARE}".encode() in path.read_bytes() for path in figures)
+    assert all(f"Software\0{SOFTWARE_NAME}".encode() in path.read_bytes() for path in figures)
     data = json.loads(report("small_ctx256.sqlite", "--format", "json").stdout)
     assert data["generator"] == "nsys-analyze"
     assert MARK not in report("small_ctx256.sqlite", "-o", "-").stdout

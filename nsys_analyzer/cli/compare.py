@@ -150,14 +150,14 @@ def _write_comparisons(comparisons: Comparisons, limit: float, output_format: st
     from nsys_analyzer.report.model import Report
     from nsys_analyzer.report.renderers import RENDERERS, markdown
     from nsys_analyzer.report.renderers.json_comparison import comparison_data
-    from nsys_analyzer.report.renderers.json_report import in_json
+    from nsys_analyzer.report.renderers.json_report import format_json
     from nsys_analyzer.report.renderers.terminal import print_section
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.report.sections.comparison import answer_comparison
     from nsys_analyzer.system.atomic_write import write_text
 
     if output_format == "json":
-        text = in_json(comparison_data(comparisons, limit))
+        text = format_json(comparison_data(comparisons, limit))
     elif output_format == "markdown" or target:
         section = answer_comparison(comparisons, limit)
         text = markdown.render(Report(section.title, (replace(section, title=""),)), {})

@@ -26,7 +26,7 @@ from nsys_analyzer.questions.claims import check as check_claims
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.renderers import markdown
-from nsys_analyzer.report.renderers.json_report import SCHEMA_VERSION, in_json, to_plain_data
+from nsys_analyzer.report.renderers.json_report import SCHEMA_VERSION, format_json, to_plain_data
 from nsys_analyzer.report.sections.comparison import answer_comparison, require_comparisons
 from nsys_analyzer.report.sections.modules import modules_section
 
@@ -135,7 +135,7 @@ class Tools:
 
 
 def _to_json(data: Any) -> str:
-    return _shorten_strings(in_json(data, indent=None))
+    return _shorten_strings(format_json(data, indent=None))
 
 
 def _shorten_strings(text: str) -> str:

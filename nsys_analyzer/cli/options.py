@@ -337,10 +337,10 @@ def choose_format(path: Path | None, output_format: str | None, suffixes: Mappin
 
 def print_json(data: Any, *, indent: int | None = 1) -> None:
     """Prints data for other programs as JSON."""
-    from nsys_analyzer.report.renderers.json_report import in_json
+    from nsys_analyzer.report.renderers.json_report import format_json
     from nsys_analyzer.report.screen import data_stream
 
-    click.echo(in_json(data, indent=indent), nl=False, file=data_stream())
+    click.echo(format_json(data, indent=indent), nl=False, file=data_stream())
 
 
 def print_report(report: Report, output_format: str) -> None:

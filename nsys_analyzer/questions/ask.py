@@ -16,7 +16,7 @@ from nsys_analyzer.errors import CannotAnswerError, ConfigurationError
 from nsys_analyzer.inputs.saved_reports import GENERATOR
 from nsys_analyzer.questions.figure import Subject, evaluate
 from nsys_analyzer.questions.named_figures import FIGURES
-from nsys_analyzer.report.renderers.json_report import SCHEMA_VERSION, in_json, to_plain_data
+from nsys_analyzer.report.renderers.json_report import SCHEMA_VERSION, format_json, to_plain_data
 from nsys_analyzer.text import plain
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def write_ranked_answers(evidence: Evidence, budget: int) -> str:
 
 def _to_json(answers: list[Answer], count: int) -> str:
     """Returns the first ``count`` answers as JSON."""
-    return in_json(to_plain_data(Answers(tuple(answers[:count]), len(answers) - count)), indent=None)
+    return format_json(to_plain_data(Answers(tuple(answers[:count]), len(answers) - count)), indent=None)
 
 
 def rank_answers(evidence: Evidence) -> Iterator[Answer]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 #: The software in the metadata of a PNG file, by which the tool recognizes its own files.
-SOFTWARE = "nsys-analyze"
+SOFTWARE_NAME = "nsys-analyze"
 
 #: A page of GitHub is 821 pixels wide; at this size, text of 9 points is 12.5 pixels high.
 _WIDTH_INCHES, _DPI = 8.21, 200
@@ -78,11 +78,11 @@ _MAX_DRAWN_VALUE = 1e15
 
 
 def draw_png(figure: Figure, path: Path) -> None:
-    """Draws a figure into a PNG file, with ``SOFTWARE`` in its metadata.
+    """Draws a figure into a PNG file, with ``SOFTWARE_NAME`` in its metadata.
 
     The background is white on every page, since no text color has enough contrast to a light and to a dark background.
     """
-    _save_figure(figure, path, "png", {"Software": SOFTWARE}, {})
+    _save_figure(figure, path, "png", {"Software": SOFTWARE_NAME}, {})
 
 
 def draw_svg(figure: Figure) -> str:

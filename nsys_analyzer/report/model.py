@@ -240,11 +240,11 @@ Figure: TypeAlias = "Bars | Lines"
 Block: TypeAlias = "Paragraph | Answer | Listing | Table | StepBars | Details | TimelineLink | Figure"
 
 
-def unfold(blocks: tuple[Block, ...]) -> Iterator[Block]:
+def unfold_details(blocks: tuple[Block, ...]) -> Iterator[Block]:
     """Yields the blocks, with each ``Details`` replaced by the blocks inside it."""
     for block in blocks:
         if isinstance(block, Details):
-            yield from unfold(block.blocks)
+            yield from unfold_details(block.blocks)
         else:
             yield block
 
@@ -290,5 +290,5 @@ class Report:
     @property
     def figures(self) -> tuple[Figure, ...]:
         """Returns all figures of the report."""
-        blocks = (block for section in self.sections for block in unfold(section.blocks))
+        blocks = (block for section in self.sections for block in unfold_details(section.blocks))
         return tuple(block for block in blocks if isinstance(block, Bars | Lines))

@@ -22,8 +22,8 @@ MAIN_CLASSES = (
 )  # fmt: skip
 
 #: The colors of curves and bars whose names have no color, in the order in which they are used.
-CYCLE = tuple(CLASS_COLORS[name] for name in MAIN_CLASSES)
-BLUE, ORANGE, GREEN, PLUM, TEAL, CRIMSON, INDIGO, FOREST, GRAY = CYCLE
+COLOR_CYCLE = tuple(CLASS_COLORS[name] for name in MAIN_CLASSES)
+BLUE, ORANGE, GREEN, PLUM, TEAL, CRIMSON, INDIGO, FOREST, GRAY = COLOR_CYCLE
 
 PHASE_COLORS = {
     "forward": BLUE,
@@ -62,14 +62,14 @@ CAUSE_COLORS = {
 
 
 def assign_colors(names: Sequence[str]) -> dict[str, str]:
-    """Returns a color for each name in a figure: the color of its class or phase, or an unused color of ``CYCLE``."""
+    """Returns a color for each name in a figure: that of its class or phase, or an unused color of ``COLOR_CYCLE``."""
     colors: dict[str, str] = dict.fromkeys(names, "")
     for name in colors:
         defined = (CLASS_COLORS | PHASE_COLORS).get(name.lower(), "")
         colors[name] = "" if defined in colors.values() else defined
     for number, name in enumerate(colors):
-        unused = [color for color in CYCLE if color not in colors.values()]
-        colors[name] = colors[name] or (unused[0] if unused else CYCLE[number % len(CYCLE)])
+        unused = [color for color in COLOR_CYCLE if color not in colors.values()]
+        colors[name] = colors[name] or (unused[0] if unused else COLOR_CYCLE[number % len(COLOR_CYCLE)])
     return colors
 
 

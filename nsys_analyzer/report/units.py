@@ -16,7 +16,7 @@ TTFT, INTER_TOKEN, TOKENS_PER_S = "TTFT", "inter-token latency", "tokens/s"
 #: The data that a decode step must read at least once.
 LEAST_READ_DATA = "every weight except the embedding, and the contents of the KV cache"
 #: The cell of a figure that does not exist.
-ABSENT = "–"
+MISSING_CELL = "–"
 _DECIMAL_PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 #: A value gets a prefix if it is at least this share of the prefix's factor, so that 999.7 G is written as 1 T.
 _PREFIX_THRESHOLD = 0.9995
@@ -27,7 +27,7 @@ _FULL_BAR_LENGTH = 12
 def format_cell(value: Cell, unit: Unit) -> StrOrText:
     """Returns a cell as text: a dash for None."""
     if value is None:
-        return ABSENT
+        return MISSING_CELL
     if isinstance(value, str | Text):
         return code(value) if unit == "code" and value else value
     if isinstance(value, Spread):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.inputs.saved_reports import GENERATOR
-from nsys_analyzer.report.figures import SOFTWARE
+from nsys_analyzer.report.figures import SOFTWARE_NAME
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.renderers import RENDERERS
 from nsys_analyzer.system.atomic_write import (
@@ -28,7 +28,7 @@ from nsys_analyzer.trace.sources import capture_suffixes, check_output_is_no_inp
 _OWN_FILE_MARKS = (
     *(form.mark.encode() for form in RENDERERS.values() if form.mark),
     f'"generator": "{GENERATOR}"'.encode(),
-    f"Software\0{SOFTWARE}".encode(),
+    f"Software\0{SOFTWARE_NAME}".encode(),
 )
 #: A mark is within this many bytes of the start or the end of a file.
 _MARK_DISTANCE_BYTES = 512

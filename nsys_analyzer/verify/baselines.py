@@ -10,7 +10,7 @@ from pathlib import Path
 from nsys_analyzer.analysis.comparison.comparison import find_run_obstacles
 from nsys_analyzer.analysis.summary.summary import Summary
 from nsys_analyzer.errors import NsysAnalyzerError
-from nsys_analyzer.report.renderers.json_report import captures_data, in_json
+from nsys_analyzer.report.renderers.json_report import captures_data, format_json
 from nsys_analyzer.report.sections.comparison import describe_obstacle
 from nsys_analyzer.report.writing import check_replaceable
 from nsys_analyzer.system.atomic_write import write_text
@@ -42,7 +42,7 @@ def save_baseline(runs: Sequence[Summary], folder: Path, source: Path, tell: Cal
         path = folder / f"{stem}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         check_replaceable(path, "Name another baseline")
-        write_text(path, in_json(captures_data(comparable_runs)))
+        write_text(path, format_json(captures_data(comparable_runs)))
         yield path
 
 

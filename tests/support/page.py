@@ -22,7 +22,7 @@ from nsys_analyzer.report.model import (
     TimelineLink,
 )
 from nsys_analyzer.report.renderers.step_bar import bar_lines
-from nsys_analyzer.report.units import ABSENT, format_cell
+from nsys_analyzer.report.units import MISSING_CELL, format_cell
 from nsys_analyzer.text import Span, StrOrText, Text, plain, spans, visible
 
 #: What stands in a line: kind of the span and its letters; neighbours that are plain are one.
@@ -114,7 +114,7 @@ def _answer(block: Answer) -> Iterator[Node]:
     """A sentence in strong letters, its code in strong code."""
     parts = [replace(span, kind="plain") if span.kind in ("strong", "emphasis") else span for span in spans(block.text)]
     _, inline = _line(Text(tuple(parts)))
-    strong = (("strong", one) if kind == "plain" else (kind, one) for kind, one in inline or (("plain", ABSENT),))
+    strong = (("strong", one) if kind == "plain" else (kind, one) for kind, one in inline or (("plain", MISSING_CELL),))
     yield from (("paragraph_open", "p"), ("inline", _joined(iter((("strong", ""), *strong)))))
 
 
@@ -134,7 +134,7 @@ def _table(table: Table) -> Iterator[Node]:
 
 def _paragraph(text: StrOrText) -> tuple[Node, Node]:
     kind, inline = _line(text)
-    return ("paragraph_open", "p"), (kind, inline or (("plain", ABSENT),))
+    return ("paragraph_open", "p"), (kind, inline or (("plain", MISSING_CELL),))
 
 
 def _line(text: StrOrText) -> tuple[str, Inline]:
@@ -156,7 +156,7 @@ def _line(text: StrOrText) -> tuple[str, Inline]:
 def _part(span: Span) -> tuple[str, str]:
     text = visible(span.text)
     shown = text if span.kind in ("plain", "code") else text.strip()
-    return (span.kind, shown) if shown or span.kind == "plain" else ("plain", ABSENT)
+    return (span.kind, shown) if shown or span.kind == "plain" else ("plain", MISSING_CELL)
 
 
 def _as_html(text: str) -> str:

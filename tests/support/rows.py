@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from nsys_analyzer.experiments.model import AnyRow, Bench, Results
 from nsys_analyzer.experiments.section import make_section
 from nsys_analyzer.inputs.rows import CaseTarget, Row, convert_row
-from nsys_analyzer.report.model import Bars, Lines, Report, Table, unfold
+from nsys_analyzer.report.model import Bars, Lines, Report, Table, unfold_details
 from nsys_analyzer.report.renderers.markdown import render
 
 C = TypeVar("C")
@@ -36,7 +36,7 @@ def check(text: str, says: Sequence[str], says_not: Sequence[str] = ()) -> None:
 
 def table(bench: Bench, rows: Sequence[AnyRow], caption: str = "") -> Table:
     """The first table of a section whose caption begins so."""
-    blocks = unfold(make_section(bench, Results(tuple(rows))).blocks)
+    blocks = unfold_details(make_section(bench, Results(tuple(rows))).blocks)
     return next(block for block in blocks if isinstance(block, Table) and str(block.caption).startswith(caption))
 
 
@@ -48,7 +48,7 @@ def cells(bench: Bench, rows: Sequence[AnyRow], caption: str = "") -> list[dict[
 
 def figures(bench: Bench, rows: Sequence[AnyRow]) -> dict[str, Any]:
     """The figures of a section by their keys."""
-    blocks = unfold(make_section(bench, Results(tuple(rows))).blocks)
+    blocks = unfold_details(make_section(bench, Results(tuple(rows))).blocks)
     return {block.key: block for block in blocks if isinstance(block, Bars | Lines)}
 
 

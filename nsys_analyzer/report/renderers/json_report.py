@@ -42,10 +42,10 @@ _HALF_PAIR = re.compile(r"(?P<kept>\\\\|\\ud[89ab]..\\ud[c-f]..)|\\ud[89a-f]..")
 def render(report: Report, figures: Mapping[str, str]) -> str:
     """Returns the report as a JSON document, without figures."""
     del figures
-    return in_json(report_data(report))
+    return format_json(report_data(report))
 
 
-def in_json(data: Any, *, indent: int | None = 1) -> str:
+def format_json(data: Any, *, indent: int | None = 1) -> str:
     """Returns a document as JSON; bytes of names that are not valid UTF-8 become U+FFFD, as JSON requires."""
     separators = None if indent else (",", ":")
     text = json.dumps(data, indent=indent, separators=separators, allow_nan=False) + "\n"

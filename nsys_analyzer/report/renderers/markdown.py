@@ -26,7 +26,7 @@ from nsys_analyzer.report.model import (
     TimelineLink,
 )
 from nsys_analyzer.report.renderers.step_bar import bar_lines
-from nsys_analyzer.report.units import ABSENT, format_cell
+from nsys_analyzer.report.units import MISSING_CELL, format_cell
 from nsys_analyzer.text import Span, StrOrText, plain, spans, visible
 
 #: A table that is not folded is padded if the lengths of its cells and the number of its rows are at most these limits.
@@ -80,7 +80,7 @@ def render_block(block: Block, figures: Mapping[str, str], *, folded: bool = Fal
             line = "".join(
                 _render_span(replace(span, kind="plain") if span.kind in nested else span) for span in spans(text)
             )
-            return f"**{line.strip() or ABSENT}**"
+            return f"**{line.strip() or MISSING_CELL}**"
         case Listing(lines, "bullets"):
             return "\n".join(f"- {_render_line(line)}" for line in lines)
         case Listing(lines, kind):
@@ -121,7 +121,7 @@ def _render_table(table: Table, *, padded: bool) -> str:
 
 def _render_line(text: StrOrText) -> str:
     """Returns a paragraph or a list item on one line."""
-    line = _render_inline(text).strip() or ABSENT
+    line = _render_inline(text).strip() or MISSING_CELL
     if _BLOCK_START.match(line):
         return f"\\{line}"
     return _NUMBERED_ITEM.sub(r"\1\\\2", line, count=1) if _NUMBERED_ITEM.match(line) else line
@@ -151,7 +151,7 @@ def _render_span(span: Span) -> str:
     # Markdown ignores a delimiter before a space or around an empty text.
     text = visible(span.text) if span.kind == "code" else visible(span.text).strip()
     if not text:
-        return ABSENT
+        return MISSING_CELL
     if span.kind == "code":
         delimiter = "`" * (1 + _find_longest_backticks(text))
         needs_padding = text.startswith("`") or text.endswith("`") or (text[0] == text[-1] == " " and text.strip())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from nsys_analyzer.analysis.kernels.class_rules import CLASSES
 from nsys_analyzer.report.model import StepBars
 from nsys_analyzer.report.palette import CLASS_COLORS, GRAY, PART_COLORS, text_color
-from nsys_analyzer.report.sections.bars import IDLE, LEAST_SHARE, MIN_PART_MS
+from nsys_analyzer.report.sections.bars import IDLE, MIN_PART_MS, MIN_PART_SHARE
 from nsys_analyzer.report.units import format_ms, format_ms_range, rounded_percent
 from nsys_analyzer.text import NO_BREAK_SPACE
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 #: The letter of each part of a bar, for kernel classes that have a letter and for other parts.
-LETTERS = {name: row.letter for name, row in CLASSES.items() if row.letter} | {
+PART_LETTERS = {name: row.letter for name, row in CLASSES.items() if row.letter} | {
     "compute": "#",
     "exposed copies": "P",
     "exposed communication": "X",
@@ -33,8 +33,8 @@ _MIN_BAR_WIDTH = 10
 def distribute_cells(values: Sequence[float], width: int) -> list[int]:
     """Distributes ``width`` cells in proportion to the values, by the largest remainder method.
 
-    Every value of at least ``LEAST_SHARE`` of the sum gets a cell, the largest values first. If the sum is zero, every
-    value gets 0 cells.
+    Every value of at least ``MIN_PART_SHARE`` of the sum gets a cell, the largest values first. If the sum is zero,
+    every value gets 0 cells.
     """
     total = sum(values)
     if total <= 0 or width <= 0:
@@ -43,7 +43,7 @@ def distribute_cells(values: Sequence[float], width: int) -> list[int]:
     cells = list(map(int, exact))
     largest_first = sorted(range(len(values)), key=lambda i: -values[i])
     for i in largest_first[:width]:
-        cells[i] = max(cells[i], 1 if values[i] >= LEAST_SHARE * total else 0)
+        cells[i] = max(cells[i], 1 if values[i] >= MIN_PART_SHARE * total else 0)
     while sum(cells) < width:
         cells[max(range(len(cells)), key=lambda i: exact[i] - cells[i])] += 1
     while sum(cells) > width:  # the extra cells of small values are taken from values with several cells
@@ -114,7 +114,7 @@ def _replace_no_break_spaces(text: str) -> str:
 
 def part_letter(part: str, shade: str = SHADE) -> str:
     """Returns the character that a part is drawn with if there is no color."""
-    return shade if part == IDLE else LETTERS.get(part, _OTHER_LETTER)
+    return shade if part == IDLE else PART_LETTERS.get(part, _OTHER_LETTER)
 
 
 def part_color(part: str) -> str:

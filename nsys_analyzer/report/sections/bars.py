@@ -16,7 +16,7 @@ IDLE = "idle"
 #: Parts of a bar that are shorter than a nanosecond are rounding errors of sums, and are not drawn.
 MIN_PART_MS = 1 / NS_PER_MS
 #: Parts that take less than this share of each bar are drawn as one part.
-LEAST_SHARE = 0.01
+MIN_PART_SHARE = 0.01
 #: The most ranks that are drawn as bars. If a run has more ranks, those with the shortest and the longest own times
 #: are drawn.
 MAX_RANK_BARS = 12
@@ -87,7 +87,7 @@ def _combine_small_parts(bars: StepBars) -> StepBars:
     small = [
         i
         for i in drawn_parts[:-1]
-        if all(row.ms[i] < LEAST_SHARE * total for row, total in zip(bars.rows, totals, strict=True))
+        if all(row.ms[i] < MIN_PART_SHARE * total for row, total in zip(bars.rows, totals, strict=True))
     ]
     separate = [i for i in drawn_parts[:-1] if i not in small or len(small) == 1]
     smaller = (f"{len(small)} smaller parts",) if len(small) > 1 else ()
