@@ -90,8 +90,8 @@ class Option:
         """Returns the part of a result's name for this value; empty if the name does not contain the value."""
         if value == self.default or self.in_name == "":
             return ""
-        word = self.name.replace("_", "-")
-        return (self.in_name or (word if self.kind is bool else f"{word}-{{}}")).format(value)
+        option_name = self.name.replace("_", "-")
+        return (self.in_name or (option_name if self.kind is bool else f"{option_name}-{{}}")).format(value)
 
 
 def option(default: Value | None, help: str, choices: tuple[str, ...] = (), **attributes: Any) -> Any:

@@ -229,8 +229,8 @@ def rounded(value: float) -> str:
     Examples are 52, 9.37 and 1,235.
     """
     places = min(max(2 - math.floor(math.log10(abs(value))), 0), MAX_DECIMALS) if value else 0
-    written = format_fixed(value, places)
-    return written.rstrip("0").rstrip(".") if places else written
+    formatted = format_fixed(value, places)
+    return formatted.rstrip("0").rstrip(".") if places else formatted
 
 
 def rounded_percent(value: float, digits: int | None = None) -> str:

@@ -299,16 +299,16 @@ class _TrackLayout:
         numbers = {}
         for key in _NUMBER_COLUMNS:
             column = frame[key]
-            present = column.notna().to_numpy(np.bool_)
-            if present.any():
-                numbers[self.strings.get_id(StringKind.ARGUMENT, key)] = column.fillna(0).to_numpy(np.int64), present
+            has_value = column.notna().to_numpy(np.bool_)
+            if has_value.any():
+                numbers[self.strings.get_id(StringKind.ARGUMENT, key)] = column.fillna(0).to_numpy(np.int64), has_value
         return Arguments(*find_combinations(self.strings, texts), numbers)
 
     def _get_text_ids(self, column: pd.Series[Any], kind: StringKind) -> Ints:
         """Returns the ID of the text in each row of a categorical column; 0 for a missing or empty text."""
         codes, categories = column.cat.codes.to_numpy(np.int64), list(column.cat.categories)
-        empty = categories.index("") if "" in categories else NONE
-        return self.strings.get_ids(kind, np.where(codes == empty, NONE, codes), categories)
+        empty_code = categories.index("") if "" in categories else NONE
+        return self.strings.get_ids(kind, np.where(codes == empty_code, NONE, codes), categories)
 
     def lay_out_idle(self) -> Iterator[Slices]:
         """Yields the idle times of each GPU within the steps as slices, which are named after the causes."""

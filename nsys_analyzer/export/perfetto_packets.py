@@ -303,11 +303,11 @@ def slice_packets(slices: Slices) -> Iterator[bytes]:
     """
     order = np.lexsort((-slices.end, slices.start))
     has_duration = (slices.end > slices.start)[order]
-    long, instant = order[has_duration], order[~has_duration]
-    for block in iterate_blocks(len(long)):
-        yield to_bytes(_encode_end_events(slices, long[block]))
-    for block in iterate_blocks(len(long)):
-        yield to_bytes(_encode_begin_events(slices, long[block]))
+    lasting, instant = order[has_duration], order[~has_duration]
+    for block in iterate_blocks(len(lasting)):
+        yield to_bytes(_encode_end_events(slices, lasting[block]))
+    for block in iterate_blocks(len(lasting)):
+        yield to_bytes(_encode_begin_events(slices, lasting[block]))
     for block in iterate_blocks(len(instant)):
         yield to_bytes(_encode_begin_events(slices, instant[block]), _encode_end_events(slices, instant[block]))
 

@@ -72,26 +72,26 @@ def read_captures(
         NsysAnalyzerError: nothing could be read.
     """
     folders = [path for path in paths if is_folder(path)]
-    unreadable, untraced = [], []
+    unreadable_rows, untraced = [], []
     for folder in folders:
         for place, files in list_traces(folder).items():
             if isinstance(files, OSError):
                 hint = f"Make it readable: chmod u+rx {place}"
                 error = TraceError(f"{place} cannot be read ({files.strerror})", hint)
-                unreadable.append(_make_failed_row(place.name, place, str(error)))
+                unreadable_rows.append(_make_failed_row(place.name, place, str(error)))
         for path, run in find_untraced_manifests(folder).items():
             name = capture_name_of_manifest(path)
             if isinstance(run, NsysAnalyzerError):
-                unreadable.append(_make_failed_row(name, path, str(run)))
+                unreadable_rows.append(_make_failed_row(name, path, str(run)))
                 continue
             status, message = ("not_profiled", None) if run.profiler == "none" else ("failed", "its trace is missing")
             row = CaptureSummary(name, None, path.name, status, message, configuration=configuration_of(run))
             untraced.append(_add_manifest(row, run))
-    traces = find_traces(paths, allow_none=has_times or bool(unreadable))
+    traces = find_traces(paths, allow_none=has_times or bool(unreadable_rows))
     titles = find_titles(traces)
     # Unprofiled times suffice for a report, unless the user named a trace: then the trace must be readable.
     must_read = not (has_times and folders)
-    is_only_input = must_read and len(traces) == 1 and not unreadable
+    is_only_input = must_read and len(traces) == 1 and not unreadable_rows
     # A page shows at most MAX_OPERATIONS_OF_TRACKS operations.
     max_operations = MAX_OPERATIONS_OF_TRACKS // max(len(traces), 1) if with_tracks else 0
     captures = [
@@ -106,7 +106,7 @@ def read_captures(
         )
         for trace in traces
     ]
-    rows = unreadable + [row for summaries in workers.map(_read_capture, captures) for row in summaries]
+    rows = unreadable_rows + [row for summaries in workers.map(_read_capture, captures) for row in summaries]
     if rows and must_read and all(row.metadata is None and row.run is None for row in rows):
         raise TraceError(f"None of {len(rows)} captures could be read; the first: {rows[0].message}")
     return sort_for_report(_add_ranks(rows + untraced, [titles[trace] for trace in traces] if in_order else []))

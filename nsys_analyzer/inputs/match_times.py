@@ -49,14 +49,14 @@ def match_timings(captures: Sequence[CaptureSummary], timings: Timings, *, one_r
         row for row in timings.rows if row.run.capture not in names and (row.model or (one_run and not row.run.capture))
     ]
     timed: list[CaptureSummary] = []
-    used: list[PhaseTiming] = []
+    used_rows: list[PhaseTiming] = []
     for capture in captures:
         own_rows = [row for row in timings.rows if row.run.capture == capture.name]
         fitting_rows, evidence = own_rows, ""
         if len({row.cells for row in own_rows}) != 1:
             fitting_rows, evidence = _find_fitting_rows(own_rows or unnamed_rows, capture, one_run=one_run)
         if len({row.cells for row in fitting_rows}) == 1:
-            used += fitting_rows
+            used_rows += fitting_rows
             capture = _add_times(capture, fitting_rows)
             if evidence:
                 warning = Fact("row_chosen_by_kernels", place=fitting_rows[0].place, evidence=evidence)
@@ -64,7 +64,7 @@ def match_timings(captures: Sequence[CaptureSummary], timings: Timings, *, one_r
         elif unused_rows := _explain_unused_rows(timings, fitting_rows, one_run=one_run):
             capture = replace(capture, warnings=(*capture.warnings, unused_rows))
         timed.append(capture)
-    used_ids = {id(row) for row in used}
+    used_ids = {id(row) for row in used_rows}
     unused = [
         row
         for row in (() if timings.of_captures else timings.rows)
@@ -93,7 +93,7 @@ def _find_fitting_rows(
     kernels = capture.whole.kernels if capture.whole and not capture.on_cpu else ()
     is_compiled = any(row.name.startswith("triton_") for row in kernels) if kernels else None
     precision, compiled = configuration.precision or precision, is_compiled if run.compile is None else run.compile
-    best, evidence = list[PhaseTiming](), ""
+    best_rows, evidence = list[PhaseTiming](), ""
     attempts = ((configuration.precision, run.compile), (precision, run.compile), (precision, compiled))
     for tried_precision, tried_compile in dict.fromkeys(attempts):
         tried_conditions = (
@@ -103,13 +103,13 @@ def _find_fitting_rows(
         scores = [_count_agreements(row, *tried_conditions) for row in rows]
         highest = max((score for score in scores if score is not None), default=0)
         fitting = [row for row, score in zip(rows, scores, strict=True) if score == highest]
-        best = [row for row in fitting if highest >= 1 or (one_run and not row.run.capture)]
+        best_rows = [row for row in fitting if highest >= 1 or (one_run and not row.run.capture)]
         by_precision = "" if tried_precision == configuration.precision else tried_precision
         by_compile = "" if tried_compile == run.compile else "compiled" if tried_compile else "eager"
         evidence = ", ".join(filter(None, (by_precision, by_compile)))
-        if len({row.cells for row in best}) == 1:
+        if len({row.cells for row in best_rows}) == 1:
             break
-    return best, evidence
+    return best_rows, evidence
 
 
 def _count_agreements(row: PhaseTiming, configuration: Configuration, run: Run) -> float | None:
@@ -126,8 +126,8 @@ def _count_agreements(row: PhaseTiming, configuration: Configuration, run: Run) 
     known_pairs = [pair for pair in pairs if None not in pair]
     modes = {row_configuration.mode, configuration.mode} - {None}
     is_same_work = modes == {"train", "forward+backward"} and row.phase in _PHASES_WITHOUT_OPTIMIZER
-    agrees = (len(modes) < 2 or is_same_work) and all(of_row == of_capture for of_row, of_capture in known_pairs)
-    return len(known_pairs) + (0.5 if row_configuration.mode == configuration.mode else 0) if agrees else None
+    all_agree = (len(modes) < 2 or is_same_work) and all(of_row == of_capture for of_row, of_capture in known_pairs)
+    return len(known_pairs) + (0.5 if row_configuration.mode == configuration.mode else 0) if all_agree else None
 
 
 def _explain_unused_rows(timings: Timings, fitting_rows: Sequence[PhaseTiming], *, one_run: bool) -> Fact | None:
@@ -155,11 +155,11 @@ def _add_times(capture: CaptureSummary, timings: Sequence[PhaseTiming]) -> Captu
         timings, key=lambda row: _PHASE_ORDER.index(row.phase) if row.phase in _PHASE_ORDER else len(_PHASE_ORDER)
     )
     times = {row.phase: row.times for row in timings if row.times}
-    failed = [row for row in timings if row.status not in _STATUSES_WITHOUT_FAILURE]
+    failed_rows = [row for row in timings if row.status not in _STATUSES_WITHOUT_FAILURE]
     memory = [row.run.peak_memory_bytes or 0 for row in timings]
     unprofiled = Unprofiled(
-        status=failed[0].status if failed else "ok" if times else "missing",
-        message=next((row.run.message for row in failed if row.run.message), ""),
+        status=failed_rows[0].status if failed_rows else "ok" if times else "missing",
+        message=next((row.run.message for row in failed_rows if row.run.message), ""),
         phases=times,
         warmup_steps=timings[0].run.warmup_steps,
         device=timings[0].run.device,

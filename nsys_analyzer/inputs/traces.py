@@ -28,12 +28,12 @@ def find_traces(paths: Iterable[Path], *, allow_none: bool = False) -> list[Path
     """
     traces: dict[Path, Path] = {}
     for path in paths:
-        inside = _find_traces_in(path) if is_folder(path) else [path]
-        if not inside and not allow_none and not find_untraced_manifests(path):
+        traces_inside = _find_traces_in(path) if is_folder(path) else [path]
+        if not traces_inside and not allow_none and not find_untraced_manifests(path):
             raise TraceError(
                 f"{path} contains no trace", "Give a folder with .sqlite, .nsys-rep or .pt.trace.json files"
             )
-        for trace in inside:
+        for trace in traces_inside:
             traces.setdefault(Path(os.path.realpath(trace)), trace)
     return list(traces.values())
 
@@ -92,9 +92,9 @@ def _find_traces_in(folder: Path) -> list[Path]:
 def find_titles(traces: Sequence[Path]) -> dict[Path, str]:
     """Returns the title of each capture: its name, with its folder if several captures have the same name."""
     titles = {trace: name_of_trace(trace) for trace in traces}
-    for longer in (lambda path: f"{Path(os.path.realpath(path)).parent.name}/{name_of_trace(path)}", str):
-        uses = Counter(titles.values())
-        titles = {trace: title if uses[title] == 1 else longer(trace) for trace, title in titles.items()}
+    for make_longer in (lambda path: f"{Path(os.path.realpath(path)).parent.name}/{name_of_trace(path)}", str):
+        counts = Counter(titles.values())
+        titles = {trace: title if counts[title] == 1 else make_longer(trace) for trace, title in titles.items()}
     return titles
 
 

@@ -114,9 +114,9 @@ def read_timings(*paths: Path) -> Timings:
     """
     rows: dict[object, PhaseTiming] = {}
     for row in (row for path in paths for row in _read_rows(path)):
-        first = rows.setdefault((row.run.capture, row.phase, row.cells), row)
-        if first is not row:
-            problem = f"{row.place}: {row.phase!r} of the same run also has a time in {first.place}"
+        earlier_row = rows.setdefault((row.run.capture, row.phase, row.cells), row)
+        if earlier_row is not row:
+            problem = f"{row.place}: {row.phase!r} of the same run also has a time in {earlier_row.place}"
             raise TimingsError(problem, "Give each phase of a run one row, with the mean of its repeats")
     return Timings(", ".join(path.name for path in paths), tuple(rows.values()))
 

@@ -102,8 +102,8 @@ def share(
     scrubber = Scrubber(keep)
     tables = _copy_tables(reader, scrubber) | _make_rank_tables(reader)
     # An empty table shows that the table was recorded. The analysis does not need the content.
-    marker = arrow_table({column: np.empty(0, np.int64) for column in schema.COSTLY_MARK})
-    tables |= dict.fromkeys(costly_tables(reader), marker)
+    empty_table = arrow_table({column: np.empty(0, np.int64) for column in schema.COSTLY_MARK})
+    tables |= dict.fromkeys(costly_tables(reader), empty_table)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(output) as unfinished:
@@ -170,8 +170,8 @@ def _copy_tables(reader: Reader, scrubber: Scrubber) -> dict[str, pa.Table]:
 
 def _find_copied_rows(table: Table, frame: Frame, roles_of: Mapping[int, set[str]]) -> Ints:
     """Returns the positions of the rows that are copied from a table."""
-    first = next(iter(frame.values()))
-    are_copied: Any = np.ones(len(first), np.bool_)
+    first_column = next(iter(frame.values()))
+    are_copied: Any = np.ones(len(first_column), np.bool_)
     if table.key in _COPIED_PROPERTIES:
         are_copied = [
             name in _COPIED_PROPERTIES[table.key]

@@ -213,9 +213,9 @@ def _is_library_kernel(kernel: str) -> bool:
         return kernel[len(UNNAMED_KERNEL) :].strip().isdigit()
     if not (_PLAIN_KERNEL_NAME if not {"(", "<"} & set(kernel) else _CPP_NAME).fullmatch(kernel):
         return False
-    spaces = _NAMESPACE.findall(demangle(kernel[:MAX_SEARCHED_CHARACTERS]))
-    are_public = all(map(_LIBRARY_NAMESPACE.fullmatch, spaces))
-    return are_public and (find_built_in_rule(kernel) is not None or spaces[:1] in (["at"], ["c10"]))
+    namespaces = _NAMESPACE.findall(demangle(kernel[:MAX_SEARCHED_CHARACTERS]))
+    are_public = all(map(_LIBRARY_NAMESPACE.fullmatch, namespaces))
+    return are_public and (find_built_in_rule(kernel) is not None or namespaces[:1] in (["at"], ["c10"]))
 
 
 @dataclass(frozen=True)

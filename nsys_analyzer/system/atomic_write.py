@@ -53,11 +53,11 @@ def atomic_write(target: Path, needed_bytes: int | None = None, source: Path | N
         unfinished = folder / destination.name
         yield unfinished
         if destination.exists():
-            old = destination.stat()
+            old_status = destination.stat()
             with suppress(OSError):  # only root may change the owner, and some file systems have no owners
-                os.chown(unfinished, old.st_uid, old.st_gid)
+                os.chown(unfinished, old_status.st_uid, old_status.st_gid)
             with suppress(OSError):  # some file systems have no permissions
-                unfinished.chmod(stat.S_IMODE(old.st_mode))
+                unfinished.chmod(stat.S_IMODE(old_status.st_mode))
         if (mode := stat.S_IMODE(unfinished.stat().st_mode)) & ~allowed_mode:
             unfinished.chmod(mode & allowed_mode)
         with unfinished.open("rb") as file:
@@ -102,8 +102,8 @@ def check_parent_folder(path: Path, *, force: bool) -> None:
     Raises:
         NsysAnalyzerError: the folder is missing.
     """
-    nearest = next((folder for folder in path.parents if os.path.lexists(folder)), path.parent)
-    if nearest != path.parent and nearest.is_dir() and not force:
+    nearest_folder = next((folder for folder in path.parents if os.path.lexists(folder)), path.parent)
+    if nearest_folder != path.parent and nearest_folder.is_dir() and not force:
         raise NsysAnalyzerError(f"There is no folder {path.parent}", "Create it, or add --force to create it")
 
 

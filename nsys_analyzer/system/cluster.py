@@ -88,8 +88,8 @@ class Workers:
         with self.show_progress(len(tasks)) as on_task_done:
             if self.scheduler not in (None, NO_SCHEDULER):
                 with _open_client(str(self.scheduler)) as client:
-                    run_there = partial(_run_on_worker, Path.cwd(), function)
-                    return _map_on_executor(client.get_executor(pure=False), run_there, tasks, on_task_done)
+                    run_on_worker = partial(_run_on_worker, Path.cwd(), function)
+                    return _map_on_executor(client.get_executor(pure=False), run_on_worker, tasks, on_task_done)
             if self.scheduler is None and (count := _count_local_workers(tasks)) > 1:
                 with _open_local_pool(count) as executor:
                     return _map_on_executor(executor, function, tasks, on_task_done)

@@ -207,7 +207,7 @@ def _read_lines(log: Path, start: int) -> list[str]:
     with log.open("rb") as file:
         file.seek(max(start, log.stat().st_size - _TAIL_BYTES))
         text = file.read().decode(errors="replace")
-    return [line for raw in text.splitlines() if (line := _RANK_PREFIX.sub("", raw).strip())]
+    return [line for raw_line in text.splitlines() if (line := _RANK_PREFIX.sub("", raw_line).strip())]
 
 
 # --- the supervisor ---

@@ -16,7 +16,7 @@ SEVERITIES = {1: "info", 2: "warning", 3: "error", 4: "verbose"}
 #: Patterns of nsys's messages about a missing CUDA trace, each with an explanation for the user. CUPTI supports only
 #: one client at a time (cupti_result.h, CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED). Tracing needs no special
 #: permission, except on a virtual GPU.
-_NO_CUDA = (
+_CUDA_MESSAGES = (
     (
         re.compile(r"CUDA (?:profiling might have not been started correctly|injection initialization failed)"),
         phrase(
@@ -79,7 +79,7 @@ def first_sentence(text: str) -> str:
 
 def explain_message(text: str) -> StrOrText:
     """Returns an explanation of a message about a missing CUDA trace; an empty text for any other message."""
-    return next((explanation for pattern, explanation in _NO_CUDA if pattern.search(text)), "")
+    return next((explanation for pattern, explanation in _CUDA_MESSAGES if pattern.search(text)), "")
 
 
 def find_missing_cuda_message(messages: Iterable[Diagnostic]) -> Diagnostic | None:
@@ -88,7 +88,7 @@ def find_missing_cuda_message(messages: Iterable[Diagnostic]) -> Diagnostic | No
     If there are several such messages, the one that comes first in ``_NO_CUDA`` is returned.
     """
     candidates = list(messages)
-    matching = (message for pattern, _ in _NO_CUDA for message in candidates if pattern.search(message.text))
+    matching = (message for pattern, _ in _CUDA_MESSAGES for message in candidates if pattern.search(message.text))
     return next(matching, None)
 
 

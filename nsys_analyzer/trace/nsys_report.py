@@ -54,14 +54,14 @@ def ensure_export(report: Path, timeout_s: float | None = None) -> Path:
     if not report.stat().st_size:
         raise ExportError(f"{report} is empty", "Capture again: the run ended before nsys wrote its report")
     exports = [report.with_name(f"{trace_stem(report)}{ending}") for ending in (*FOLDER.suffixes, ".sqlite")]
-    existing = [export for export in exports if is_sqlite(export) or is_export_folder(export)]
-    newest, export = max(existing, key=export_time_ns, default=None), exports[-1]
-    if newest and is_export_of(newest, report):
-        return newest
+    existing_exports = [export for export in exports if is_sqlite(export) or is_export_folder(export)]
+    newest_export, export = max(existing_exports, key=export_time_ns, default=None), exports[-1]
+    if newest_export and is_export_of(newest_export, report):
+        return newest_export
     nsys = find_nsys()
     if nsys is None:
-        if newest:
-            return newest
+        if newest_export:
+            return newest_export
         command = _make_export_command(report.name)
         raise ExportError(
             f"{report} must be exported to SQLite first, and there is no nsys here",

@@ -156,9 +156,9 @@ class PhaseNames:
                 return role
         if strip_counter(name) in self.extra.get(STEP, ()):
             return STEP
-        normal = normalize_name(name)
+        normalized = normalize_name(name)
         for role, spellings in DEFAULT_NAMES.items():
-            if role not in self.extra and normal in spellings:
+            if role not in self.extra and normalized in spellings:
                 return role
         if STEP not in self.extra and parse_served_step(name) is not None:
             return STEP

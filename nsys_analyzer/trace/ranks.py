@@ -215,8 +215,8 @@ def read_ranks(reader: Reader, strings: Iterable[str], nccl_ranges: Sequence[Ncc
     variables = (value for _, value in properties if value.startswith(_VARIABLE_PREFIXES))
     blocks = (text for text in strings if "\0" in text and ("RANK=" in text or "SLURM_PROCID=" in text))
     uses_nccl = any("nccl" in text for text in strings)
-    launched = _parse_rank(variables, uses_nccl=uses_nccl) or _parse_rank(blocks, uses_nccl=uses_nccl)
-    return _find_ranks_in_communicators(nccl_ranges) | ({0: launched} if launched else {})
+    launched_rank = _parse_rank(variables, uses_nccl=uses_nccl) or _parse_rank(blocks, uses_nccl=uses_nccl)
+    return _find_ranks_in_communicators(nccl_ranges) | ({0: launched_rank} if launched_rank else {})
 
 
 def _parse_rank(texts: Iterable[str], *, uses_nccl: bool) -> Rank | None:

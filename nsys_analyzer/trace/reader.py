@@ -219,7 +219,7 @@ class SqliteReader(Reader):
         import pyarrow as pa
         from adbc_driver_manager import AdbcConnection, AdbcStatement, Error
 
-        where = f" WHERE {row_filter.column} {row_filter.predicate}" if row_filter else ""
+        where_clause = f" WHERE {row_filter.column} {row_filter.predicate}" if row_filter else ""
         selected = ", ".join(_make_select_expression(column, alias) for column, alias in names_in_file.items())
         try:
             with (
@@ -228,7 +228,7 @@ class SqliteReader(Reader):
                 AdbcStatement(connection) as statement,
             ):
                 statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
-                statement.set_sql_query(f"SELECT {selected} FROM {quote_identifier(name)}{where}")
+                statement.set_sql_query(f"SELECT {selected} FROM {quote_identifier(name)}{where_clause}")
                 stream, _ = statement.execute_query()
                 return build_frame(pa.RecordBatchReader.from_stream(stream), table.columns)
         except MemoryError:
@@ -258,18 +258,18 @@ def _check_header(path: Path) -> None:
         raise TraceError(f"{path}: {error.strerror}", "Give the path of a .sqlite or .nsys-rep file") from error
     if not header:
         raise TraceError(f"{path} is empty", "Export the report again")
-    if packed := next((name for (at, magic), name in _COMPRESSED.items() if header.startswith(magic, at)), None):
-        raise TraceError(f"{path} is compressed or an archive ({packed})", "Unpack it, and give the capture in it")
+    if archive := next((name for (at, magic), name in _COMPRESSED.items() if header.startswith(magic, at)), None):
+        raise TraceError(f"{path} is compressed or an archive ({archive})", "Unpack it, and give the capture in it")
     if header[:16] != b"SQLite format 3\x00":
         for endings, (description, remedy) in _UNSUPPORTED_FILES.items():
             if path.name.lower().endswith(endings):
                 raise TraceError(f"{path} cannot be read: it is {description}", remedy)
         raise TraceError(f"{path} is not a SQLite file", f"To make one, {_EXPORT_HINT}")
-    page, pages = int.from_bytes(header[16:18], "big"), int.from_bytes(header[28:32], "big")
+    page_size, page_count = int.from_bytes(header[16:18], "big"), int.from_bytes(header[28:32], "big")
     page_count_is_valid = header[24:28] == header[92:96]
     # The page count is valid if the file's change counter equals the counter that was stored with the page count. The
     # size is checked here, because SQLite reads the missing bytes of a truncated last page as zeros.
-    if size < 100 or (page_count_is_valid and size < (65_536 if page == 1 else page) * pages):
+    if size < 100 or (page_count_is_valid and size < (65_536 if page_size == 1 else page_size) * page_count):
         raise TraceError(f"{path} is damaged or truncated (it has only {size:,} bytes)", "Export the report again")
 
 
@@ -351,14 +351,14 @@ class ArrowReader(Reader):
         """Yields batches of a table's rows with the given columns, in this order. None stands for a column of nulls."""
         import pyarrow as pa
 
-        present = list(dict.fromkeys(column for column in columns if column is not None))
+        present_columns = list(dict.fromkeys(column for column in columns if column is not None))
         table = self._tables[name]
         if isinstance(table, Path):
             import pyarrow.parquet as pq
 
-            parts = pq.ParquetFile(table).iter_batches(_ARROW_BATCH_ROWS, columns=present, use_threads=False)
+            parts = pq.ParquetFile(table).iter_batches(_ARROW_BATCH_ROWS, columns=present_columns, use_threads=False)
         else:
-            parts = table.select(present).to_batches(_ARROW_BATCH_ROWS)
+            parts = table.select(present_columns).to_batches(_ARROW_BATCH_ROWS)
         for part in parts:
             part.validate()
             nulls = pa.nulls(part.num_rows, pa.int64())

@@ -111,10 +111,10 @@ def is_capture(path: Path) -> bool:
         if not path.is_file():  # opening a FIFO would wait for a writer
             return False
         with path.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
+            first_bytes = file.read(_HEAD_BYTES)
     except OSError:
         return False
-    return any(mark in head for mark in source.marks)
+    return any(mark in first_bytes for mark in source.marks)
 
 
 def is_report(path: Path) -> bool:
@@ -166,8 +166,8 @@ def check_output_is_no_input(output: Path, inputs: Iterable[Path]) -> None:
         NsysAnalyzerError: the output is an input, the export of an input, or the manifest beside an input.
     """
     for path in inputs if output.exists() else ():
-        beside = path.parent.glob(f"{escape(trace_stem(path))}.*")
-        files = (*path.glob("*"), *path.glob("*/*")) if path.is_dir() else (*beside, path.with_name(_MANIFEST))
+        siblings = path.parent.glob(f"{escape(trace_stem(path))}.*")
+        files = (*path.glob("*"), *path.glob("*/*")) if path.is_dir() else (*siblings, path.with_name(_MANIFEST))
         ending = (_MANIFEST, ".csv", ".jsonl", *TABLE_ENDINGS) if path.is_dir() else _MANIFEST
         for file in (path, *(file for file in files if is_capture(file) or file.name.endswith(ending))):
             if file.exists() and file.samefile(output):

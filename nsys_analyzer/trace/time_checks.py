@@ -75,15 +75,15 @@ class TimeCheck:
 
     Args:
         duration: duration of the session, ns; None if unknown.
-        moments: arrays with the starts of operations, API calls and ranges, ns.
+        row_starts: arrays with the starts of operations, API calls and ranges, ns.
         start: start of the session, ns.
         by_cupti: whether nsys recorded the trace. Other profilers may begin with an event at 0 and round durations
             to microseconds.
     """
 
-    def __init__(self, duration: int | None, *moments: Ints, start: int, by_cupti: bool) -> None:
+    def __init__(self, duration: int | None, *row_starts: Ints, start: int, by_cupti: bool) -> None:
         self._by_cupti = by_cupti
-        self._first_range, self._first, self._last = _find_bounds(duration, moments, start)
+        self._first_range, self._first, self._last = _find_bounds(duration, row_starts, start)
         self.left_out: list[ExcludedRows] = []
 
     def find_valid_operations(self, operations: Operations) -> Bools:
@@ -189,26 +189,26 @@ def _make_timed_rows(table: Table, operations: Operations) -> TimedRows:
     return TimedRows(table, operations.start, operations.end, operations.process, operations.describe)
 
 
-def _find_bounds(duration: int | None, moments: Sequence[Ints], start: int) -> tuple[int, int, int]:
+def _find_bounds(duration: int | None, row_starts: Sequence[Ints], start: int) -> tuple[int, int, int]:
     """Returns the earliest valid start of a range, the earliest other valid start, and the latest valid end (ns).
 
     A range may begin before the session.
     """
     if duration is not None:
         first = max(start - MAX_DISTANCE_NS, NO_TIME)
-        inside = sum(np.count_nonzero((times > first) & (times <= start + duration)) for times in moments)
-        if inside >= _MIN_SHARE_IN_SESSION * sum(np.count_nonzero(times != NO_TIME) for times in moments):
+        inside = sum(np.count_nonzero((times > first) & (times <= start + duration)) for times in row_starts)
+        if inside >= _MIN_SHARE_IN_SESSION * sum(np.count_nonzero(times != NO_TIME) for times in row_starts):
             return start - MAX_DISTANCE_NS, start - _SESSION_SLACK_NS, start + duration + _SESSION_SLACK_NS
-    times = np.concatenate([times[times != NO_TIME] for times in moments])
+    times = np.concatenate([times[times != NO_TIME] for times in row_starts])
     if not len(times):
         return start - MAX_DISTANCE_NS, start - MAX_DISTANCE_NS, start + MAX_DISTANCE_NS
     # The recorded session is wrong, not the rows. For example, the times may count from 1970.
     middle = int(np.partition(times, len(times) // 2)[len(times) // 2])  # np.median may be a mean of two times
     likely = times[(times > middle - MAX_DISTANCE_NS) & (times < middle + MAX_DISTANCE_NS)]
-    edge = min(1 + len(likely) // _ROWS_PER_DAMAGED_ROW, (len(likely) - 1) // 2)
-    first, last = np.partition(likely, (edge, len(likely) - 1 - edge))[[edge, -1 - edge]].tolist()
-    reach = _MAX_EXTENTS_OUTSIDE * (last - first) + _MARGIN_NS
-    return middle - MAX_DISTANCE_NS, first - reach, last + reach
+    edge_rows = min(1 + len(likely) // _ROWS_PER_DAMAGED_ROW, (len(likely) - 1) // 2)
+    first, last = np.partition(likely, (edge_rows, len(likely) - 1 - edge_rows))[[edge_rows, -1 - edge_rows]].tolist()
+    max_outside = _MAX_EXTENTS_OUTSIDE * (last - first) + _MARGIN_NS
+    return middle - MAX_DISTANCE_NS, first - max_outside, last + max_outside
 
 
 def timed_calls(launches: Launches, end: Ints) -> TimedRows:

@@ -171,9 +171,9 @@ class Trace:
         metadata = replace(read_metadata(frames, strings), unread_tables=reader.unread_tables())
         nccl_ranges = read_nccl_ranges(reader, strings)
         duration = int(frames["session"]["duration"].max(initial=0)) or None
-        moments = (operations.start, launches.start, ranges.start)
+        starts = (operations.start, launches.start, ranges.start)
         by_nsys = metadata.profiler == "nsys"
-        check = TimeCheck(duration, *moments, start=metadata.time_shift_ns, by_cupti=by_nsys)
+        check = TimeCheck(duration, *starts, start=metadata.time_shift_ns, by_cupti=by_nsys)
         have_times, are_valid_calls = check.find_valid_operations(operations), check.find_valid_calls(launches)
         are_first_rows = check.find_unique_operations(operations) if by_nsys else have_times
         are_valid, have_ends = check.find_valid_ranges(schema.NVTX, ranges), ranges.end != schema.NO_TIME
@@ -256,8 +256,8 @@ def _make_operations(frames: dict[str, Frame], strings: dict[int, str]) -> Opera
 
     process = column("process")
     if not process.any():  # an old export has no globalPid, so all operations belong to the only process that launches
-        launching = distinct(process_of(distinct(frames["runtime"]["thread"])))
-        process = np.full_like(process, launching[0]) if len(launching) == 1 else process
+        launching_processes = distinct(process_of(distinct(frames["runtime"]["thread"])))
+        process = np.full_like(process, launching_processes[0]) if len(launching_processes) == 1 else process
     texts = [strings.get(i, "") for i in ids.tolist()]
     for position, text in enumerate(texts):  # templates make some names very long, and reports contain the names
         if len(text) > _MAX_KERNEL_NAME_CHARACTERS:
@@ -327,10 +327,10 @@ def _make_ranges(frame: Frame, strings: Mapping[int, str]) -> tuple[Ranges, Ints
 
     A range is an operator if its name begins with ``aten::``, or if a range of this name is annotated.
     """
-    by_id = frame["text_id"]
-    used, id_codes = dense_codes(by_id)
-    written = [*(strings.get(i, "") for i in used.tolist()), *frame["text"].to_pylist()]
-    text_code = np.where(by_id >= 0, id_codes, len(used) + np.arange(len(by_id)))
+    text_ids = frame["text_id"]
+    used_ids, id_codes = dense_codes(text_ids)
+    written = [*(strings.get(i, "") for i in used_ids.tolist()), *frame["text"].to_pylist()]
+    text_code = np.where(text_ids >= 0, id_codes, len(used_ids) + np.arange(len(text_ids)))
     bare = [_ANNOTATION.sub("", text) if "=" in text else text for text in written]
     annotated = {name for name, text in zip(bare, written, strict=True) if len(name) < len(text)}
     names, codes = distinct_texts([normalize_module_name(name) if name.startswith("{") else name for name in bare])
@@ -366,8 +366,8 @@ def _make_profiler_events(tables: Sequence[Frame], strings: Mapping[int, str]) -
     """Returns the events of the profiler itself that have a start and a later end."""
     names = ("start", "end", "thread", "name")
     start, end, thread, ids = (np.concatenate([table[name] for table in tables]) for name in names)
-    used, codes = dense_codes(ids)
-    events = Ranges(start, end, thread, codes.astype(np.int64), tuple(strings.get(i, "") for i in used.tolist()))
+    used_ids, codes = dense_codes(ids)
+    events = Ranges(start, end, thread, codes.astype(np.int64), tuple(strings.get(i, "") for i in used_ids.tolist()))
     return events.select((start != schema.NO_TIME) & (end > start))
 
 
@@ -396,8 +396,8 @@ def _read_torch_callers(
         last = np.maximum.accumulate(np.where(order < len(time), -1, np.arange(len(order))))
         sample_positions = np.flatnonzero((order < len(time)) & (last >= 0))
         sample, call = order[sample_positions], order[last[sample_positions]] - len(time)
-        inside = (launches.thread[call] == thread[sample]) & (launches.end[call] > time[sample])
-        sample, call = sample[inside], call[inside]
+        is_during_call = (launches.thread[call] == thread[sample]) & (launches.end[call] > time[sample])
+        sample, call = sample[is_during_call], call[is_during_call]
         sources.append((thread[sample], launches.correlation[call], chain[sample], functions))
     if functions := _outermost_functions(reader, schema.CALLCHAINS, strings):
         calls = reader.read(schema.CHAINED_CALLS)
@@ -417,9 +417,9 @@ def _read_off_cpu(reader: Reader) -> Mapping[int, tuple[Ints, Ints]]:
     switches = reader.read(schema.SWITCHES)
     order = np.lexsort((switches["start"], switches["thread"]))
     start, thread, is_in = (switches[name][order] for name in ("start", "thread", "is_in"))
-    off = np.flatnonzero((is_in[:-1] == 0) & (is_in[1:] != 0) & (thread[:-1] == thread[1:]))
-    threads, first = np.unique(thread[off], return_index=True)
-    off_of_threads = zip(threads.tolist(), np.split(off, first[1:]), strict=False)
+    switched_off = np.flatnonzero((is_in[:-1] == 0) & (is_in[1:] != 0) & (thread[:-1] == thread[1:]))
+    threads, first = np.unique(thread[switched_off], return_index=True)
+    off_of_threads = zip(threads.tolist(), np.split(switched_off, first[1:]), strict=False)
     return {thread_id: (start[rows], start[rows + 1]) for thread_id, rows in off_of_threads}
 
 

@@ -100,11 +100,11 @@ def _assign_global_ids(trace: KinetoTrace) -> tuple[int, Ints]:
 def _fit_ids(ids: Iterable[TrackId]) -> dict[TrackId, int]:
     """Returns an integer below 2^24 for each ID: the ID itself if it is below 2^24, else the next unused integer."""
     distinct = set(ids)
-    fitting = {track_id for track_id in distinct if isinstance(track_id, int) and 0 <= track_id < _MAX_ID}
-    free = (number for number in count(1) if number not in fitting)
+    usable = {track_id for track_id in distinct if isinstance(track_id, int) and 0 <= track_id < _MAX_ID}
+    free = (number for number in count(1) if number not in usable)
     in_order = sorted(distinct, key=lambda track_id: (str(type(track_id)), track_id))
     return {
-        track_id: track_id if isinstance(track_id, int) and track_id in fitting else next(free) for track_id in in_order
+        track_id: track_id if isinstance(track_id, int) and track_id in usable else next(free) for track_id in in_order
     }
 
 
@@ -337,10 +337,10 @@ def _make_kernels(trace: KinetoTrace) -> None:
     for operator in operators[np.isin(operators["name"], names)][["name", "track", "start", "end"]].tolist():
         operators_of_threads[operator[1]].append(operator)
     calls, kernels = list[tuple[int, ...]](), list[tuple[int, ...]]()
-    for stream, in_thread in enumerate(operators_of_threads.values()):
-        in_thread.sort(key=lambda operator: (operator[2], -operator[3]))
-        own_stretches = find_own_stretches(operator[2:] for operator in in_thread)
-        for (name, track, start, end), stretches in zip(in_thread, own_stretches, strict=True):
+    for stream, thread_operators in enumerate(operators_of_threads.values()):
+        thread_operators.sort(key=lambda operator: (operator[2], -operator[3]))
+        own_stretches = find_own_stretches(operator[2:] for operator in thread_operators)
+        for (name, track, start, end), stretches in zip(thread_operators, own_stretches, strict=True):
             is_graph = texts[name].startswith(_COMPILED_PREFIX)
             name = compiled_graph if is_graph else name  # the names of equal graphs contain different hashes
             for part, stretch in enumerate(stretches or [(start, start)]):

@@ -138,18 +138,18 @@ def read_kineto(path: Path) -> KinetoTrace:
         properties = msgspec.json.decode(msgspec.json.encode(members), type=Properties)
     except _DECODE_ERRORS as error:
         remarks.append(f"The trace's properties are ignored: {error}")
-    because = f": {left_out[0]}" if left_out else ""
-    timed = [rows for kind, rows in events.items() if kind not in ("thread", "collective")]
+    reason = f": {left_out[0]}" if left_out else ""
+    timed_rows = [rows for kind, rows in events.items() if kind not in ("thread", "collective")]
     if not set(events) - {"thread", "overhead"}:
-        raise TraceError(f"{path} has no events of PyTorch's profiler of 1.8 or later{because}", RECORD_HINT)
+        raise TraceError(f"{path} has no events of PyTorch's profiler of 1.8 or later{reason}", RECORD_HINT)
     texts = list(collector.codes.texts)
     api_names = [texts[code] for code in np.unique(events["runtime"]["name"])] if "runtime" in events else []
     on_cpu = not set(events) & set(_GPU_KINDS) and not any(name.startswith(_LAUNCH_PREFIXES) for name in api_names)
     if on_cpu and "operator" not in events:
         hint = "Record again with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
-        raise TraceError(f"{path} has neither operators nor kernels{because}", hint)
-    first = min(int(rows["start"].min()) for rows in timed)
-    for rows in timed:
+        raise TraceError(f"{path} has neither operators nor kernels{reason}", hint)
+    first = min(int(rows["start"].min()) for rows in timed_rows)
+    for rows in timed_rows:
         rows["start"] -= first
         rows["end"] -= first
     tracks = [(parse_track_id(pid), parse_track_id(tid)) for pid, tid in collector.codes.tracks]
@@ -214,9 +214,9 @@ def _invalid_json_error(path: Path, content: bytes | bytearray, error: Exception
     offset = _BYTE_OFFSET.search(str(error))
     if not offset or content.lstrip()[:1] not in (b"{", b"["):
         return TraceError(f"{path} is not JSON, or only a part of it ({error})", RECORD_AGAIN_HINT)
-    around = content[max(0, int(offset[1]) - 30) : int(offset[1]) + 20].decode(errors="replace")
+    excerpt = content[max(0, int(offset[1]) - 30) : int(offset[1]) + 20].decode(errors="replace")
     return TraceError(
-        f"{path} is not JSON, or only a part of it ({error}): …{visible(around)}…",
+        f"{path} is not JSON, or only a part of it ({error}): …{visible(excerpt)}…",
         "If a new recording has the same fault, PyTorch causes it: set LC_ALL=C, and record without with_stack",
     )
 
