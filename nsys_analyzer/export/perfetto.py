@@ -70,8 +70,8 @@ _CALL_CATEGORIES = {
     ALLOCATE: "allocate", FREE: "free", SYNCHRONIZE: "synchronize", COPY: "copy call", FILL: "fill call",
     LAUNCH_GRAPH: "graph launch",
 }  # fmt: skip
-#: A call of the kind ``OTHER_CALL`` is shown if it takes at least this long, because it then blocks the program, for
-#: example to load a module.
+#: A call of the kind ``OTHER_CALL`` is shown if it takes at least this long, because such a call blocks the program,
+#: for example to load a module.
 _MIN_BLOCKING_NS = 20_000
 #: The columns of the table of GPU operations whose values Perfetto shows as details of an operation.
 _TEXT_COLUMNS = ("class", "phase", "range_path", "operator", "precision", "copy")

@@ -167,7 +167,7 @@ class _CaptureToRead:
     def _estimated_bytes(self) -> int:
         try:
             return estimate_size(self.path)
-        except OSError:  # reading the file fails, too, and the capture's row then contains the error
+        except OSError:  # reading the file will fail, too, and the row of the capture will contain that error
             return 0
 
 

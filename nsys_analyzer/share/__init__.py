@@ -38,8 +38,8 @@ from nsys_analyzer.trace.trace import check_recorded, costly_tables
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: The tables that are not copied. The layouts of payloads and the time of day are private. The table of NCCL calls is
-#: made anew, from the payloads if needed.
+#: The tables that are not copied: the layouts of payloads, the time of day, and the NCCL calls. The copy gets a new
+#: table of NCCL calls, which is made from the payloads of NCCL's ranges if the trace has no such table.
 _OMITTED_TABLES = (schema.PAYLOAD_FIELDS, schema.SESSION_START, schema.NCCL_CALLS)
 
 _COPIED_TABLES = tuple(table for table in dict.fromkeys(schema.TABLES.values()) if table not in _OMITTED_TABLES)

@@ -114,7 +114,8 @@ _THREAD_NAME = re.compile(
     r"python[\d.]{0,6}|pt_(?:autograd|data|main|nccl|elastic|tcpstore)\w{0,12}|cuda-EvtHandlr|cuda\d{8,14}"
     r"|\[NSys(?: Comms)?\]|CUPTI worker thread"
 )
-#: Matches C++ names, also mangled ones, by their characters. Paths, quotations and mail addresses contain others.
+#: Matches C++ names, also mangled ones, by their characters. Paths, quotations and mail addresses contain other
+#: characters.
 _CPP_NAME = re.compile(r"[\w\s:<>(){}\[\],.*&~#$=+\-!|?^%]+", re.ASCII)
 #: Matches the outermost namespaces in a demangled name, including those in template arguments.
 _NAMESPACE = re.compile(r"(?<![\w:.-])([\w.-]+)::(?!\()")

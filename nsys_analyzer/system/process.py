@@ -1,4 +1,4 @@
-"""Runs a program until it ends, its time is over, or an interrupt. No process of the program outlives this process.
+"""Runs a program until it ends, reaches its time limit, or is interrupted. No process of it outlives this process.
 
 Each program runs below a supervisor, which is this file run as a program:
 
@@ -282,7 +282,7 @@ def _supervise(parent: int, what_ends: str, command: list[str]) -> int:
 
 if __name__ == "__main__":
     exit_code = _supervise(int(sys.argv[1]), sys.argv[2], sys.argv[3:])
-    if exit_code < 0:  # end by the same signal as the program
+    if exit_code < 0:  # end by the signal that ended the program
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with suppress(OSError):  # SIGKILL has no handler that could be reset
             signal.signal(-exit_code, signal.SIG_DFL)

@@ -49,7 +49,7 @@ def arrow_to_numpy(array: pa.Array, default: int = 0) -> Any:
 def arrow_integers(values: Ints | SmallInts) -> pa.Array:
     """Returns integers as an Arrow array of the same width, with a null for ``NO_TIME``.
 
-    The Arrow array shares the memory of the integers, because Arrow's own conversion imports pandas.
+    The Arrow array is made from the memory of the integers, because Arrow's own conversion imports pandas.
     """
     import pyarrow as pa
 

@@ -68,7 +68,7 @@ class Reader(ABC):
 
         Args:
             name: the table's name in the export.
-            table: its declaration.
+            table: the declaration of the table.
             names_in_file: the columns to read, with their names in the export, or None for a missing column.
             row_filter: selects the rows to read; None for all rows.
         """

@@ -19,11 +19,11 @@ class Column:
     """A column of a table.
 
     Attributes:
-        name: the package's name of it.
-        aliases: its names in files, newest first.
+        name: the package's name for the column.
+        aliases: the names of the column in files, newest first.
         default: the value that replaces a missing or NULL value.
-        doc: its meaning and unit.
-        narrow: whether its integers are stored in 32 bits.
+        doc: the meaning and the unit of the values.
+        narrow: whether the integers are stored in 32 bits.
     """
 
     name: str
@@ -73,10 +73,10 @@ class Table:
     """A table of an export.
 
     Attributes:
-        key: the package's name of it.
-        aliases: its names in files, newest first. An older name is used only if that table has the required columns,
-            because newer versions of nsys use some of these names for other tables.
-        columns: its columns.
+        key: the package's name for the table.
+        aliases: the names of the table in files, newest first. An older name is used only if that table has the
+            required columns, because newer versions of nsys use some of these names for other tables.
+        columns: the columns that are read.
         required: names of the columns without which the table cannot be read.
         filter: the rows to read; None for all rows.
         trace_option: the value of nsys's ``--trace`` option that makes nsys record the table.

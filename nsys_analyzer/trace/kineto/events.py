@@ -15,7 +15,7 @@ from nsys_analyzer.trace.phase_names import MODULE_RANGE_PREFIX
 
 #: A device ordinal, a rank or a version.
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
-#: An integer that a column can hold.
+#: An integer that fits into a column of a table.
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63) + 1, le=2**63 - 1)]
 #: A number of bytes, elements or processors.
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
