@@ -87,14 +87,14 @@ def summarize_steps(work: ProcessWork, steps: Steps) -> tuple[StepSummary, Study
     latency, queue = (None, None) if on_cpu else _measure_launches(work, all_windows, work.devices[main.device])
     marks = [steps.marks[position] for position in steps.positions.tolist() if steps.marks]
     batches = [mark.batch for mark in marks if mark.batch is not None]
-    sample_clause = (
-        f" (of {len(all_windows):,}, {len(windows):,} are looked at)" if len(windows) < len(all_windows) else ""
-    )
+    unit = windows.unit
+    if len(windows) < len(all_windows):
+        unit += f" ({len(windows):,} of {len(all_windows):,} steps are analyzed)"
     summary = StepSummary(
         **vars(main),
         instances=len(all_windows),
         source=windows.source,
-        unit=f"{windows.unit}{sample_clause}",
+        unit=unit,
         kind=marks[0].kind if marks else "",
         batch=median(batches) if batches else None,
         on_gpu_timeline=windows.on_gpu,
@@ -129,7 +129,8 @@ def _find_critical_path(work: ProcessWork, study: Study, step: StepSummary) -> I
     """
     # The first of several steps is left out, as in a replay, because it begins with an idle GPU.
     windows = study.windows.select(np.arange(study.steps) >= int(study.steps >= MIN_STEPS))
-    busy_ns = sum(int(anatomy.parts[:-1].sum()) for _, anatomy in work.dissect_blocks(windows, step.device))
+    idle = work.find_idle_stretches(windows, step.device)
+    busy_ns = int(windows.length.sum() - (idle.end - idle.start).sum())
     operations = work.attributed.trace.operations
     critical = study.critical_operations
     critical = critical[np.argsort(operations.start[critical], kind="stable")]
@@ -143,10 +144,9 @@ def _find_critical_path(work: ProcessWork, study: Study, step: StepSummary) -> I
     parts_on_gpu = [OnPath("GPU", name, ms) for name, ms in zip(names, by_name.tolist(), strict=True)]
     yield from _sort_by_time(parts_on_gpu)
     # While the main GPU is idle, critical work of another GPU replaces the cause of the idle time.
-    idle, on_other_devices = work.find_idle_stretches(windows, step.device), critical[~on_main_device]
-    index, stretch, start, end = find_overlaps(
-        idle.start, idle.end, operations.start[on_other_devices], operations.end[on_other_devices]
-    )
+    on_other_devices = critical[~on_main_device]
+    starts, ends = operations.start[on_other_devices], operations.end[on_other_devices]
+    index, stretch, start, end = find_overlaps(idle.start, idle.end, starts, ends)
     order = np.argsort(start, kind="stable")
     operation, cause = on_other_devices[index[order]], idle.cause[stretch[order]]
     ms_of_cause = {row.cause: row.ms for row in step.causes}
