@@ -131,7 +131,7 @@ def find_latest_earlier_ends(end: Ints) -> Ints:
 def _find_gaps(windows: Windows, fragments: Fragments, operations: Operations, index: Integers) -> Gaps:
     """Finds the gaps of every step: before its first operation, between operations, and after its last operation."""
     steps = np.arange(len(windows))
-    # An empty interval at the start and at the end of each step makes the gaps there gaps between two intervals.
+    # Add an empty interval at the start and at the end of each step, so that every gap lies between two intervals.
     no_operation = np.full(len(windows), NONE)
     start = np.concatenate([windows.start, fragments.start, windows.end])
     end = np.concatenate([windows.start, fragments.end, windows.end])

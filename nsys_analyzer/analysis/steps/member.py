@@ -1,4 +1,4 @@
-"""Records the steps and the collectives of each rank. The records of several ranks are joined into a run elsewhere."""
+"""Records the steps and the collectives of each rank. ``ranks/join.py`` joins the records of several ranks to a run."""
 
 from __future__ import annotations
 

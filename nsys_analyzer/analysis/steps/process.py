@@ -347,7 +347,7 @@ class ProcessWork:
     def measure_parts(self, windows: Windows, device: int) -> Ints:
         """Returns the parts of each step on a device, as in ``Anatomy.parts``; shape (4, steps), ns.
 
-        If the same steps were the first steps that were dissected on the device, they are not dissected again.
+        The steps are not dissected again if they are the first steps that were dissected on this device.
         """
         if device not in self._parts or self._parts[device][0] is not windows:
             return np.hstack([anatomy.parts for _, anatomy in self.dissect_blocks(windows, device)])

@@ -36,7 +36,7 @@ _TYPICAL_STEPS_TOLERANCE = 0.03
 
 
 def study_groups(work: ProcessWork, steps: Steps, device: int) -> Study | None:
-    """Makes a study of the measured steps, and one of each other group of steps; see ``study_steps``."""
+    """Makes a study of the measured steps, and a study of each other group of steps; see ``study_steps``."""
     study = study_steps(work, steps, device)
     if not study:
         return None

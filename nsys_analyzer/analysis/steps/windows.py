@@ -23,7 +23,7 @@ _NEAR_MEDIAN = 0.01
 
 @dataclass(frozen=True)
 class Windows:
-    """The start and end of each of several steps, which are in order and do not overlap.
+    """The start and end of each of several steps. The steps are in order and do not overlap.
 
     Every array has the shape (steps,) and contains times on the capture's clock, ns.
 
