@@ -14,6 +14,7 @@ from nsys_analyzer.inputs.manifest import (
     find_untraced_manifests,
     read_manifest,
 )
+from tests.support.commands import make_command_test
 
 SMALL = {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "vocab_size": 10_000}
 
@@ -64,36 +65,18 @@ def test_model_by_dimensions_or_name(tmp_path: Path) -> None:
         assert configuration_of(read_manifest(write(tmp_path / "manifest.json", **values))).model == model
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "not JSON"),
-        ("", "not JSON"),
-        ("[1]", "JSON list, not an object"),
-        ('{"d_model": "wide"}', "d_model is 'wide': Expected `int"),
-        ('{"batch_size": true}', "batch_size is True: Expected `int"),
-        ('{"context_length": 256.5}', "context_length is 256.5: Expected `int"),
-        ('{"context_length": 256.0}', "context_length is 256.0: Expected `int"),
-        ('{"context_length": 1180591620717411303424}', "context_length is 1180591620717411303424: Expected `int`"),
-        ('{"model": 7}', "model is 7: Expected `str"),
-        ('{"context_length": 0}', "context_length is 0: Expected `int` >= 1"),
-        ('{"status": "great"}', "status is 'great': .*ok.oom.failed.timeout"),
-        ('{"status": "ok\\n"}', "status is 'ok"),
-        ('{"compile": 1}', "compile is 1: Expected `bool"),
-        ('{"peak_memory_bytes": -1}', "peak_memory_bytes is -1: Expected `int` >= 0"),
-        ('{"schema_version": 2}', "schema version 2, this release reads 1. Upgrade"),
-        ('{"model": "huge"}', "Unknown model 'huge'. Known models: small.*or give d_model"),
-        ('{"d_model": 70, "d_ff": 9, "num_layers": 1, "num_heads": 3}', "70 is not a multiple of num_heads 3"),
-    ],
-)
-def test_malformed(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "manifest.json"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(ManifestError, match=message) as error:
+def error_of_manifest(_: object) -> str:
+    """How manifest.json is refused, with a hint."""
+    path = Path("manifest.json")
+    with pytest.raises(ManifestError) as error:
         read_manifest(path)
     assert isinstance(error.value, NsysAnalyzerError)
     assert str(path) in error.value.message
     assert error.value.hint
+    return str(error.value)
+
+
+test_malformed = make_command_test("manifests", figures={"error": error_of_manifest})
 
 
 def test_not_there_or_not_text(tmp_path: Path) -> None:
