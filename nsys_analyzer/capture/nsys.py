@@ -99,7 +99,18 @@ def find_or_import_report(nsys: Nsys, report: Path, log: Path, timeout_s: float 
         return report
     if report.is_file() and report.stat().st_size:
         return report
-    raise _make_missing_report_error(report, log)
+    for folder in (report.parent, Path(tempfile.gettempdir())):
+        if is_disk_full(folder):  # nsys then ends with an unrelated message or none
+            problem = f"The disk of {folder} is full"
+            raise CaptureError(problem, f"Free some space, or choose another folder: df -h {folder}")
+    output = read_last_lines(log) if log.is_file() else ""
+    if "No reports were generated" in output or output.endswith("Generated:"):  # nsys before 2024 prints "Generated:"
+        raise CaptureError(
+            f"nsys recorded nothing, because no capture range was opened: {_IMPORTER_MESSAGE.sub('', output)}",
+            "Call torch.cuda.profiler.start() before the steps to record and stop() after them, or record the whole "
+            "program: nsys-analyze run --whole-program",
+        )
+    raise CaptureError(f"nsys wrote no report: {output or 'it printed nothing'}", f"Read its output: {log}")
 
 
 def start_recording(nsys: Nsys) -> None:
@@ -147,21 +158,6 @@ def _import_recording(nsys: Nsys, stream: Path, report: Path, timeout_s: float |
                 f"{stream} cannot be imported: {_last_message(process)}", f"To try the import by hand, {retry}"
             )
     stream.unlink()
-
-
-def _make_missing_report_error(report: Path, log: Path) -> CaptureError:
-    for folder in (report.parent, Path(tempfile.gettempdir())):
-        if is_disk_full(folder):  # nsys then ends with an unrelated message or none
-            problem = f"The disk of {folder} is full"
-            return CaptureError(problem, f"Free some space, or choose another folder: df -h {folder}")
-    output = read_last_lines(log) if log.is_file() else ""
-    if "No reports were generated" in output or output.endswith("Generated:"):  # nsys before 2024 prints "Generated:"
-        return CaptureError(
-            f"nsys recorded nothing, because no capture range was opened: {_IMPORTER_MESSAGE.sub('', output)}",
-            "Call torch.cuda.profiler.start() before the steps to record and stop() after them, or record the whole "
-            "program: nsys-analyze run --whole-program",
-        )
-    return CaptureError(f"nsys wrote no report: {output or 'it printed nothing'}", f"Read its output: {log}")
 
 
 # --- the installation ---
