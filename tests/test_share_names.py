@@ -34,7 +34,7 @@ from nsys_analyzer.share.names import (
     is_public,
     remove_secrets,
 )
-from nsys_analyzer.trace.metadata import _NO_CUDA, is_irrelevant_message
+from nsys_analyzer.trace.metadata import _CUDA_MESSAGES, is_irrelevant_message
 from nsys_analyzer.trace.phase_names import (
     DEFAULT_NAMES,
     PhaseNames,
@@ -130,7 +130,7 @@ def test_what_is_shown(kind: str, text: str, instead: str) -> None:
             assert bool(role(found)) == bool(role(text)), role
     if kind == "messages":
         assert is_irrelevant_message(found) is is_irrelevant_message(text)
-        for pattern, _ in _NO_CUDA:
+        for pattern, _ in _CUDA_MESSAGES:
             assert bool(pattern.search(found)) is bool(pattern.search(text))
 
 

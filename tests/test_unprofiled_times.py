@@ -170,7 +170,7 @@ FLAGS = "model,compile,attention,forward_ms\nsmall,False,naive,9\nsmall,True,sdp
         (FLAGS, capture(model=SMALL, run=Run(compile=True)), {"forward": 5}),
         (FLAGS, capture(model=SMALL), "attention (naive, sdpa), compile (False, True)"),
         ("rank,phase,mean_ms\n0,step,10\n1,step,12\n", capture(rank=1), {"step": 12}),
-        ("model,optimizer,step_ms\nsmall,,10\nsmall,sgd,9\n", capture(model=SMALL), "optimizer (empty, sgd) (give a file"),
+        ("model,optimizer,step_ms\nsmall,,10\nsmall,sgd,9\n", capture(model=SMALL), "optimizer (empty, sgd) (give"),
         ("model,step_ms\nllama,10\n", capture(), {"step": 10}),
         ("model,step_ms\nllama,10\n", capture(model=SMALL), {}),
         ("warmup_steps,step_ms\n0,58\n5,20\n", capture(), "warmup_steps (0, 5) (give a file with only the rows"),
