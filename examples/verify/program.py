@@ -20,7 +20,7 @@ weights = np.random.default_rng(0).normal(size=(64, 64)) / 8
 times_ms = []
 for step in range(asked["warmup_steps"] + asked["steps"]):
     measured = step - asked["warmup_steps"]
-    if measured >= 0 and measured % asked["block"] == 0:
+    if measured >= 0 and measured % asked["steps_per_turn"] == 0:
         os.write(turn, b".")
         os.read(turn, 1)
     begin = time.perf_counter()

@@ -28,7 +28,7 @@ class Sampled(Training):
     def step(self) -> None:
         """A step, at whose beginning the hooks compare the clocks."""
         if self.sampler:
-            self.sampler.mark()
+            self.sampler.mark_clock()
         super().step()
 
 
