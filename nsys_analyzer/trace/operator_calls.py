@@ -90,6 +90,8 @@ class OperatorCalls:
         signatures, modules, lines, phases: the values that the indices refer to. A module is its path and its class
             (``GPT/h.0.attn: Attention``), and a line is ``train.py:12 in step``.
         reads, writes: the numbers of the values that each call reads and writes, by call.
+        offsets: the offsets of the tensors that each call reads in their memory, in elements, by call. They distinguish
+            views of one value that have equal shapes.
         lasting: the values that exist before the step, or whose memory is still in use after the step.
     """
 
@@ -105,10 +107,16 @@ class OperatorCalls:
     phases: tuple[str, ...] = ()
     reads: tuple[tuple[int, ...], ...] = ()
     writes: tuple[tuple[int, ...], ...] = ()
+    offsets: tuple[tuple[int, ...], ...] = ()
     lasting: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
         return len(self.signature)
+
+    def in_phase(self, *phases: str) -> Bools:
+        """Returns True for each call in one of the given phases; shape (calls,)."""
+        mask: Bools = np.array([*(name in phases for name in self.phases), False])[self.phase]
+        return mask
 
 
 @dataclass(frozen=True)
@@ -144,6 +152,7 @@ class _File(msgspec.Struct):
     passes: list[int]
     keeps_graph: list[int]
     reads: list[tuple[int, ...]]
+    offsets: list[tuple[int, ...]]
     writes: list[tuple[int, ...]]
 
 
@@ -181,6 +190,7 @@ def read_operator_calls(path: Path) -> tuple[int, OperatorCalls]:
         calls = OperatorCalls(
             signature, module, line, phase, instance, np.array(file.keeps_graph, np.bool_), signatures,
             tuple(file.modules), tuple(file.lines), tuple(file.phases), tuple(file.reads), tuple(file.writes),
+            tuple(file.offsets),
             frozenset(file.lasting),
         )  # fmt: skip
     except (OSError, EOFError, zlib.error, ValueError, IndexError) as error:

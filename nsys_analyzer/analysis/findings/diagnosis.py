@@ -21,6 +21,9 @@ from nsys_analyzer.analysis.findings.finding import (
     Rule,
     StepsToExplain,
 )
+from nsys_analyzer.analysis.operators.account import StepAccount, make_account
+from nsys_analyzer.analysis.operators.matching import OperatorWork
+from nsys_analyzer.analysis.operators.pricing import price_operators
 from nsys_analyzer.analysis.steps.process import Cause
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.step import StepSummary
@@ -83,6 +86,7 @@ def diagnose(
     step: StepSummary,
     study: Study,
     *,
+    operators: OperatorWork | None = None,
     unprofiled_ms: float | None = None,
     is_torch: bool = True,
     out_of_memory: Fact | None = None,
@@ -94,6 +98,7 @@ def diagnose(
     Args:
         step: the figures of the steps.
         study: a few steps in full detail.
+        operators: the calls of PyTorch's operators in the steps; None if they are unknown.
         unprofiled_ms: the measured length of a step without the profiler, ms; None if it was not measured.
         is_torch: whether the program uses PyTorch.
         out_of_memory: the reason for missing findings if the program ran out of memory; else None.
@@ -122,9 +127,11 @@ def diagnose(
         one_time_reason = out_of_memory
     doubt = one_time_reason or doubt
     findings: list[Finding] = []
+    account: StepAccount | None = None
     if not doubt:
         is_timed, middle_ms, warned = bool(unprofiled_ms), (low_ms + high_ms) / 2, warned_lines or {}
-        steps = StepsToExplain(step, study, baselines, scale, middle_ms, is_torch, is_timed, high_ms, warned)
+        priced = price_operators(study, operators) if operators else None
+        steps = StepsToExplain(step, study, baselines, scale, middle_ms, is_torch, is_timed, high_ms, warned, priced)
         candidates = [candidate for rule in RULES for candidate in rule(steps)]
         for point, rule in load_plugins(FINDINGS):
             with skip_failing_plugin(point):
@@ -133,6 +140,8 @@ def diagnose(
                     _find_saving(steps, candidate, (), 0.0)  # raises if a change fails, so that the plugin is skipped
                 candidates += plugin_candidates
         findings = list(_rank_candidates(steps, candidates))
+        if priced:
+            account = make_account(priced, baselines, scale, middle_ms, {row.cause: row.ms for row in step.causes})
     explained = {"unrecorded", "profiler", *(finding.place.name for finding in findings if finding.place)}
     if waits_for_ranks:
         explained.add("communication")
@@ -147,8 +156,9 @@ def diagnose(
     is_notable = profiled_ms - longest_ms > _NOTABLE_OVERHEAD_SHARE * profiled_ms
     overhead_ms = (profiled_ms - longest_ms, profiled_ms - shortest_ms) if is_notable else None
     return Diagnosis(
-        low_ms, high_ms, profiled_ms, busy_ms, replay_error, bool(unprofiled_ms), overhead_ms, tuple(findings), doubt
-    )
+        low_ms, high_ms, profiled_ms, busy_ms, replay_error, bool(unprofiled_ms), overhead_ms, tuple(findings), doubt,
+        account,
+    )  # fmt: skip
 
 
 def _find_cold_start(step: StepSummary, study: Study) -> Fact | None:

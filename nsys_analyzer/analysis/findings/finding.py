@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nsys_analyzer.analysis.facts import Fact
+from nsys_analyzer.analysis.operators.account import StepAccount
+from nsys_analyzer.analysis.operators.pricing import PricedOperators
 from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.steps.replay import Replay, replay_ranks
 from nsys_analyzer.analysis.steps.step import StepSummary
@@ -141,6 +143,7 @@ class Diagnosis:
             large that the program's own speed is unknown; else None.
         findings: the findings, the largest saving first.
         doubt: the reason why no saving can be derived; None if findings can be trusted.
+        account: the parts of a step above its attainable length; None if no operator has an attainable time.
     """
 
     step_ms_low: float
@@ -152,6 +155,7 @@ class Diagnosis:
     profiler_overhead_ms: tuple[float, float] | None
     findings: tuple[Finding, ...]
     doubt: Fact | None = None
+    account: StepAccount | None = None
 
     @property
     def step_ms(self) -> float:
@@ -181,6 +185,7 @@ class StepsToExplain:
         longest_step_ms: the upper end of the interval of ``step_ms``, ms.
         warned_lines: the lines that wait for the GPU according to a warning of PyTorch, and their number of waits in a
             step.
+        operators: the calls of PyTorch's operators with their attainable times; None if they are unknown.
     """
 
     summary: StepSummary
@@ -192,6 +197,7 @@ class StepsToExplain:
     is_timed: bool = False
     longest_step_ms: float = 0.0
     warned_lines: Mapping[str, int] = field(default_factory=dict)
+    operators: PricedOperators | None = None
 
     @property
     def trains(self) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple, get_args
+
+from nsys_analyzer.trace.operator_calls import Signature, Tensor, TensorArgument
 
 #: The kinds of operators that differ in the rates that a GPU attains for them.
 OperatorKind = Literal[
@@ -26,3 +29,22 @@ class Cost(NamedTuple):
     precision: str
     flops: float
     bytes: float
+
+
+def estimate_cost(signature: Signature) -> Cost | None:
+    """Returns the cost of an operator; None if there is no formula for it."""
+    tensors = [tensor for argument in (*signature.inputs, signature.outputs) for tensor in _tensors_of(argument)]
+    traffic_bytes = sum(math.prod(tensor.shape) * _ELEMENT_BYTES.get(tensor.dtype, 0) for tensor in tensors)
+    if signature.name in ("aten::mm", "aten::addmm", "aten::bmm") and signature.outputs:
+        first = [tensor for argument in signature.inputs for tensor in _tensors_of(argument)][-2]
+        flops = 2 * math.prod(signature.outputs[0].shape) * first.shape[-1]
+        return Cost("matmul", _PRECISIONS.get(first.dtype, ""), flops, traffic_bytes)
+    return Cost("elementwise", "", 0, traffic_bytes) if tensors else None
+
+
+_ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "int64": 8, "int32": 4, "bool": 1}
+_PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
+def _tensors_of(argument: TensorArgument) -> tuple[Tensor, ...]:
+    return (argument,) if isinstance(argument, Tensor) else argument or ()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nsys_analyzer.analysis.intervals import NONE
+from nsys_analyzer.analysis.steps.groups import Steps
 from nsys_analyzer.analysis.steps.process import ProcessWork
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.trace.arrays import Ints
@@ -36,6 +37,12 @@ class OperatorWork:
 
     calls: OperatorCalls
     call: Ints
+
+
+def find_operator_work(work: ProcessWork, steps: Steps) -> OperatorWork | None:
+    """Returns the calls of operators and their GPU operations in the measured steps; None if the trace has no calls."""
+    step = work.attributed.trace.operator_steps.get(work.process)
+    return match_operator_step(work, steps.windows, step) if step else None
 
 
 def match_operator_step(work: ProcessWork, windows: Windows, step: OperatorStep) -> OperatorWork:

@@ -72,6 +72,7 @@ def complete_captures(captures: Sequence[CaptureSummary]) -> tuple[CaptureSummar
             limits=limits,
             attention=_without_impossible_rates(capture.attention, limits),
             serving=_complete_serving(capture, capture.serving) if capture.serving else None,
+            account=diagnosis.account if diagnosis else None,
             findings=(diagnosis.findings or (None if diagnosis.doubt else ())) if diagnosis else None,
             missing_reason=find_missing_reason(capture),
             unprofiled=_complete_unprofiled(capture, capture.unprofiled) if capture.unprofiled else None,
@@ -89,6 +90,7 @@ def diagnose_capture(capture: CaptureSummary) -> Diagnosis | None:
     return diagnose(
         step,
         study,
+        operators=capture.operators,
         unprofiled_ms=capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None,
         is_torch=capture.is_torch,
         out_of_memory=ran_out,

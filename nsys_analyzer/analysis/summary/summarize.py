@@ -15,6 +15,7 @@ from nsys_analyzer.analysis.attribution.processes import Process, find_processes
 from nsys_analyzer.analysis.facts import Fact
 from nsys_analyzer.analysis.intervals import NONE, contains_any_time, measure_unions
 from nsys_analyzer.analysis.kernels.class_rules import FUSED_ATTENTION, MATMUL
+from nsys_analyzer.analysis.operators.matching import find_operator_work
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.statistics import Stats, sample_ms
 from nsys_analyzer.analysis.steps.groups import Steps, find_steps
@@ -141,6 +142,7 @@ class _ProcessSummarizer:
         if self.steps:
             work = ProcessWork(self.attributed, self.process.global_pid, self.steps.recorded)
             step, study = summarize_steps(work, self.steps)
+            operators = find_operator_work(work, self.steps)
             members = () if summary.on_cpu else record_members(work, self.process, self.steps, name)
             if step.source in _RANGE_SOURCES:
                 # The wall time of a step is the time from its start to the start of the next one.
@@ -152,7 +154,14 @@ class _ProcessSummarizer:
             if tracked:
                 tracks = record_tracks(work, self.steps, tracked)
             summary = replace(
-                summary, step=step, serving=serving, study=study, members=members, phases=phases, tracks=tracks
+                summary,
+                step=step,
+                serving=serving,
+                study=study,
+                operators=operators,
+                members=members,
+                phases=phases,
+                tracks=tracks,
             )
         check_attribution(summary)
         warnings = find_warnings(summary, coverage, self.attributed, self.process.global_pid)

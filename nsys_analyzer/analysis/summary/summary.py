@@ -12,6 +12,8 @@ from nsys_analyzer.analysis.attribution.processes import make_pid_label
 from nsys_analyzer.analysis.facts import Fact, FactOrText
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
 from nsys_analyzer.analysis.kernels.class_rules import MODEL_CLASSES
+from nsys_analyzer.analysis.operators.account import StepAccount
+from nsys_analyzer.analysis.operators.matching import OperatorWork
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.member import Member
 from nsys_analyzer.analysis.steps.profiler_cost import ProfilerCost
@@ -350,6 +352,8 @@ class Summary:
         peak_memory_bytes: the peak of device memory during the measured phases: memory of PyTorch's tensors if its
             allocator was recorded, else memory that the driver allocated.
         serving: the steps of an inference engine by kind; None if no range marks them.
+        account: the parts of a step above its attainable length; None if the attainable times of its operators are
+            unknown.
         findings: the causes that make steps longer, the largest saving first; None if no saving can be derived.
         findings_missing: the sentence that explains why some or all findings are missing.
     """
@@ -378,6 +382,7 @@ class Summary:
     modules: Modules | None = None
     step: StepSummary | None = None
     serving: Serving | None = None
+    account: StepAccount | None = None
     findings: tuple[Finding, ...] | None = None
     findings_missing: StrOrText | None = None
     peak_memory_bytes: int | None = None
@@ -471,6 +476,7 @@ class CaptureSummary(Summary):
         diagnosis: the causes that make steps longer; None if no launch is known.
         missing_reason: the reason why some or all findings are missing; None if all findings were looked for.
         study: a few of the steps in full detail; None if no launch is known.
+        operators: the calls of PyTorch's operators in the measured steps; None if they were not recorded.
         members: the record of each device of the process step by step, if the devices exchange data with others.
         tracks: every operation of the measured steps, if a timeline was requested.
         memory_events: the number of memory events from which the peak memory was computed.
@@ -481,6 +487,7 @@ class CaptureSummary(Summary):
     diagnosis: Diagnosis | None = None
     missing_reason: Fact | None = None
     study: Study | None = field(default=None, compare=False, repr=False)
+    operators: OperatorWork | None = field(default=None, compare=False, repr=False)
     members: tuple[Member, ...] = field(default=(), compare=False, repr=False)
     tracks: Tracks | None = field(default=None, compare=False, repr=False)
     memory_events: int = 0

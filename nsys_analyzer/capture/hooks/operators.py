@@ -31,7 +31,7 @@ _MAX_CALLS = 300_000
 #: The longest text of an argument that is not a tensor, in characters.
 _MAX_ARGUMENT_LENGTH = 60
 _UNKNOWN = -1
-_COLUMNS = ("signature", "module", "line", "phase", "passes", "keeps_graph", "reads", "writes")
+_COLUMNS = ("signature", "module", "line", "phase", "passes", "keeps_graph", "reads", "offsets", "writes")
 #: The namespaces of operators that are not part of the program's work, such as those of ``record_function``.
 _IGNORED_NAMESPACES = ("profiler::",)
 
@@ -161,6 +161,7 @@ class OperatorStep:
                 ("passes", self._passes[phase]),
                 ("keeps_graph", int(self._torch.is_grad_enabled())),
                 ("reads", reads),
+                ("offsets", [tensor.storage_offset() for argument in inputs for tensor in _tensors_of(argument)]),
                 ("writes", []),
             ):
                 columns[column].append(value)

@@ -1,0 +1,83 @@
+"""Compares the measured time of each call of an operator with its attainable time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from nsys_analyzer.analysis.intervals import NONE
+from nsys_analyzer.analysis.operators.attainable import AttainableRates, find_attainable_rates
+from nsys_analyzer.analysis.operators.costs import Cost, estimate_cost
+from nsys_analyzer.analysis.operators.matching import OperatorWork
+from nsys_analyzer.analysis.operators.redundancy import Redundancy, find_redundant_calls
+from nsys_analyzer.analysis.steps.study import Study
+from nsys_analyzer.trace.arrays import Bools, Floats, Ints
+from nsys_analyzer.trace.operator_calls import OperatorCalls
+
+
+@dataclass(frozen=True)
+class PricedOperators:
+    """The calls of operators with their measured and attainable times in the studied steps.
+
+    Attributes:
+        study: the studied steps.
+        calls: the calls of operators.
+        call: shape (operations of the study,), the index in ``calls`` of the call of each operation, or -1.
+        costs: the cost of each signature of ``calls``; None without a formula.
+        measured_ns: shape (calls,), the mean time of the call's operations in a step, ns. It counts only the part that
+            no other operation hides.
+        attainable_ns: shape (calls,), the attainable time of the call, ns; NaN if it is unknown.
+        rates: the attainable rates of the GPU; None if they are unknown.
+        redundant: shape (calls,), True for the calls of each kind of redundancy.
+    """
+
+    study: Study
+    calls: OperatorCalls
+    call: Ints
+    costs: tuple[Cost | None, ...]
+    measured_ns: Floats
+    attainable_ns: Floats
+    rates: AttainableRates | None
+    redundant: Mapping[Redundancy, Bools]
+
+    @property
+    def excess_ns(self) -> Floats:
+        """Returns the measured time of each call above its attainable time, ns, shape (calls,); 0 if it is unknown."""
+        excess: Floats = np.nan_to_num(np.maximum(self.measured_ns - self.attainable_ns, 0.0))
+        return excess
+
+    @property
+    def is_priced(self) -> Bools:
+        """Returns True for each call whose attainable time is known; shape (calls,)."""
+        is_priced: Bools = ~np.isnan(self.attainable_ns)
+        return is_priced
+
+    def operations_of(self, calls: Bools) -> Bools:
+        """Returns True for each operation of the study that one of the given calls launched."""
+        of_calls: Bools = np.append(calls, False)[self.call]
+        return of_calls
+
+    def spread(self, factor: Floats, default: float = 1.0) -> Floats:
+        """Returns the factor of the call of each operation; shape (operations of the study,)."""
+        spread: Floats = np.append(factor, default)[self.call]
+        return spread
+
+
+def price_operators(study: Study, work: OperatorWork) -> PricedOperators:
+    """Returns the calls of operators with their measured and attainable times in the studied steps."""
+    calls, call = work.calls, work.call[study.operations.trace_index]
+    rates = find_attainable_rates(study.gpu)
+    costs = tuple(estimate_cost(signature) for signature in calls.signatures)
+    attainable_of_signature = np.array(
+        [
+            rates.time_ns(cost, is_backward="backward" in signature.name) if rates and cost else np.nan
+            for signature, cost in zip(calls.signatures, costs, strict=True)
+        ]
+    )
+    is_known = call != NONE
+    exposed_ns = study.operations.exposed_ns[is_known]
+    measured_ns = np.bincount(call[is_known], exposed_ns, len(calls)) / study.steps
+    attainable_ns = np.append(attainable_of_signature, np.nan)[calls.signature]
+    return PricedOperators(study, calls, call, costs, measured_ns, attainable_ns, rates, find_redundant_calls(calls))

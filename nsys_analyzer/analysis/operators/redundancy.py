@@ -1,0 +1,145 @@
+"""Finds redundant work in a step: calls whose result is computed twice, is undone, or is not used."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+
+from nsys_analyzer.trace.arrays import Bools
+from nsys_analyzer.trace.operator_calls import OperatorCalls, Signature, Tensor
+
+#: ``recomputed``: a forward pass that backward runs again. ``no_backward``: a forward pass that keeps the graph
+#: for a backward pass that does not follow. ``unused``: nothing that outlives the step depends on the result.
+#: ``repeated``: an equal call with equal inputs ran before. ``undone``: a conversion, and the conversion back.
+Redundancy: TypeAlias = Literal["recomputed", "no_backward", "unused", "repeated", "undone"]
+REDUNDANCIES: tuple[Redundancy, ...] = get_args(Redundancy)
+
+_BACKWARD_PHASES = ("backward", "recomputed")
+#: Matches the names of operators whose result is random, or that allocate memory without writing to it.
+_RANDOM_OR_EMPTY = re.compile(r"rand|dropout|bernoulli|multinomial|normal_|uniform|philox|::empty|::new_empty")
+_CONVERSIONS = ("aten::_to_copy", "aten::clone", "aten::copy_", "aten::contiguous")
+#: Matches the names of operators that other processes or the program see, even if no operator reads their result.
+_VISIBLE_OUTSIDE = re.compile(r"c10d|_local_scalar_dense|nccl|record_stream|::item$")
+_EXACT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+
+
+def find_redundant_calls(calls: OperatorCalls) -> Mapping[Redundancy, Bools]:
+    """Returns True for each call of each kind of redundancy; shape (calls,). A call has at most one kind."""
+    masks: dict[Redundancy, Bools] = {
+        "recomputed": calls.in_phase("recomputed"),
+        "no_backward": _find_forward_without_backward(calls),
+        "unused": _find_unused(calls),
+        "repeated": _find_repeated(calls),
+        "undone": _find_undone(calls),
+    }
+    earlier = np.zeros(len(calls), np.bool_)
+    distinct: dict[Redundancy, Bools] = {}
+    for kind in REDUNDANCIES:
+        distinct[kind] = masks[kind] & ~earlier
+        earlier |= masks[kind]
+    return distinct
+
+
+def _find_forward_without_backward(calls: OperatorCalls) -> Bools:
+    """Returns True for each call of a forward pass that keeps the graph although no backward pass reads its values.
+
+    The calls that depend on the values of such a pass count as well, for example those of its loss. The mask is empty
+    for a step without a backward pass.
+    """
+    result = np.zeros(len(calls), np.bool_)
+    in_backward = calls.in_phase(*_BACKWARD_PHASES)
+    if not in_backward.any() or not calls.reads:
+        return result
+    read_by_backward = {value for index in np.flatnonzero(in_backward).tolist() for value in calls.reads[index]}
+    in_forward = calls.in_phase("forward") & calls.keeps_graph
+    for instance in np.unique(calls.instance[in_forward]).tolist():
+        of_pass = in_forward & (calls.instance == instance)
+        written = {value for index in np.flatnonzero(of_pass).tolist() for value in calls.writes[index]}
+        if written & read_by_backward:
+            continue
+        result |= of_pass
+        last = int(np.flatnonzero(of_pass)[-1])
+        for index in range(last + 1, len(calls)):  # the loss of the pass, and what is computed from it
+            depends = any(value in written for value in calls.reads[index])
+            if depends and not in_backward[index] and not read_by_backward.intersection(calls.writes[index]):
+                result[index] = True
+                written.update(calls.writes[index])
+    return result
+
+
+def _find_unused(calls: OperatorCalls) -> Bools:
+    """Returns True for each call on whose values nothing depends that outlives the step or leaves the GPU."""
+    is_unused = np.zeros(len(calls), np.bool_)
+    if not calls.reads:
+        return is_unused
+    needed = set(calls.lasting)
+    for index in range(len(calls) - 1, -1, -1):
+        signature, writes = calls.signatures[calls.signature[index]], calls.writes[index]
+        on_host = any(tensor.device == "cpu" for tensor in signature.outputs or ())
+        is_needed = not writes or on_host or not needed.isdisjoint(writes) or _VISIBLE_OUTSIDE.search(signature.name)
+        if is_needed:
+            needed.update(calls.reads[index])
+        else:
+            is_unused[index] = True
+    return is_unused
+
+
+def _find_repeated(calls: OperatorCalls) -> Bools:
+    """Returns True for each call that has the signature and the input values of an earlier call, and is not random."""
+    is_repeated = np.zeros(len(calls), np.bool_)
+    seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
+    is_random = [bool(_RANDOM_OR_EMPTY.search(signature.name)) for signature in calls.signatures]
+    for index, (signature, reads, offsets) in enumerate(
+        zip(calls.signature.tolist(), calls.reads, calls.offsets, strict=False)
+    ):
+        writes_in_place = calls.signatures[signature].name.endswith("_")
+        if not reads or not calls.writes[index] or is_random[signature] or writes_in_place:
+            continue
+        key = (signature, reads, offsets)
+        is_repeated[index] = key in seen
+        seen.add(key)
+    return is_repeated
+
+
+def _find_undone(calls: OperatorCalls) -> Bools:
+    """Returns True for each conversion that restores the input of the conversion before it without a loss.
+
+    The first conversion counts as well if no other call reads its result.
+    """
+    is_undone = np.zeros(len(calls), np.bool_)
+    readers: dict[int, list[int]] = {}
+    for index, reads in enumerate(calls.reads):
+        for value in reads:
+            readers.setdefault(value, []).append(index)
+    for first, (before, between) in _conversions(calls):
+        for value in calls.writes[first]:
+            for second in readers.get(value, ()):
+                tensors = _converted(calls.signatures[calls.signature[second]])
+                if tensors is None or tensors[0].shape != between.shape or not _is_equal(tensors[1], before):
+                    continue
+                if _EXACT_BYTES.get(between.dtype, 0) >= _EXACT_BYTES.get(before.dtype, 9):
+                    is_undone[second] = True
+                    is_undone[first] |= len(readers[value]) == 1 and value not in calls.lasting
+    return is_undone
+
+
+def _conversions(calls: OperatorCalls) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
+    """Yields each call that only changes the type or the memory format of a tensor, and the tensor before and after."""
+    for index, signature in enumerate(calls.signature.tolist()):
+        if calls.writes and (tensors := _converted(calls.signatures[signature])):
+            yield index, tensors
+
+
+def _converted(signature: Signature) -> tuple[Tensor, Tensor] | None:
+    """Returns the tensor before and after a conversion; None for another operator."""
+    if signature.name not in _CONVERSIONS or not signature.outputs:
+        return None
+    source = signature.inputs[1 if signature.name == "aten::copy_" else 0]
+    return (source, signature.outputs[0]) if isinstance(source, Tensor) else None
+
+
+def _is_equal(tensor: Tensor, other: Tensor) -> bool:
+    return (tensor.shape, tensor.dtype, tensor.device) == (other.shape, other.dtype, other.device)
