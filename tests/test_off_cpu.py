@@ -40,8 +40,8 @@ def test_stretches_without_a_cpu_by_thread(tmp_path: Path) -> None:
     ("switches", "said"),
     [
         # A pause of 3 ms or more lasts from 2.01 to 8 ms; 3 ms are 50.1 % of it.
-        (((3, False, MAIN), (6, True, MAIN)), "For 50 % of this time, the program's thread runs on no CPU"),
-        (((1, True, MAIN), (8.5, False, MAIN)), "For 0 % of this time"),  # between the steps alone
+        (((3, False, MAIN), (6, True, MAIN)), "runs on no CPU for 50 % of this time"),
+        (((1, True, MAIN), (8.5, False, MAIN)), "runs on no CPU for 0 % of this time"),  # between the steps alone
         (((3, False, AUTOGRAD), (6, True, AUTOGRAD)), ""),  # of another thread: nothing is known of this one
         ((), ""),
     ],
