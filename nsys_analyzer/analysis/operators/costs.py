@@ -1,28 +1,28 @@
-"""Defines the cost of an operator: the arithmetic and the memory traffic that its shapes require at least."""
+"""Estimates the cost of an operator: the arithmetic and the memory traffic that its shapes require at least."""
 
 from __future__ import annotations
 
-import math
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
-from nsys_analyzer.trace.operator_calls import Signature, Tensor, TensorArgument
+from nsys_analyzer.analysis.operators.data_rules import find_data_rule
+from nsys_analyzer.analysis.operators.matmul_rules import MATMUL_RULES
+from nsys_analyzer.analysis.operators.operands import OPERATOR_KINDS, Call, OperatorKind
+from nsys_analyzer.trace.operator_calls import Signature
 
-#: The kinds of operators that differ in the rates that a GPU attains for them.
-OperatorKind = Literal[
-    "matmul", "attention", "convolution", "norm", "softmax", "reduction", "elementwise", "copy", "embedding",
-    "cross entropy", "optimizer", "collective", "other",
-]  # fmt: skip
-OPERATOR_KINDS: tuple[OperatorKind, ...] = get_args(OperatorKind)
+__all__ = ["OPERATOR_KINDS", "Cost", "OperatorKind", "estimate_cost"]
 
 
 class Cost(NamedTuple):
     """The least work that an operator requires.
 
     Attributes:
-        kind: the kind of the operator, which selects the attainable rates.
+        kind: the kind of the operator, which selects the attainable rates. A backward operator has the kind of its
+            forward operator.
         precision: the precision of the operands, as in ``Peaks.flops_per_s`` (``bf16``); empty if it is unknown.
+            Operands in float32 have ``fp32``, even if the kernel multiplies in TF32, which no argument shows.
         flops: the number of floating-point operations; 0 for an operator that only moves data.
-        bytes: the sizes of the inputs that are read once, and of the outputs that are written once.
+        bytes: the sizes of the inputs that are read once, and of the outputs that are written once; 0 if the types
+            of the operands of a matmul, a convolution or an attention are unknown.
     """
 
     kind: OperatorKind
@@ -31,20 +31,27 @@ class Cost(NamedTuple):
     bytes: float
 
 
-def estimate_cost(signature: Signature) -> Cost | None:
-    """Returns the cost of an operator; None if there is no formula for it."""
-    tensors = [tensor for argument in (*signature.inputs, signature.outputs) for tensor in _tensors_of(argument)]
-    traffic_bytes = sum(math.prod(tensor.shape) * _ELEMENT_BYTES.get(tensor.dtype, 0) for tensor in tensors)
-    if signature.name in ("aten::mm", "aten::addmm", "aten::bmm") and signature.outputs:
-        first = [tensor for argument in signature.inputs for tensor in _tensors_of(argument)][-2]
-        flops = 2 * math.prod(signature.outputs[0].shape) * first.shape[-1]
-        return Cost("matmul", _PRECISIONS.get(first.dtype, ""), flops, traffic_bytes)
-    return Cost("elementwise", "", 0, traffic_bytes) if tensors else None
+def estimate_cost(signature: Signature, default_dtype: str = "") -> Cost | None:
+    """Returns the cost of an operator, or None if no formula fits its name and its arguments.
 
+    Copies between the CPU and the GPU, and operators on the CPU, have no cost.
 
-_ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "int64": 8, "int32": 4, "bool": 1}
-_PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-
-
-def _tensors_of(argument: TensorArgument) -> tuple[Tensor, ...]:
-    return (argument,) if isinstance(argument, Tensor) else argument or ()
+    Args:
+        signature: the operator and its arguments.
+        default_dtype: the type of tensors whose type is unknown, such as ``bfloat16``. Without it, an operator that
+            only moves data has no cost if a type is unknown.
+    """
+    call = Call(signature, default_dtype)
+    if any(tensor.device == "cpu" and tensor.shape for tensor in (*call.tensors(), *(call.outputs or ()))):
+        return None
+    multiplies = signature.name in MATMUL_RULES
+    rule = MATMUL_RULES[signature.name] if multiplies else find_data_rule(signature)
+    if rule is None:
+        return None
+    try:
+        flops = rule.flops(call)
+        has_types = not multiplies or call.has_types()
+        transferred_bytes = rule.read(call) + rule.written(call) if has_types else 0.0
+    except (LookupError, TypeError, ValueError, ZeroDivisionError):  # a formula does not fit the arguments of the call
+        return None
+    return Cost(rule.kind, call.find_precision(), float(flops), float(transferred_bytes))
