@@ -78,7 +78,7 @@ class AttainableRates:
             return float("nan")
         kinds = (f"{cost.kind} backward", cost.kind) if is_backward else (cost.kind,)
         compute_ns = 0.0
-        if cost.flops:
+        if cost.flops and any(kind == cost.kind and precision for kind, precision in curves):
             curve = next((curves[kind, cost.precision] for kind in kinds if (kind, cost.precision) in curves), None)
             peak = self._peaks.flops_per_s.get(cost.precision)
             if curve is None or not peak:
