@@ -43,6 +43,11 @@ PART_COLORS = {
     "waiting": ORANGE,
     "transferring": CLASS_COLORS["communication"],
     "exposed communication": CLASS_COLORS["communication"],
+    "attainable": GREEN,
+    "excess of operators": CRIMSON,
+    "redundant work": PLUM,
+    "launching and waiting": ORANGE,
+    "unexplained": GRAY,
 }
 
 #: The color of each cause of idle time. These colors differ from the colors of kernel classes, which are drawn beside

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -38,7 +39,7 @@ class OperatorRow:
         operator: the name of the operator, such as ``aten::mm``.
         shapes: the shapes and types of its tensors, such as ``8192×1024 · 1024×4096 bf16``.
         phase: the phase that calls it.
-        module: the module that calls it; empty if it is unknown.
+        module: the module that calls it, with ``*`` for the numbers of layers; empty if it is unknown.
         line: the line of the program that calls it; empty if it is unknown.
         calls: the number of calls.
         ms: the measured kernel time, ms.
@@ -74,6 +75,7 @@ class StepAccount:
         measured_on: the GPU on which the attainable rates were measured.
         is_scaled: whether the rates were scaled from that GPU by data sheets.
         operators: the operators, those with the largest excess first.
+        operators_left_out: the number of operators that JSON leaves out, which are those with the shortest times.
     """
 
     step_ms: float
@@ -83,6 +85,16 @@ class StepAccount:
     measured_on: str
     is_scaled: bool
     operators: tuple[OperatorRow, ...]
+    operators_left_out: int = 0
+
+    def with_longest(self, count: int) -> StepAccount:
+        """Returns the account with at most ``count`` operators: those that take longest, in the same order.
+
+        They include the operators with the largest excess, because an excess is a part of the time.
+        """
+        longest = sorted(range(len(self.operators)), key=lambda index: -self.operators[index].ms)[:count]
+        rows = tuple(self.operators[index] for index in sorted(longest))
+        return replace(self, operators=rows, operators_left_out=len(self.operators) - len(rows))
 
 
 def make_account(
@@ -107,7 +119,7 @@ def make_account(
     if operators.rates is None or not operators.is_priced.any():
         return None
     replay = sorted(baselines, key=lambda baseline: baseline.step_ns)[len(baselines) // 2]
-    remaining = _remaining_shares(operators)
+    remaining = find_remaining_shares(operators)
     redundant = np.any([*operators.redundant.values()], axis=0)
 
     def without_redundant(steps: Replay) -> Replay:
@@ -150,7 +162,7 @@ def without_cpu_time(replay: Replay) -> Replay:
     return replace(replay, cpu_ns=np.zeros(calls), pause_ns=np.zeros(calls), awaited=np.full(calls, NONE))
 
 
-def _remaining_shares(operators: PricedOperators) -> Floats:
+def find_remaining_shares(operators: PricedOperators) -> Floats:
     """Returns the share of the measured time of each call that its attainable time is; 1 if it is unknown."""
     measured_ns = np.maximum(operators.measured_ns, 1.0)
     shares: Floats = np.clip(np.nan_to_num(operators.attainable_ns / measured_ns, nan=1.0), 0.0, 1.0)
@@ -166,34 +178,67 @@ def _differences(replay: Replay, changes: Sequence[Callable[[Replay], Replay]]) 
     return [before - after for before, after in pairwise(lengths_ns)]
 
 
+#: The number of a layer in the path of a module, such as ``GPT/h.0.attn: Attention``.
+_LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=[.:]|$)")
+
+
 def make_operator_rows(operators: PricedOperators) -> tuple[OperatorRow, ...]:
-    """Returns a row for each operator with work, the largest excess first."""
-    calls = operators.calls
-    groups: dict[tuple[int, int, int, int], list[int]] = {}
-    columns = (calls.signature, calls.phase, calls.module, calls.line)
-    for index, key in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-        if operators.measured_ns[index] > 0:
-            groups.setdefault(key, []).append(index)
-    rows = []
-    for (signature, phase, module, line), members in groups.items():
+    """Returns a row for each operator with work, the largest excess first. Layers of one kind share rows."""
+    calls, rows = operators.calls, []
+    modules = [_LAYER_NUMBER.sub("*", module) for module in calls.modules]
+    shapes = [describe_shapes(signature) for signature in calls.signatures]
+    for index in np.flatnonzero(operators.measured_ns > 0).tolist():
+        signature, attainable_ns = calls.signature[index], operators.attainable_ns[index]
         cost = operators.costs[signature]
-        attainable_ns = float(operators.attainable_ns[members].sum())
         rows.append(
             OperatorRow(
                 operator=calls.signatures[signature].name,
-                shapes=describe_shapes(calls.signatures[signature]),
-                phase=_text(calls.phases, phase),
-                module=_text(calls.modules, module),
-                line=_text(calls.lines, line),
-                calls=len(members),
-                ms=float(operators.measured_ns[members].sum()) / NS_PER_MS,
-                attainable_ms=None if np.isnan(attainable_ns) else attainable_ns / NS_PER_MS,
-                excess_ms=float(operators.excess_ns[members].sum()) / NS_PER_MS,
-                flops=cost.flops * len(members) if cost else None,
-                bytes=cost.bytes * len(members) if cost else None,
+                shapes=shapes[signature],
+                phase=_text(calls.phases, calls.phase[index]),
+                module=_text(modules, calls.module[index]),
+                line=_text(calls.lines, calls.line[index]),
+                calls=1,
+                ms=float(operators.measured_ns[index]) / NS_PER_MS,
+                attainable_ms=None if np.isnan(attainable_ns) else float(attainable_ns) / NS_PER_MS,
+                excess_ms=float(operators.excess_ns[index]) / NS_PER_MS,
+                flops=cost.flops if cost else None,
+                bytes=cost.bytes if cost else None,
             )
         )
-    return tuple(sorted(rows, key=lambda row: (-row.excess_ms, -row.ms)))
+    return fold_rows(rows, lambda row: (row.operator, row.shapes, row.phase, row.module, row.line))
+
+
+def fold_rows(rows: Iterable[OperatorRow], key: Callable[[OperatorRow], Hashable]) -> tuple[OperatorRow, ...]:
+    """Adds up the rows with equal keys, and returns the sums, the largest excess first.
+
+    A text that differs among the rows of a key becomes empty. An operator without an attainable time counts with its
+    measured time, unless no operator of the key has an attainable time.
+    """
+    groups: dict[Hashable, list[OperatorRow]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    folded = []
+    for same in groups.values():
+        texts = {
+            name: getattr(same[0], name) if len({getattr(row, name) for row in same}) == 1 else ""
+            for name in ("operator", "shapes", "phase", "module", "line")
+        }
+        is_priced = any(row.attainable_ms is not None for row in same)
+        attainable_ms = sum(row.ms if row.attainable_ms is None else row.attainable_ms for row in same)
+        costs = [(row.flops, row.bytes) for row in same if row.flops is not None and row.bytes is not None]
+        flops, count = (sum(column) for column in zip(*costs, strict=True)) if len(costs) == len(same) else (None, None)
+        folded.append(
+            OperatorRow(
+                **texts,
+                calls=sum(row.calls for row in same),
+                ms=sum(row.ms for row in same),
+                attainable_ms=attainable_ms if is_priced else None,
+                excess_ms=sum(row.excess_ms for row in same),
+                flops=flops,
+                bytes=count,
+            )
+        )
+    return tuple(sorted(folded, key=lambda row: (-row.excess_ms, -row.ms)))
 
 
 #: The most tensors that a description of shapes contains.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,14 +70,18 @@ def price_operators(study: Study, work: OperatorWork) -> PricedOperators:
     calls, call = work.calls, work.call[study.operations.trace_index]
     rates = find_attainable_rates(study.gpu)
     costs = tuple(estimate_cost(signature) for signature in calls.signatures)
-    attainable_of_signature = np.array(
-        [
-            rates.time_ns(cost, is_backward="backward" in signature.name) if rates and cost else np.nan
-            for signature, cost in zip(calls.signatures, costs, strict=True)
-        ]
-    )
+    attainable_of_signature = find_attainable_times(calls, costs, rates)
     is_known = call != NONE
     exposed_ns = study.operations.exposed_ns[is_known]
     measured_ns = np.bincount(call[is_known], exposed_ns, len(calls)) / study.steps
     attainable_ns = np.append(attainable_of_signature, np.nan)[calls.signature]
     return PricedOperators(study, calls, call, costs, measured_ns, attainable_ns, rates, find_redundant_calls(calls))
+
+
+def find_attainable_times(calls: OperatorCalls, costs: Sequence[Cost | None], rates: AttainableRates | None) -> Floats:
+    """Returns the attainable time of each signature of the calls, ns; NaN if it is unknown."""
+    times = [
+        rates.time_ns(cost, is_backward="backward" in signature.name) if rates and cost else np.nan
+        for signature, cost in zip(calls.signatures, costs, strict=True)
+    ]
+    return np.array(times, np.float64)

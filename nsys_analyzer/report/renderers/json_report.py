@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -32,6 +33,8 @@ _IDENTITY_KEYS = ("name", "process", "pid", "rank", "source", "status", "message
 #: The keys of documents on the steps and on the modules of captures.
 STEP_KEYS = (*_IDENTITY_KEYS, "limits", "step", "findings", "findings_missing", "warnings")
 MODULE_KEYS = (*_IDENTITY_KEYS, "modules")
+#: The maximum number of operators in the account of a step.
+_MAX_OPERATORS = 200
 #: The maximum number of listed ranks without a capture: a manifest may claim a million of them.
 _MAX_MISSING_RANKS = 1_000
 #: Half a surrogate pair, which stands for a byte that is not valid UTF-8. The group matches text that must be kept: an
@@ -75,7 +78,15 @@ def captures_data(
         runs: the runs, with the most ranks first. The keys of the first run become keys of the document.
         keys: the keys of a capture that are returned; all if it is empty.
     """
-    documents = [to_plain_data(narrow_to_base(capture, Summary)) for capture in captures]
+    documents = [
+        to_plain_data(
+            replace(
+                narrow_to_base(capture, Summary),
+                account=capture.account.with_longest(_MAX_OPERATORS) if capture.account else None,
+            )
+        )
+        for capture in captures
+    ]
     if keys:
         documents = [{key: document[key] for key in keys} for document in documents]
     for capture, document in zip(captures, documents, strict=True):

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from nsys_analyzer.analysis.kernels.class_rules import CLASSES
 from nsys_analyzer.report.model import StepBars
 from nsys_analyzer.report.palette import CLASS_COLORS, GRAY, PART_COLORS, text_color
-from nsys_analyzer.report.sections.bars import IDLE, MIN_PART_MS, MIN_PART_SHARE
+from nsys_analyzer.report.sections.bars import (
+    ATTAINABLE,
+    EXCESS,
+    IDLE,
+    LAUNCHING,
+    MIN_PART_MS,
+    MIN_PART_SHARE,
+    REDUNDANT,
+    UNEXPLAINED,
+)
 from nsys_analyzer.report.units import format_ms, format_ms_range, rounded_percent
 from nsys_analyzer.text import NO_BREAK_SPACE
 
@@ -23,6 +32,11 @@ PART_LETTERS = {name: row.letter for name, row in CLASSES.items() if row.letter}
     "exposed communication": "X",
     "waiting": "W",
     "transferring": "T",
+    ATTAINABLE: "=",
+    EXCESS: "x",
+    REDUNDANT: "r",
+    LAUNCHING: "w",
+    UNEXPLAINED: "u",
 }
 #: The character of a part without a letter, and of idle time.
 _OTHER_LETTER, SHADE = "+", "\N{LIGHT SHADE}"

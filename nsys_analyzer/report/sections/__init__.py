@@ -26,6 +26,7 @@ from nsys_analyzer.report.sections.kernels import (
 )
 from nsys_analyzer.report.sections.limits import answer_limits
 from nsys_analyzer.report.sections.modules import answer_modules
+from nsys_analyzer.report.sections.operators import answer_operators
 from nsys_analyzer.report.sections.overview import overview_section
 from nsys_analyzer.report.sections.serving import answer_serving
 from nsys_analyzer.report.sections.steps import step_details
@@ -44,7 +45,7 @@ class ReportQuestion(NamedTuple):
         title: returns the title of its section.
         answer: yields the blocks of the answer, given the capture and the labels of kernels. It yields nothing if the
             question does not apply to the capture.
-        folded: the title of the folded details, or empty if there are none.
+        folded: the title of the folded details, or empty if nothing is folded.
     """
 
     key: str
@@ -89,6 +90,11 @@ QUESTIONS = (
         lambda _: "How far are the times from the hardware's limits?",
         lambda capture, _: answer_limits(capture),
         "Rates and peaks",
+    ),
+    ReportQuestion(
+        "operators",
+        lambda _: "What each operator should cost",
+        lambda capture, _: answer_operators(capture),
     ),
     ReportQuestion(
         "modules",
@@ -155,7 +161,7 @@ def _answer_questions(capture: CaptureSummary, evidence: Evidence) -> Iterator[S
         blocks = tuple(question.answer(capture, evidence.labels))
         answers = tuple(block for block in blocks if isinstance(block, Answer))
         details = tuple(block for block in blocks if block not in answers)
-        if answers and details:
+        if answers and details and question.folded:
             details = (Details(question.folded, details, capture.title),)
         yield Section(question.key, question.title(capture), (*answers, *details))
     lacks_ranges = capture.attention is None and capture.whole and capture.holds_model and not capture.on_cpu

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
+from nsys_analyzer.analysis.operators.account import StepAccount
 from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.report.evidence import format_step_length
@@ -13,6 +16,15 @@ from nsys_analyzer.text import plural
 from nsys_analyzer.trace.schema import NS_PER_MS
 
 IDLE = "idle"
+#: The parts of the bar from the attainable step to the step, in their order.
+ATTAINABLE, EXCESS, REDUNDANT, LAUNCHING, UNEXPLAINED = (
+    "attainable", "excess of operators", "redundant work", "launching and waiting", "unexplained",
+)  # fmt: skip
+#: The part of the bar for each cause in an account. The other causes are causes of idle time.
+_PART_OF_CAUSE = {
+    ATTAINABLE: ATTAINABLE, "operators": EXCESS, "redundant": REDUNDANT, "communication": COMMUNICATION,
+    UNEXPLAINED: UNEXPLAINED,
+}  # fmt: skip
 #: Parts of a bar that are shorter than a nanosecond are rounding errors of sums, and are not drawn.
 MIN_PART_MS = 1 / NS_PER_MS
 #: Parts that take less than this share of each bar are drawn as one part.
@@ -51,6 +63,36 @@ def make_step_bars(step: StepSummary, capture: str, *, on_cpu: bool = False) -> 
         return None
     length = f"the profiled {format_ms(step.length_ms)}" if on_cpu else f"these {format_step_length(step)}"
     return _combine_small_parts(StepBars(names, rows, f"In {'a step' if several else length}:", capture=capture))
+
+
+def make_account_bars(account: StepAccount, capture: str) -> StepBars:
+    """Returns a bar from the attainable step to the step, parted by cause.
+
+    A negative unexplained part is not drawn. Its note says so.
+    """
+    names = (ATTAINABLE, EXCESS, REDUNDANT, LAUNCHING, COMMUNICATION, UNEXPLAINED)
+    totals = dict.fromkeys(names, 0.0)
+    for cause, ms in round_account(account).items():
+        totals[_PART_OF_CAUSE.get(cause, LAUNCHING)] += ms
+    excess_ms = -min(totals[UNEXPLAINED], 0.0)
+    note = f"The parts of the replayed step are {format_ms(excess_ms)} longer than the step." if excess_ms else ""
+    drawn = {name: ms for name, ms in totals.items() if ms >= MIN_PART_MS}
+    title = f"From attainable to today's {format_ms(account.step_ms)}:"
+    return StepBars(tuple(drawn), (Bar("", tuple(drawn.values())),), title, note, capture)
+
+
+def round_account(account: StepAccount) -> dict[str, float]:
+    """Returns the attainable time and the parts above it, ms, rounded so that they add up to the rounded step.
+
+    They have as many decimal places as the step has with three digits. Parts that are rounded to 0 are left out.
+    """
+    scale = 10.0 ** max(2 - math.floor(math.log10(account.step_ms)), 0)
+    parts = {ATTAINABLE: account.attainable_ms} | {part.cause: part.ms for part in account.parts}
+    units = {name: math.floor(ms * scale) for name, ms in parts.items()}
+    missing = round(account.step_ms * scale) - sum(units.values())
+    for name in sorted(parts, key=lambda name: units[name] - parts[name] * scale)[:missing]:
+        units[name] += 1
+    return {name: count / scale for name, count in units.items() if count}
 
 
 def make_rank_bars(run: ParallelRun) -> StepBars | None:

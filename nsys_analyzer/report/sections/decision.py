@@ -21,7 +21,7 @@ from nsys_analyzer.report.evidence import (
 )
 from nsys_analyzer.report.facts import describe_message, say_all
 from nsys_analyzer.report.model import Answer, Block, Field, Paragraph, Section, Table, make_table
-from nsys_analyzer.report.sections.bars import make_step_bars
+from nsys_analyzer.report.sections.bars import make_account_bars, make_step_bars
 from nsys_analyzer.report.sections.findings import (
     SHOWN_FINDINGS,
     explain_no_findings,
@@ -30,6 +30,7 @@ from nsys_analyzer.report.sections.findings import (
     make_saving_cell,
 )
 from nsys_analyzer.report.sections.limits import MFU_OPTIONS, find_step_mfu
+from nsys_analyzer.report.sections.operators import describe_limits_of_account, format_attainable
 from nsys_analyzer.report.sections.serving import tabulate_step_kinds
 from nsys_analyzer.report.units import (
     format_bounds,
@@ -101,6 +102,10 @@ def _describe_step(capture: CaptureSummary) -> Iterator[Block]:
         yield Answer(f"{format_ms(ms)} a step, timed without a profiler" if ms else reason, title)
         return
     yield Answer(_describe_length(capture, step), title)
+    if capture.account:
+        yield make_account_bars(capture.account, title)
+        if limits := describe_limits_of_account(capture.account):
+            yield Paragraph(limits, title)
     if bars := make_step_bars(step, title, on_cpu=capture.on_cpu):
         yield bars
     if capture.on_cpu and step.lines:
@@ -133,6 +138,8 @@ def _describe_step(capture: CaptureSummary) -> Iterator[Block]:
 def _describe_length(capture: CaptureSummary, step: StepSummary) -> str:
     """Returns the length of a step, the share of it in which the GPU works, and the MFU."""
     clauses = [f"{format_step_length(step)} {step_noun(step)}{_describe_origin(step)}"]
+    if capture.account:
+        clauses.append(f"attainable about {format_attainable(capture.account)} on this GPU")
     share = step.busy_share
     if capture.on_cpu:
         reference = "a profiled step" if step.unprofiled_ms else "it"
@@ -140,7 +147,7 @@ def _describe_length(capture: CaptureSummary, step: StepSummary) -> str:
     elif share is not None:
         gpu = f"GPU {step.device}" if len(step.devices) > 1 else "the GPU"
         least = "at least " if step.idle_of("unrecorded") else ""
-        clauses.append(f"{gpu} works {least}{rounded_percent(share)} of it")
+        clauses.append(f"{gpu} works {least}{rounded_percent(share)} of {'the step' if capture.account else 'it'}")
         exposed = step.exposed_communication_ms / step.total_ms if step.total_ms else 0.0
         if exposed >= _NEGLIGIBLE_SHARE:
             profiled = "a profiled step" if step.unprofiled_ms else "it"

@@ -1,0 +1,132 @@
+"""Answers what each operator should cost: the account of a step, and the operators above their attainable time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from nsys_analyzer.analysis.operators.account import OperatorRow, StepAccount, fold_rows
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.errors import RECORD_COMMAND
+from nsys_analyzer.report.evidence import CAUSE_WORDS
+from nsys_analyzer.report.model import Answer, Block, Details, Field, Paragraph, Table, make_table
+from nsys_analyzer.report.sections.bars import ATTAINABLE, EXCESS, REDUNDANT, UNEXPLAINED, round_account
+from nsys_analyzer.report.units import format_ms
+from nsys_analyzer.text import join_names, join_texts, phrase, plural, rounded_percent
+
+#: The number of operators in full view, and the maximum number of operators in the section.
+_FIRST_ROWS, _MAX_ROWS = 5, 30
+#: The maximum number of causes in the answer.
+_MAX_ANSWERED_CAUSES = 3
+#: An operator is listed if its excess, or its time without an expectation, is at least this share of the step.
+_MIN_ROW_SHARE = 0.001
+_WORDS = {ATTAINABLE: "attainable time", "operators": EXCESS, "redundant": REDUNDANT, UNEXPLAINED: UNEXPLAINED}
+_WORDS |= {cause: words for cause, words in CAUSE_WORDS.items() if cause not in _WORDS}
+
+
+def format_attainable(account: StepAccount) -> str:
+    """Returns the attainable length of a step, rounded as in the account."""
+    return format_ms(round_account(account).get(ATTAINABLE, 0.0))
+
+
+def describe_limits_of_account(account: StepAccount) -> str:
+    """Returns a sentence on what limits the attainable time; empty if nothing does."""
+    clauses = []
+    if account.is_scaled:
+        clauses.append(f"is scaled by data sheets from times that were measured on {account.measured_on}")
+    unknown = rounded_percent(1 - account.expected_share)
+    if unknown != rounded_percent(0):
+        clauses.append(f"contains {unknown} of the kernel time as measured, because it has no expectation")
+    return f"The attainable time {' and '.join(clauses)}." if clauses else ""
+
+
+def explain_missing_account(capture: CaptureSummary) -> tuple[str, str] | None:
+    """Returns why the account of a step is unknown, and the command that would record it, which may be empty.
+
+    Returns None if the account is known, if the reason is the reason for missing findings, or if the program does not
+    use PyTorch.
+    """
+    is_explained = capture.diagnosis is None or capture.diagnosis.doubt is not None or not capture.is_torch
+    if capture.account or is_explained:
+        return None
+    if capture.operators is None:
+        return "What each operator should cost is not known, because no operators were recorded.", RECORD_COMMAND
+    return f"What each operator should cost on {capture.gpu or 'this GPU'} is not known.", ""
+
+
+def answer_operators(capture: CaptureSummary) -> Iterator[Block]:
+    """Yields the account of a step and its operators; the command that records operators if there are none."""
+    account, title = capture.account, capture.title
+    if account is None:
+        if reason := explain_missing_account(capture):
+            why, command = reason
+            yield Answer(phrase("{} `{}` records them.", why, command) if command else why, title)
+        return
+    yield Answer(_summarize_account(account), title)
+    yield _tabulate_account(account, title)
+    rows = fold_rows(account.operators, lambda row: (row.operator, row.shapes, row.line))
+    least_ms = _MIN_ROW_SHARE * account.step_ms
+    above = [row for row in rows if row.excess_ms >= least_ms]
+    unknown = sorted((row for row in rows if row.attainable_ms is None), key=lambda row: -row.ms)
+    caption = "The operators with the largest excess, ms per step:"
+    if above:
+        yield tabulate_operators(above[:_FIRST_ROWS], caption, title)
+    folded: list[Block] = []
+    if above[_FIRST_ROWS:]:
+        folded.append(tabulate_operators(above[_FIRST_ROWS:_MAX_ROWS], "The operators with less excess:", title))
+    if listed := [row for row in unknown if row.ms >= least_ms][:_MAX_ROWS]:
+        folded.append(tabulate_operators(listed, "Kernel time without an expectation, by operator:", title))
+    hidden = len(rows) - len(above[:_MAX_ROWS]) - len(listed)
+    ending = f" `nsys-analyze operators` lists {hidden} more {plural(hidden, 'operator')}." if hidden else ""
+    folded.append(Paragraph(join_texts("", (_define_terms(account), phrase(ending))), title))
+    yield Details("More operators, and what the terms mean", tuple(folded), title)
+
+
+def _summarize_account(account: StepAccount) -> str:
+    """Returns the attainable time and the largest parts above it."""
+    parts = round_account(account)
+    attainable = format_ms(parts.pop(ATTAINABLE, 0.0))
+    causes = sorted((cause for cause in parts if parts[cause] > 0), key=lambda cause: -parts[cause])
+    largest = [f"{_WORDS[cause]} ({format_ms(parts[cause])})" for cause in causes[:_MAX_ANSWERED_CAUSES]]
+    rest = f" The largest {plural(len(largest), 'part')} above it: {join_names(largest)}." if largest else ""
+    return f"Of {format_ms(account.step_ms)} a step, about {attainable} are attainable on this GPU.{rest}"
+
+
+def _tabulate_account(account: StepAccount, title: str) -> Table:
+    """Returns the attainable time, the parts above it, and their sum, which is the step."""
+    parts = round_account(account)
+    fields: tuple[Field[tuple[str, float]], ...] = (
+        Field("part of the step", "text", lambda row: row[0]),
+        Field("ms", "ms", lambda row: format_ms(row[1]).removesuffix("\N{NO-BREAK SPACE}ms")),
+        Field("share", "percent", lambda row: row[1] / account.step_ms),
+    )
+    names = sorted(parts, key=lambda name: (name != ATTAINABLE, -parts[name]))
+    rows = [*((_WORDS[name], parts[name]) for name in names), ("the step", sum(parts.values()))]
+    return make_table(fields, rows, "The account of a step without the profiler:", capture=title)
+
+
+def tabulate_operators(rows: Sequence[OperatorRow], caption: str, title: str) -> Table:
+    """Returns operators with their measured and attainable times per step."""
+    return make_table(OPERATOR_FIELDS, rows, caption, capture=title, names=2)
+
+
+#: The columns of operators. A column without texts is left out.
+OPERATOR_FIELDS: tuple[Field[OperatorRow], ...] = (
+    Field("operator", "code", lambda row: row.operator.removeprefix("aten::")),
+    Field("shapes", "text", lambda row: row.shapes),
+    Field("line", "code", lambda row: row.line or None),
+    Field("calls", "count", lambda row: row.calls),
+    Field("ms", "ms", lambda row: row.ms),
+    Field("attainable ms", "ms", lambda row: row.attainable_ms),
+    Field("excess ms", "ms", lambda row: row.excess_ms),
+)
+
+
+def _define_terms(account: StepAccount) -> str:
+    """Returns the definitions of the terms of the account."""
+    return (
+        "The attainable time of an operator is the longer one of two times: that of its arithmetic, and that of "
+        "reading its inputs and writing its outputs once. Both are interpolated between times of well-shaped operators "
+        f"that were measured on {account.measured_on}. The excess is the measured time above the attainable time. The "
+        "account replays the step and counts only what makes the step shorter. So it may contain less excess than the "
+        "operators have."
+    )
