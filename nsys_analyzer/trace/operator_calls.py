@@ -152,8 +152,8 @@ class _File(msgspec.Struct):
     passes: list[int]
     keeps_graph: list[int]
     reads: list[tuple[int, ...]]
-    offsets: list[tuple[int, ...]]
     writes: list[tuple[int, ...]]
+    offsets: list[tuple[int, ...]] = []  # noqa: RUF012 - msgspec copies the default
 
 
 def find_operator_files(capture: Path) -> list[Path]:
