@@ -93,7 +93,8 @@ class Columns:
 
     def columns(self) -> dict[str, Any]:
         """Returns the arrays by field name."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "names"}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if not isinstance(value, tuple)}
 
     def select(self, mask: Any) -> Self:
         """Returns the rows that a mask, a slice or an index array selects. A mask of all rows copies nothing."""
@@ -218,10 +219,14 @@ class Operators(Ranges):
         sequence: the sequence number; -1 for none.
         forward_thread: the thread that created a node. PyTorch counts threads from 1 in the order in which they first
             run an operator. 0 for operators that are not nodes, and for NVTX ranges, which do not contain the thread.
+        arguments: code into ``argument_texts``; -1 if the shapes of the arguments were not recorded.
+        argument_texts: the texts that describe arguments, which ``trace.operator_shapes`` parses.
     """
 
     sequence: Ints
     forward_thread: SmallInts
+    arguments: SmallInts
+    argument_texts: tuple[str, ...]
 
 
 @dataclass(frozen=True)

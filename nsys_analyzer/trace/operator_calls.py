@@ -226,7 +226,7 @@ def without_operator_steps(trace: Any) -> Any:
         if calls := calls_of.get(int(pid_of(process))):
             index = np.flatnonzero(is_late_operation & (trace.operations.process == process) & (launch >= 0))
             index = index[np.argsort(trace.launches.start[launch[index]], kind="stable")]
-            steps[process] = OperatorStep(calls, _name_operations(trace, index), _find_calls(trace, launch[index]))
+            steps[process] = OperatorStep(calls, name_operations(trace, index), _find_calls(trace, launch[index]))
     ranges, events, memory = select_early(trace.ranges), select_early(trace.profiler_events), trace.memory
     names, name = dense_codes(ranges.name)
     return replace(
@@ -262,7 +262,7 @@ def _find_late_operations(trace: Any, is_late: Callable[[Ints, Ints], Bools]) ->
     return launch, begins_late
 
 
-def _name_operations(trace: Any, index: Ints) -> tuple[str, ...]:
+def name_operations(trace: Any, index: Ints) -> tuple[str, ...]:
     """Returns the names of kernels, and the kinds of other operations."""
     operations = trace.operations
     pairs = zip(operations.name[index].tolist(), operations.kind[index].tolist(), strict=True)

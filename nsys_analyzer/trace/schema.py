@@ -208,6 +208,13 @@ OPERATORS = Table(
             narrow=True,
             doc="PyTorch's number of the thread that created the node, or 0",
         ),
+        _column(
+            "arguments",
+            "argumentsId",
+            default=-1,
+            narrow=True,
+            doc="StringIds ID of the shapes, types, strides and values of the arguments as JSON, -1 for none",
+        ),
     ),
     ("start", "end", "thread", "name"),
 )

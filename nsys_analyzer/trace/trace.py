@@ -319,6 +319,7 @@ def _make_launches(frame: Frame, strings: dict[int, str]) -> tuple[Launches, Boo
 # inputs follow: ``sizes = [[8192, 768], [768, 3072]], input_op_ids = [(91979,0), (657,0)]``.
 _ATEN_PREFIX = "aten::"
 _ANNOTATION = re.compile(r",\s*(?:seq|op_id|sizes|input_op_ids)\s*=.*")
+_SIZES = re.compile(r",\s*sizes\s*=\s*(\[.*?\])\s*(?:,\s*input_op_ids|$)")
 _SEQUENCE = re.compile(r",\s*seq\s*=\s*(\d{1,18})(?:\D|$)", re.ASCII)
 
 
@@ -339,11 +340,17 @@ def _make_ranges(frame: Frame, strings: Mapping[int, str]) -> tuple[Ranges, Ints
     index = np.flatnonzero(are_operators[ranges.name])
     matches = (_SEQUENCE.search(text) if "=" in text else None for text in written)
     sequence = np.array([int(match[1]) if match else -1 for match in matches], np.int64)[text_code[index]]
+    sizes = [match[1] if "sizes" in text and (match := _SIZES.search(text)) else "" for text in written]
+    argument_texts, arguments = distinct_texts(  # the empty text comes first
+        [f"[{text}]" if text else "" for text in sizes]
+    )
     operators = Operators(
         **ranges.select(index).columns(),
         names=names,
         sequence=sequence,
         forward_thread=np.zeros(len(index), np.int32),
+        arguments=np.where(arguments > 0, arguments, -1)[text_code[index]],
+        argument_texts=argument_texts,
     )
     return ranges, index, operators
 
@@ -351,6 +358,8 @@ def _make_ranges(frame: Frame, strings: Mapping[int, str]) -> tuple[Ranges, Ints
 def _make_operators(frame: Frame, strings: Mapping[int, str]) -> Operators:
     """Returns the operators that PyTorch's profiler recorded."""
     names, name = dense_codes(frame["name"])
+    described, arguments = dense_codes(frame["arguments"])  # the ID -1 of a missing text comes first
+    texts = tuple(strings.get(i, "") for i in described.tolist())
     return Operators(
         start=frame["start"],
         end=frame["end"],
@@ -359,6 +368,8 @@ def _make_operators(frame: Frame, strings: Mapping[int, str]) -> Operators:
         names=tuple(strings.get(i, "") for i in names.tolist()),
         sequence=np.maximum(frame["sequence"], -1),
         forward_thread=frame["forward_thread"],
+        arguments=np.where(np.array([*map(bool, texts), False])[arguments], arguments, -1),
+        argument_texts=texts,
     )
 
 

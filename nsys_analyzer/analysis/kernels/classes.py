@@ -172,17 +172,29 @@ def find_launching_operators(trace: Trace, attribution: Attribution, operations:
     Returns:
         Indices into ``trace.operators.names``, in the order of ``operations``.
     """
-    return np.append(trace.operators.name, NONE)[_find_innermost_operators(trace, attribution, operations)]
+    return np.append(trace.operators.name, NONE)[find_innermost_operators(trace, attribution, operations)]
 
 
-def _find_innermost_operators(trace: Trace, attribution: Attribution, operations: Ints) -> Ints:
-    """Returns the index of the innermost operator around the launch of each operation, or -1."""
+def find_innermost_operators(
+    trace: Trace, attribution: Attribution, operations: Ints, candidates: Ints | slice = slice(None)
+) -> Ints:
+    """Returns the index of the innermost operator around the launch of each operation, or -1.
+
+    Args:
+        trace: the trace.
+        attribution: the launches of the trace's operations.
+        operations: the indices of the operations.
+        candidates: the indices of the operators to look for.
+    """
     operators = trace.operators
-    timeline = Timeline(operators.thread, operators.start, operators.end, innermost=True)
+    index = np.append(np.arange(len(operators))[candidates], NONE)
+    thread, start, end = (column[candidates] for column in (operators.thread, operators.start, operators.end))
+    timeline = Timeline(thread, start, end, innermost=True)
     thread, time = attribution.thread.copy(), attribution.time.copy()
     captures = attribution.captures
     thread[captures.operation], time[captures.operation] = captures.thread, captures.time
-    return timeline.open_at(thread[operations], time[operations])
+    innermost: Ints = index[timeline.open_at(thread[operations], time[operations])]
+    return innermost
 
 
 def find_launching_collectives(trace: Trace, attribution: Attribution, operations: Ints) -> list[str]:
@@ -194,7 +206,7 @@ def find_launching_collectives(trace: Trace, attribution: Attribution, operation
     """
     ranges, operators = trace.ranges, trace.operators
     range_around = attribution.find_innermost(mask_by_name(ranges, is_collective), operations)
-    operator_around = _find_innermost_operators(trace, attribution, operations)
+    operator_around = find_innermost_operators(trace, attribution, operations)
     operator_start = np.append(operators.start, LONG_AGO)[operator_around]
     is_innermost = operator_start <= np.append(ranges.start, LONG_AGO)[range_around]
     is_collective_operator = np.append(mask_by_name(operators, is_collective), False)[operator_around]

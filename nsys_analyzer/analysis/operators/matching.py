@@ -1,19 +1,23 @@
 """Finds the call of an operator that launched each GPU operation of the measured steps.
 
-The hooks record one more step in which each call has a range. Its operations come in the order of those of the measured
-steps, so an operation of a measured step belongs to the call that launched its counterpart.
+The calls of one step represent all steps: a further step in which the hooks put a range around each call, or a measured
+step whose operators a profiler recorded with shapes. Its operations come in the order of those of the measured steps,
+so an operation of a measured step belongs to the call that launched its counterpart.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from nsys_analyzer.analysis.intervals import NONE
+from nsys_analyzer.analysis.operators.recorded import find_recorded_step
 from nsys_analyzer.analysis.steps.groups import Steps
 from nsys_analyzer.analysis.steps.process import ProcessWork
 from nsys_analyzer.analysis.steps.windows import Windows
+from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.columns import OPERATION_KINDS
 from nsys_analyzer.trace.operator_calls import OperatorCalls, OperatorStep
@@ -24,6 +28,9 @@ _PART_OF_STEP = 0.7
 #: The maximum number of parts of the operator step that are compared with a step.
 _MAX_PARTS = 200
 
+#: What recorded the calls of operators.
+OperatorSource = Literal["hooks", "torch", "nsys"]
+
 
 @dataclass(frozen=True)
 class OperatorWork:
@@ -33,19 +40,28 @@ class OperatorWork:
         calls: the calls.
         call: shape (operations of the trace,), the index in ``calls`` of the call of each operation, or -1 if it is
             unknown or outside of the measured steps.
+        source: what recorded the calls: the capture hooks, PyTorch's profiler with ``record_shapes``, or nsys with
+            ``--pytorch=autograd-shapes-nvtx``.
     """
 
     calls: OperatorCalls
     call: Ints
+    source: OperatorSource = "hooks"
 
 
 def find_operator_work(work: ProcessWork, steps: Steps) -> OperatorWork | None:
     """Returns the calls of operators and their GPU operations in the measured steps; None if the trace has no calls."""
-    step = work.attributed.trace.operator_steps.get(work.process)
-    return match_operator_step(work, steps.windows, step) if step else None
+    trace = work.attributed.trace
+    if step := trace.operator_steps.get(work.process):
+        return match_operator_step(work, steps.windows, step)
+    step = find_recorded_step(work, steps.windows)
+    source: OperatorSource = "torch" if schema.OPERATORS.key in trace.tables else "nsys"
+    return match_operator_step(work, steps.windows, step, source) if step else None
 
 
-def match_operator_step(work: ProcessWork, windows: Windows, step: OperatorStep) -> OperatorWork:
+def match_operator_step(
+    work: ProcessWork, windows: Windows, step: OperatorStep, source: OperatorSource = "hooks"
+) -> OperatorWork:
     """Finds the call of each operation of the given steps by comparing the steps with the operator step."""
     operations = work.attributed.trace.operations
     call = np.full(len(operations), NONE)
@@ -61,7 +77,7 @@ def match_operator_step(work: ProcessWork, windows: Windows, step: OperatorStep)
         index = np.flatnonzero(step_of_operation == number)
         counterpart = find_counterparts(names[index], reference)
         call[of_process[index]] = np.append(step.call, NONE)[counterpart]
-    return OperatorWork(step.calls, call)
+    return OperatorWork(step.calls, call, source)
 
 
 def find_counterparts(names: Ints, reference: Ints) -> Ints:

@@ -39,7 +39,7 @@ _NUMBERED_BLOCK = re.compile(r"(?i)(?:\w*block|layer|stage|decoder|encoder|h)s?[
 #: The maximum depth of nested modules. A deeper call counts as part of the call around it. Most models have ten levels.
 _MAX_DEPTH = 100
 #: Matches the operators in which autograd runs a node of its graph.
-_AUTOGRAD_NODE = re.compile(
+AUTOGRAD_NODE = re.compile(
     r"(?:autograd::engine::evaluate_function: .*|(?:torch::autograd::)?(?:\w*Backward\w*|AccumulateGrad|CopySlices))"
 )
 _CHECKPOINT_NODE = re.compile(r".*\bCheckpointFunctionBackward")
@@ -230,7 +230,7 @@ class CallFinder:
         gets the number of the previous node on its thread.
         """
         operators = self._attributed.trace.operators
-        nodes = operators.select(mask_by_name(operators, _AUTOGRAD_NODE.fullmatch))
+        nodes = operators.select(mask_by_name(operators, AUTOGRAD_NODE.fullmatch))
         nodes = nodes.select(np.lexsort((-nodes.end, nodes.start, nodes.thread)))
         if not len(nodes):
             return nodes
@@ -249,7 +249,7 @@ class CallFinder:
     def _forward_operators(self) -> Operators:
         """Returns the forward operators, sorted by start. Each has a sequence number and creates a backward node."""
         operators = self._attributed.trace.operators
-        makes_node = (operators.sequence >= 0) & ~mask_by_name(operators, _AUTOGRAD_NODE.fullmatch)
+        makes_node = (operators.sequence >= 0) & ~mask_by_name(operators, AUTOGRAD_NODE.fullmatch)
         makes_node &= ~np.isin(operators.thread, find_autograd_threads(self._attributed.trace))
         node_makers = operators.select(makes_node)
         return node_makers.select(np.argsort(node_makers.start, kind="stable"))

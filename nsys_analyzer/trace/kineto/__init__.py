@@ -180,6 +180,7 @@ def _make_cpu_tables(trace: KinetoTrace, process: int, thread: Ints) -> dict[str
             "nameId": operators["name"],
             "sequenceNumber": operators["sequence"],
             "forwardThreadId": operators["forward_thread"],
+            "argumentsId": operators["arguments"],
         },
         "CUPTI_ACTIVITY_KIND_OVERHEAD": {
             "start": overhead["start"],

@@ -53,7 +53,7 @@ _CALL_FIELDS = (*_EVENT_FIELDS, "correlation")
 
 
 def _make_columns(*names: str) -> np.dtype[np.void]:
-    narrow = ("name", "track", "device", "forward_thread")
+    narrow = ("name", "track", "device", "forward_thread", "arguments")
     return np.dtype([(name, np.int32 if name in narrow else np.int64) for name in names])
 
 
@@ -62,7 +62,8 @@ def _make_columns(*names: str) -> np.dtype[np.void]:
 EVENT = _make_columns(*_EVENT_FIELDS)
 #: The ID of the graph node is 0 for an operation outside CUDA graphs.
 _OPERATION_COLUMNS = _make_columns(*_CALL_FIELDS, "device", "context", "stream", "graph_node", "bytes", "continues")
-_OPERATOR_COLUMNS = _make_columns(*_EVENT_FIELDS, "sequence", "forward_thread")
+#: ``arguments`` is the code of the text that describes the arguments, or -1.
+_OPERATOR_COLUMNS = _make_columns(*_EVENT_FIELDS, "sequence", "forward_thread", "arguments")
 #: The columns of the kinds of events that have more columns than ``EVENT``.
 COLUMNS = {
     **dict.fromkeys(("kernel", "memcpy", "memset"), _OPERATION_COLUMNS),
@@ -73,6 +74,9 @@ COLUMNS = {
     # Bytes that PyTorch's allocator allocated (positive) or freed (negative). Device -1 is the host.
     "memory": _make_columns(*_EVENT_FIELDS, "bytes", "device", "allocated"),
 }
+
+
+_NO_LIST = msgspec.Raw(b"[]")
 
 
 class Arguments(
@@ -91,6 +95,10 @@ class Arguments(
         "in_elements": "In msg nelems",
         "out_elements": "Out msg nelems",
         "group_size": "Group size",
+        "shapes": "Input Dims",
+        "types": "Input type",
+        "strides": "Input Strides",
+        "values": "Concrete Inputs",
     },
 ):
     """The arguments of an event that are read."""
@@ -114,6 +122,10 @@ class Arguments(
     out_elements: Size = 0
     dtype: str = ""
     group_size: Size = 0
+    shapes: msgspec.Raw = _NO_LIST  # of the arguments of an operator; these lists are decoded once for equal texts
+    types: msgspec.Raw = _NO_LIST
+    strides: msgspec.Raw = _NO_LIST
+    values: msgspec.Raw = _NO_LIST
 
 
 class Event(msgspec.Struct, gc=False):
@@ -190,6 +202,7 @@ def make_rows(kind: str, events: Sequence[Event], codes: TraceCodes) -> Rows:
     elif kind in ("operator", OLD_OPERATOR):
         rows["sequence"] = [args.sequence for args in arguments]
         rows["forward_thread"] = [args.forward_thread for args in arguments]
+        rows["arguments"] = [_find_arguments_code(args, codes) for args in arguments]
     elif kind == "runtime":
         rows["correlation"] = [args.correlation or 0 for args in arguments]
     elif COLUMNS.get(kind) is _OPERATION_COLUMNS:
@@ -204,6 +217,14 @@ def make_rows(kind: str, events: Sequence[Event], codes: TraceCodes) -> Rows:
         rows["graph_node"] = [args.graph_node or 0 for args in arguments]
         rows["bytes"] = [args.bytes or 0 for args in arguments]
     return rows
+
+
+def _find_arguments_code(arguments: Arguments, codes: TraceCodes) -> int:
+    """Returns the code of the text that ``trace.operator_shapes`` parses, or -1 if the trace contains no shapes."""
+    if arguments.shapes is _NO_LIST:
+        return -1
+    lists = (arguments.shapes, arguments.types, arguments.strides, arguments.values)
+    return codes.texts[f"[{','.join(bytes(text).decode() for text in lists)}]"]
 
 
 def make_collective_rows(rows: Rows, events: Sequence[Event], codes: TraceCodes) -> Rows:

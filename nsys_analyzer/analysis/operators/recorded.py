@@ -1,0 +1,243 @@
+"""Finds the calls of operators whose shapes a profiler recorded, and the GPU operations that they launched.
+
+The operator of a GPU operation is the innermost operator around its launch whose tensors were recorded. Ranges of
+autograd's nodes are not operators. For a node of a CUDA graph, the capture of the node counts as its launch.
+
+Where types or lists of tensors are missing, they are inferred. nsys records no types: if all matmuls multiply in one
+precision by the names of their kernels, all tensors have the type of this precision. PyTorch's profiler records no
+types of the tensors in lists: they have the type that tensors of equal shape have in the step. It does not record lists
+of more than 30 tensors: the lists that an optimizer takes contain the tensors whose gradients the step accumulates.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+
+import numpy as np
+
+from nsys_analyzer.analysis.intervals import NONE
+from nsys_analyzer.analysis.kernels.classes import find_innermost_operators, find_precision
+from nsys_analyzer.analysis.ranges.calls import AUTOGRAD_NODE, CallFinder, find_module_calls
+from nsys_analyzer.analysis.steps.process import ProcessWork
+from nsys_analyzer.analysis.steps.windows import Windows
+from nsys_analyzer.trace import schema
+from nsys_analyzer.trace.arrays import Ints, distinct, mask_by_name
+from nsys_analyzer.trace.columns import FROM_HOST, INTO_HOST, process_of
+from nsys_analyzer.trace.kineto import is_operator
+from nsys_analyzer.trace.operator_calls import (
+    OperatorCalls,
+    OperatorStep,
+    Signature,
+    Tensor,
+    TensorArgument,
+    name_operations,
+)
+from nsys_analyzer.trace.operator_shapes import parse_signature
+
+#: The data types of matrices by the precision that the names of matmul kernels show.
+_TYPE_OF_PRECISION = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "tf32": "float32", "fp64": "float64"}
+#: The beginning of the names of kernels that torch.compile generated, and their namespace in signatures.
+_COMPILED_KERNEL, _COMPILED_NAMESPACE = "triton_", "triton::"
+_COPY = "aten::copy_"
+#: Matches the node that accumulates the gradient of a parameter.
+_ACCUMULATION = re.compile(r"(?:torch::autograd::)?AccumulateGrad")
+#: Matches the collectives of programs in which a rank updates only a part of each parameter, or some parameters.
+_SHARDING_COLLECTIVE = re.compile(r"c10d::.*(?:reduce_scatter|all_?gather|broadcast)")
+#: The operators of fused optimizers, and how many of their first arguments are lists with a tensor for each parameter.
+_OPTIMIZER_OPERATORS = {"aten::_fused_adamw_": 4, "aten::_fused_adam_": 4, "aten::_fused_adagrad_": 3}
+_RECOMPUTED, _OTHER = "recomputed", "other"
+
+
+def find_recorded_step(work: ProcessWork, windows: Windows) -> OperatorStep | None:
+    """Returns the calls of operators in one of the given steps; None if the trace contains no shapes."""
+    trace, attribution = work.attributed.trace, work.attributed.attribution
+    operators = trace.operators
+    is_computing = mask_by_name(operators, lambda name: is_operator(name) or name.startswith(_COMPILED_KERNEL))
+    has_shapes = is_computing & (operators.arguments != NONE)
+    if not has_shapes.any() or not work.devices:
+        return None
+    operations = _find_typical_step(work, windows)
+    operator, any_operator = (
+        find_innermost_operators(trace, attribution, operations, np.flatnonzero(mask))
+        for mask in (has_shapes, is_computing)
+    )
+    operator = np.where(operator == NONE, any_operator, operator)
+    called = distinct(operator[operator != NONE])
+    called = called[np.argsort(operators.start[called], kind="stable")]
+    call_of_operator = np.full(len(operators) + 1, NONE)
+    call_of_operator[called] = np.arange(len(called))
+    call = call_of_operator[operator]
+    calls = _describe_calls(work, called, operations, call)
+    return OperatorStep(calls, name_operations(trace, operations), call)
+
+
+def _find_typical_step(work: ProcessWork, windows: Windows) -> Ints:
+    """Returns the operations of the step with the median number of operations, in the order of their launches."""
+    of_process = np.concatenate([*work.devices.values()])
+    step = windows.step_at(work.launched_at[of_process])
+    counts = np.bincount(step[step != NONE], minlength=len(windows))
+    typical = int(np.argsort(counts, kind="stable")[(len(counts) - 1) // 2])
+    operations = of_process[step == typical]
+    start = work.attributed.trace.operations.start[operations]
+    ordered: Ints = operations[np.lexsort((start, work.launched_at[operations]))]
+    return ordered
+
+
+def _describe_calls(work: ProcessWork, called: Ints, operations: Ints, call: Ints) -> OperatorCalls:
+    """Returns the calls with their signatures, modules and phases.
+
+    Args:
+        work: the work of the process.
+        called: shape (calls,), the index of the operator of each call.
+        operations: the operations of the step in the order of their launches.
+        call: shape (operations,), the call of each operation, or -1.
+    """
+    attributed = work.attributed
+    trace, attribution, instances = attributed.trace, attributed.attribution, attributed.instances
+    position = np.flatnonzero(call != NONE)
+    first = operations[position[np.unique(call[position], return_index=True)[1]]]  # the first operation of each call
+    instance = attributed.instances_of_operations[0][first]
+    phases = (*instances.phases, _RECOMPUTED, _OTHER)
+    phase = np.append(instances.phase, phases.index(_OTHER))[instance]
+    is_node = mask_by_name(trace.operators, AUTOGRAD_NODE.fullmatch)
+    makes_node = (trace.operators.sequence >= 0) & ~is_node
+    keeps_graph, in_node = (
+        find_innermost_operators(trace, attribution, first, np.flatnonzero(mask)) != NONE
+        for mask in (makes_node, is_node)
+    )
+    phase[keeps_graph & in_node] = phases.index(_RECOMPUTED)
+    number_in_step = np.zeros(len(called), np.int64)
+    for code in distinct(np.sort(phase)).tolist():
+        number_in_step[phase == code] = np.unique(instance[phase == code], return_inverse=True)[1] + 1
+    module, modules = np.full(len(called), NONE), tuple[str, ...]()
+    if module_calls := find_module_calls(attributed):
+        module = np.append(module_calls.path, NONE)[CallFinder(attributed, module_calls).find_calls(first)]
+        names = zip(module_calls.paths, module_calls.kinds, strict=True)
+        modules = tuple(f"{path[0]}/{'.'.join(path[1:])}: {kind}" for path, kind in names)
+    copies = trace.operations.copy[operations[position]]
+    host_arguments = np.full(len(called), NONE)  # the argument of a copy that is in host memory
+    for argument, kinds in ((1, FROM_HOST), (0, INTO_HOST)):
+        host_arguments[call[position[np.isin(copies, kinds)]]] = argument
+    signature, signatures = _make_signatures(work, called, host_arguments)
+    return OperatorCalls(
+        signature, module, np.full(len(called), NONE), phase, number_in_step, keeps_graph, signatures, modules,
+        phases=phases,
+    )  # fmt: skip
+
+
+def _make_signatures(work: ProcessWork, called: Ints, host_arguments: Ints) -> tuple[Ints, tuple[Signature, ...]]:
+    """Returns the index of the signature of each call, and the signatures.
+
+    Args:
+        work: the work of the process.
+        called: shape (calls,), the index of the operator of each call.
+        host_arguments: shape (calls,), the position of the argument of a copy that is in host memory, or -1.
+    """
+    operators = work.attributed.trace.operators
+    columns = (operators.name[called], operators.arguments[called], host_arguments)
+    keys = [*zip(*(column.tolist() for column in columns), strict=True)]
+    index_of_key = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+    signatures = []
+    for name_code, arguments, host_argument in index_of_key:
+        name = operators.names[name_code]
+        text = operators.argument_texts[arguments] if arguments != NONE else ""
+        signature = parse_signature(name, text) or Signature(name, ())
+        source = signature.inputs[host_argument] if 0 <= host_argument < len(signature.inputs) else None
+        if name == _COPY and isinstance(source, Tensor):
+            inputs = [*signature.inputs]
+            inputs[host_argument] = source._replace(device="cpu")
+            signature = signature._replace(inputs=tuple(inputs))
+        if name.startswith(_COMPILED_KERNEL):
+            signature = signature._replace(name=f"{_COMPILED_NAMESPACE}{name}")
+        signatures.append(signature)
+    index = np.array([index_of_key[key] for key in keys], np.int64)
+    signatures = _complete_types(signatures, _find_common_type(work))
+    return index, tuple(_complete_lists(work, called, index, signatures))
+
+
+def _complete_types(signatures: list[Signature], common_type: str) -> list[Signature]:
+    """Returns the signatures with the types of tensors whose type was not recorded.
+
+    Such a tensor gets the type of the recorded tensors of its shape, if there is only one; else the common type.
+    """
+    types_of_shape: dict[tuple[int, ...], set[str]] = defaultdict(set)
+    for signature in signatures:
+        for argument in signature.inputs:
+            if isinstance(argument, Tensor) and argument.dtype:
+                types_of_shape[argument.shape].add(argument.dtype)
+
+    def complete(tensor: Tensor) -> Tensor:
+        """Returns the tensor with its type."""
+        types = types_of_shape[tensor.shape]
+        return tensor if tensor.dtype else tensor._replace(dtype=min(types) if len(types) == 1 else common_type)
+
+    def complete_argument(argument: TensorArgument) -> TensorArgument:
+        """Returns the argument with the types of its tensors."""
+        return complete(argument) if isinstance(argument, Tensor) else argument and tuple(map(complete, argument))
+
+    return [
+        signature._replace(inputs=tuple(complete_argument(argument) for argument in signature.inputs))
+        for signature in signatures
+    ]
+
+
+def _find_common_type(work: ProcessWork) -> str:
+    """Returns the type in which all matmuls of an nsys trace multiply; empty if they have several types.
+
+    PyTorch's profiler records types, so the function returns an empty text for its traces.
+    """
+    trace = work.attributed.trace
+    if schema.OPERATORS.key in trace.tables:
+        return ""
+    precisions = {find_precision(name) for name in trace.operations.names} - {None}
+    return _TYPE_OF_PRECISION.get(str(precisions.pop()), "") if len(precisions) == 1 else ""
+
+
+def _complete_lists(work: ProcessWork, called: Ints, index: Ints, signatures: list[Signature]) -> list[Signature]:
+    """Returns the signatures with the tensors of the lists that were too long to be recorded.
+
+    The lists of optimizers stay unknown if a rank updates only a part of the parameters, or if an operator is called
+    for several groups of parameters.
+    """
+    names = work.attributed.trace.operators.names
+    calls = Counter(index.tolist())
+    lists = {
+        code: _OPTIMIZER_OPERATORS.get(signature.name, len(signature.inputs))
+        for code, signature in enumerate(signatures)
+        if () in signature.inputs and _takes_parameters(signature)
+    }
+    if any(calls[code] > 1 for code in lists) or any(map(_SHARDING_COLLECTIVE.search, names)):
+        return signatures
+    completed = [*signatures]
+    for code, count in lists.items():
+        first_call = int(called[np.flatnonzero(index == code)[0]])
+        parameters = _find_parameters(work, int(work.attributed.trace.operators.start[first_call]))
+        inputs = [
+            parameters if argument == () and position < count else argument
+            for position, argument in enumerate(signatures[code].inputs)
+        ]
+        completed[code] = signatures[code]._replace(inputs=tuple(inputs))
+    return completed
+
+
+def _takes_parameters(signature: Signature) -> bool:
+    """Returns whether the lists of an operator contain a tensor for each parameter, not the counters of their steps."""
+    counts_steps = signature.name == "aten::_foreach_add_" and signature.arguments[1:2] == ("1",)
+    return signature.name in _OPTIMIZER_OPERATORS or (signature.name.startswith("aten::_foreach_") and not counts_steps)
+
+
+def _find_parameters(work: ProcessWork, time: int) -> tuple[Tensor, ...]:
+    """Returns the tensors whose gradients the last backward pass before a time (ns) accumulated."""
+    operators, instances = work.attributed.trace.operators, work.attributed.instances
+    is_backward = instances.phase == instances.phases.index("backward")
+    backward = np.flatnonzero(is_backward & (instances.process == work.process) & (instances.start < time))
+    if not len(backward):
+        return ()
+    start, end = instances.start[backward[-1]], instances.end[backward[-1]]
+    is_accumulation = mask_by_name(operators, _ACCUMULATION.fullmatch) & (operators.arguments != NONE)
+    is_accumulation &= (operators.start >= start) & (operators.start < end)
+    is_accumulation &= process_of(operators.thread) == work.process
+    nodes = (parse_signature("", operators.argument_texts[i]) for i in operators.arguments[is_accumulation].tolist())
+    gradients = (node.inputs[0] for node in nodes if node and node.inputs)
+    return tuple(gradient for gradient in gradients if isinstance(gradient, Tensor))

@@ -1,0 +1,111 @@
+"""Parses the arguments of operators that PyTorch's profiler and nsys record with their shapes.
+
+PyTorch's profiler writes four lists with one entry per argument: shapes, types, strides, and the values of arguments
+that are not tensors. The shape of a list of tensors is a list of shapes. A list of more than 30 tensors is empty.
+
+The NVTX ranges of ``nsys --pytorch=autograd-shapes-nvtx`` contain only shapes. The shape of an argument that is not a
+tensor is empty, as is that of a scalar tensor. A list of tensors is written as its tensors, without its beginning and
+its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from nsys_analyzer.trace.operator_calls import Signature, Tensor, TensorArgument
+
+#: PyTorch's names of data types by the names that its profiler writes, which are those of C++. Types with a name such
+#: as ``c10::Float8_e4m3fn`` have this name in lower case.
+_TYPES = {
+    "c10::BFloat16": "bfloat16", "c10::Half": "float16", "float": "float32", "double": "float64",
+    "bool": "bool", "unsigned char": "uint8", "signed char": "int8", "short": "int16", "short int": "int16",
+    "int": "int32", "long": "int64", "long int": "int64", "long long": "int64", "__int64": "int64",
+    "unsigned short": "uint16", "unsigned int": "uint32", "unsigned long": "uint64",
+    "c10::complex<float>": "complex64", "c10::complex<double>": "complex128",
+}  # fmt: skip
+_SMALL_TYPE_PREFIXES = ("c10::Float8_", "c10::Float4_")
+_TENSOR_LIST = "TensorList"
+#: Operators that take several lists of as many tensors, such as parameters and their gradients.
+_OPERATORS_ON_LISTS = ("aten::_foreach_", "aten::_fused_")
+#: Operators whose first argument is a list of tensors.
+_OPERATORS_ON_A_LIST = ("aten::cat", "aten::stack", "aten::_cat", "aten::hstack", "aten::vstack")
+_MAX_LISTS = 5
+
+
+class _Texts(msgspec.Struct, array_like=True):
+    """The lists that describe the arguments of a call. All but the first are missing if only shapes were recorded."""
+
+    shapes: list[Any]
+    types: list[Any] | None = None
+    strides: list[Any] = []
+    values: list[Any] = []
+
+
+def parse_signature(name: str, text: str) -> Signature | None:
+    """Returns the signature of an operator; None if the text is damaged. The outputs are unknown.
+
+    Args:
+        name: the name of the operator.
+        text: the lists that describe the arguments, as JSON. The list of types may be missing.
+    """
+    try:
+        lists = msgspec.json.decode(text, type=_Texts)
+        if lists.types is None:
+            return Signature(name, _group_tensors(name, [_parse_tensor(shape, None, "") for shape in lists.shapes]))
+        strides = [*lists.strides, *([None] * len(lists.shapes))]
+        inputs = [_parse_argument(*row) for row in zip(lists.shapes, lists.types, strides, strict=False)]
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    return Signature(name, tuple(inputs), None, tuple(map(str, lists.values)))
+
+
+def _parse_argument(shape: Any, type_name: Any, strides: Any) -> TensorArgument:
+    """Returns the tensor or the tensors of an argument; None for an argument of another kind.
+
+    Raises:
+        ValueError: the shape is damaged.
+    """
+    if type_name == _TENSOR_LIST and isinstance(shape, list):
+        parts = strides if isinstance(strides, list) and len(strides) == len(shape) else [None] * len(shape)
+        return tuple(_parse_tensor(*pair, "") for pair in zip(shape, parts, strict=True))
+    dtype = _TYPES.get(str(type_name), "")
+    if str(type_name).startswith(_SMALL_TYPE_PREFIXES):
+        dtype = str(type_name).removeprefix("c10::").lower()
+    return _parse_tensor(shape, strides, dtype) if dtype or shape else None
+
+
+def _parse_tensor(shape: Any, strides: Any, dtype: str) -> Tensor:
+    """Returns a tensor of the given shape.
+
+    Raises:
+        ValueError: the shape is no list of sizes.
+    """
+    if not _is_list_of_integers(shape) or any(size < 0 for size in shape):
+        raise ValueError(f"{shape} is no shape")
+    has_strides = _is_list_of_integers(strides) and len(strides) == len(shape)
+    return Tensor(tuple(shape), dtype, tuple(strides) if has_strides else None)
+
+
+def _is_list_of_integers(value: Any) -> bool:
+    return isinstance(value, list) and all(type(entry) is int for entry in value)
+
+
+def _group_tensors(name: str, tensors: Sequence[Tensor]) -> tuple[TensorArgument, ...]:
+    """Returns the arguments of an operator whose lists of tensors were recorded as their tensors.
+
+    Operators on several lists take lists of equal shapes. Scalar tensors are left out, because they cannot be told from
+    other arguments.
+    """
+    shaped = [tensor for tensor in tensors if tensor.shape]
+    if name in _OPERATORS_ON_A_LIST:
+        return (tuple(shaped),)
+    if not name.startswith(_OPERATORS_ON_LISTS):
+        return tuple(tensor if tensor.shape else None for tensor in tensors)
+    for lists in range(_MAX_LISTS, 0, -1):
+        length, rest = divmod(len(shaped), lists)
+        if shaped and not rest and shaped == shaped[:length] * lists:
+            return tuple(tuple(shaped[start : start + length]) for start in range(0, len(shaped), length))
+    return ()
