@@ -39,22 +39,23 @@ def find_data_rule(signature: Signature) -> Rule | None:
 _POINTWISE = {
     1: """
         abs absolute acos acosh angle arccos arccosh arcsin arcsinh arctan arctanh asin asinh atan atanh bitwise_not
-        ceil celu clip conj_physical cos cosh deg2rad digamma elu erf erfc erfinv exp exp2 expm1 fix floor frac gelu
-        glu hardshrink hardsigmoid hardswish hardtanh i0 isfinite isinf isnan isneginf isposinf leaky_relu lgamma log
-        log10 log1p log2 log_sigmoid log_sigmoid_forward logical_not logit mish mvlgamma nan_to_num native_dropout neg
-        negative polygamma positive rad2deg reciprocal relu relu6 round rrelu rsqrt selu sgn sigmoid sign signbit silu
-        sin sinc sinh softplus softshrink special_bessel_j0 special_bessel_j1 special_entr special_erfcx special_i0e
-        special_i1 special_i1e special_log_ndtr special_ndtri sqrt square tan tanh threshold tril triu trunc
+        ceil celu clip conj_physical cos cosh deg2rad digamma elu erf erfc erfinv exp exp2 expm1 fix floor frac frexp
+        gelu glu hardshrink hardsigmoid hardswish hardtanh i0 isfinite isinf isnan isneginf isposinf leaky_relu lgamma
+        log log10 log1p log2 log_sigmoid log_sigmoid_forward logical_not logit mish mvlgamma nan_to_num native_dropout
+        neg negative polygamma positive rad2deg reciprocal relu relu6 round rrelu rsqrt selu sgn sigmoid sign signbit
+        silu sin sinc sinh softplus softshrink special_bessel_j0 special_bessel_j1 special_entr special_erfcx
+        special_i0e special_i1 special_i1e special_log_ndtr special_ndtri sqrt square tan tanh threshold tril triu
+        trunc
     """,
     2: """
-        __and__ __lshift__ __or__ __rshift__ __xor__ _prelu_kernel add arctan2 atan2 bitwise_and bitwise_left_shift
-        bitwise_or bitwise_right_shift bitwise_xor clamp_max clamp_min copysign div divide elu_backward eq float_power
-        floor_divide fmax fmin fmod gcd ge gelu_backward glu_backward greater greater_equal gt hardshrink_backward
-        hardsigmoid_backward hardswish_backward hardtanh_backward heaviside hypot igamma igammac lcm ldexp le
-        leaky_relu_backward less less_equal logaddexp logaddexp2 logical_and logical_or logical_xor logit_backward lt
-        maximum minimum mish_backward mul multiply native_dropout_backward ne nextafter not_equal pow remainder rsub
-        sigmoid_backward silu_backward softplus_backward softshrink_backward special_xlog1py special_zeta sub subtract
-        tanh_backward threshold_backward true_divide xlogy
+        __and__ __ilshift__ __irshift__ __ixor__ __lshift__ __or__ __rshift__ __xor__ _prelu_kernel add arctan2 atan2
+        bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor clamp_max clamp_min copysign div
+        divide elu_backward eq float_power floor_divide fmax fmin fmod gcd ge gelu_backward glu_backward greater
+        greater_equal gt hardshrink_backward hardsigmoid_backward hardswish_backward hardtanh_backward heaviside hypot
+        igamma igammac lcm ldexp le leaky_relu_backward less less_equal logaddexp logaddexp2 logical_and logical_or
+        logical_xor logit_backward lt maximum minimum mish_backward mul multiply native_dropout_backward ne nextafter
+        not_equal pow remainder rsub sigmoid_backward silu_backward softplus_backward softshrink_backward
+        special_xlog1py special_zeta sub subtract tanh_backward threshold_backward true_divide xlogy
     """,
     3: """
         _prelu_kernel_backward addcdiv addcmul binary_cross_entropy_backward clamp huber_loss_backward lerp
@@ -136,12 +137,6 @@ def _selected_slices(call: Call) -> float:
     table = call.tensor(0)
     slice_elements = count_elements(table) // max(1, table.shape[int(call.value(1))])
     return count_elements(call.tensor(2)) * slice_elements * call.element_bytes(table)
-
-
-def _gradient_of_embedding(call: Call) -> float:
-    """Returns the bytes that ``embedding_dense_backward(grad_output, indices, num_weights)`` writes."""
-    gradient = call.tensor(0)
-    return int(call.value(2)) * gradient.shape[-1] * call.element_bytes(gradient)
 
 
 def _put_elements(call: Call) -> float:
@@ -245,7 +240,8 @@ _ONE_OPERATION = operations(1, 0)
 _AS_FIRST = outputs_or(size_of(0))
 _SMALL = outputs_or(nothing)  # outputs that are much smaller than the inputs
 
-#: The rules by names of operators; names without a namespace are in ``aten``.
+#: The rules by names of operators; names without a namespace are in ``aten``. If the outputs are unknown, the source is
+#: a trace that also contains the operators that an operator calls, such as the one that fills a gradient with zeros.
 _TABLE: tuple[tuple[str, Rule], ...] = (
     # --- lists of tensors, and optimizers
     ("_foreach_copy_", Rule("optimizer", nothing, bytes_of(1), size_of(0))),
@@ -258,11 +254,11 @@ _TABLE: tuple[tuple[str, Rule], ...] = (
     ("_fused_sgd_ _fused_adagrad_", _optimizer(6, (0, 2))),
     # --- norms: mean 1, variance 3, normalization 2, weight and bias 2; RMS norm: squares 2, scale 1, weight 1
     (
-        """native_layer_norm layer_norm native_group_norm group_norm native_batch_norm batch_norm cudnn_batch_norm
-        miopen_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional _batch_norm_with_update""",
+        """native_layer_norm native_group_norm native_batch_norm cudnn_batch_norm miopen_batch_norm
+        _native_batch_norm_legit _native_batch_norm_legit_functional _batch_norm_with_update""",
         Rule("norm", operations(8, 0)),
     ),
-    ("_fused_rms_norm rms_norm batch_norm_elemt", Rule("norm", operations(4, 0))),
+    ("_fused_rms_norm batch_norm_elemt", Rule("norm", operations(4, 0))),
     ("batch_norm_stats", Rule("norm", operations(4, 0), bytes_of(0), _SMALL)),
     # Backward: normalized input 2, gradients of weight and bias 3, two sums 3, gradient of the input 6.
     (
@@ -275,7 +271,7 @@ _TABLE: tuple[tuple[str, Rule], ...] = (
     ("batch_norm_backward_elemt", Rule("norm", operations(7, 0))),
     # --- softmax: maximum, difference, exponential, sum, quotient; backward: product, sum, difference, product
     (
-        "_softmax softmax _log_softmax log_softmax _safe_softmax _masked_softmax",
+        "_softmax _log_softmax _safe_softmax _masked_softmax",
         Rule("softmax", operations(5, 0), bytes_of(0, 1), _AS_FIRST),
     ),
     (
@@ -289,7 +285,7 @@ _TABLE: tuple[tuple[str, Rule], ...] = (
     ),
     (
         "nll_loss_backward nll_loss2d_backward",
-        Rule("cross entropy", nothing, bytes_of(0, 2, 3, 6), outputs_or(size_of(1))),
+        Rule("cross entropy", nothing, bytes_of(0, 2, 3, 6), outputs_or(_selected(2, 1))),
     ),
     (
         "mse_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits",
@@ -298,7 +294,7 @@ _TABLE: tuple[tuple[str, Rule], ...] = (
     # --- reductions, scans and searches
     (
         """sum nansum mean amax amin max min aminmax argmax argmin prod std var std_mean var_mean norm
-        linalg_vector_norm all any logsumexp count_nonzero median nanmedian mode kthvalue""",
+        linalg_vector_norm all any logsumexp equal count_nonzero median nanmedian mode kthvalue""",
         Rule("reduction", _ONE_OPERATION, bytes_of(0, 1), _SMALL),
     ),
     (
@@ -345,7 +341,7 @@ _TABLE: tuple[tuple[str, Rule], ...] = (
     # --- lookups and updates by index
     ("embedding", _lookup(_selected_rows(1), 1)),
     ("_embedding_bag", Rule("embedding", nothing, add(_selected_rows(1), bytes_of(1, 2, 6)), _SMALL)),
-    ("embedding_dense_backward", Rule("embedding", nothing, bytes_of(0, 1), outputs_or(_gradient_of_embedding))),
+    ("embedding_dense_backward", Rule("embedding", nothing, bytes_of(0, 1), _AS_FIRST)),
     ("index_select", _lookup(_selected_slices, 2)),
     ("gather", _lookup(_selected(2), 2)),
     ("take", _lookup(_selected(1), 1)),
@@ -365,7 +361,7 @@ _TABLE: tuple[tuple[str, Rule], ...] = (
     ("copy_", Rule("copy", nothing, bytes_of(1), size_of(0))),
     ("_local_scalar_dense", Rule("copy", nothing, bytes_of(0), nothing)),
     (
-        """_to_copy clone contiguous cat stack _reshape_copy expand_copy permute_copy view_copy flip roll repeat
+        """_to_copy clone cat stack _reshape_copy expand_copy permute_copy view_copy flip roll repeat
         repeat_interleave constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d
         replication_pad3d slice_backward select_backward im2col col2im unfold_backward pixel_shuffle pixel_unshuffle
         channel_shuffle as_strided_copy slice_copy t_copy transpose_copy select_copy rot90""",

@@ -77,22 +77,11 @@ def _count_packed_int4_outputs(inputs: Tensor, weight: Tensor) -> int:
 
 
 _MATMULS = {
-    "mm": _matmul(0, 1, 1),
-    "bmm": _matmul(0, 1, 1),
-    "mv": _matmul(0, 1, 1),
-    "dot": _matmul(0, 1, 1),
-    "vdot": _matmul(0, 1, 1),
-    "matmul": _matmul(0, 1, 1),
-    "_int_mm": _matmul(0, 1, 1),
-    "addmm": _matmul(1, 2, 2),
-    "addmm_": _matmul(1, 2, 2),
-    "_addmm_activation": _matmul(1, 2, 2),
-    "addmv": _matmul(1, 2, 2),
-    "baddbmm": _matmul(1, 2, 2),
-    "baddbmm_": _matmul(1, 2, 2),
+    **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot", "matmul", "_int_mm"), _matmul(0, 1, 1)),
+    **dict.fromkeys(("addmm", "addmm_", "_addmm_activation", "addmv", "baddbmm", "baddbmm_"), _matmul(1, 2, 2)),
     "linear": _matmul(0, 1, 2, _count_linear_outputs),
     "_scaled_mm": _matmul(0, 1, 4),
-    "_scaled_mm_v2": _matmul(0, 1, 2),
+    "_scaled_mm_v2": _matmul(0, 1, 8),
     "_grouped_mm": _matmul(0, 1, 3, _count_grouped_outputs),
     "_scaled_grouped_mm": _matmul(0, 1, 5, _count_grouped_outputs),
     "_weight_int8pack_mm": _matmul(0, 1, 2, _count_linear_outputs),
@@ -161,11 +150,19 @@ def _count_convolution_flops(weight: Tensor, multiplied: tuple[int, ...]) -> flo
     """Returns the FLOPs of a convolution.
 
     Args:
-        weight: the weight, whose first dimension are the channels of the multiplied tensor.
-        multiplied: the shape of the tensor of which each element meets the weights of its channel: the output, or the
+        weight: the weight. Its first dimension counts the channels of the multiplied tensor.
+        multiplied: the shape of the tensor of which each element meets all weights of its channel: the output, or the
             input of a transposed convolution.
     """
     return 2.0 * math.prod(multiplied) * math.prod(weight.shape[1:])
+
+
+def _count_used_bytes(call: Call, inputs: Tensor, weight: Tensor, outputs: tuple[int, ...]) -> float:
+    """Returns the bytes of the input that a convolution reads. A stride larger than the kernel leaves elements out."""
+    dimensions = len(weight.shape) - 2
+    sizes = zip(inputs.shape[-dimensions:], outputs[-dimensions:], weight.shape[2:], strict=True)
+    used = math.prod(min(size, output * kernel) for size, output, kernel in sizes)
+    return math.prod(inputs.shape[:-dimensions]) * used * call.element_bytes(inputs)
 
 
 def _convolution(positions: _Convolution) -> Rule:
@@ -174,31 +171,38 @@ def _convolution(positions: _Convolution) -> Rule:
         multiplied = call.tensor(0).shape if transposed else positions.find_output_shape(call)
         return _count_convolution_flops(call.tensor(1), multiplied)
 
+    def count_read(call: Call) -> float:
+        used_bytes = _count_used_bytes(call, call.tensor(0), call.tensor(1), positions.find_output_shape(call))
+        return used_bytes + call.count_bytes(call.tensors(1, 2, 3, 4))
+
     def count_written(call: Call) -> float:
         return math.prod(positions.find_output_shape(call)) * call.element_bytes(call.tensor(0))
 
-    return Rule("convolution", count_flops, bytes_of(*range(5)), outputs_or(count_written))
+    return Rule("convolution", count_flops, count_read, outputs_or(count_written))
 
 
 def _make_convolution_backward() -> Rule:
     """Makes the rule of ``convolution_backward(grad_output, input, weight, …, transposed, …, output_mask)``."""
-    grad_output, inputs, weight, transposed, output_mask = 0, 1, 2, 7, 10
+
+    def read(call: Call) -> tuple[Tensor, Tensor, Tensor, bool, bool]:
+        """Returns the three tensors, and whether the gradients of the input and of the weight are computed."""
+        for_input, for_weight, _ = call.value(10)
+        return call.tensor(0), call.tensor(1), call.tensor(2), for_input, for_weight
 
     def count_flops(call: Call) -> float:
         """Returns the FLOPs of the gradients of the input and the weight, each as many as those of the convolution."""
-        mask = call.value(output_mask)
-        multiplied = call.tensor(inputs if call.value(transposed) else grad_output).shape
-        return int(mask[0] + mask[1]) * _count_convolution_flops(call.tensor(weight), multiplied)
+        gradient, inputs, weight, for_input, for_weight = read(call)
+        multiplied = inputs.shape if call.value(7) else gradient.shape
+        return (for_input + for_weight) * _count_convolution_flops(weight, multiplied)
 
     def count_read(call: Call) -> float:
-        mask = call.value(output_mask)
-        operands = [grad_output, *([weight] if mask[0] else []), *([inputs] if mask[1] else [])]
-        return call.count_bytes(call.tensors(*operands))
+        gradient, inputs, weight, for_input, for_weight = read(call)
+        read_bytes = call.count_bytes([gradient, *([weight] if for_input else [])])
+        return read_bytes + (_count_used_bytes(call, inputs, weight, gradient.shape) if for_weight else 0.0)
 
     def count_written(call: Call) -> float:
-        mask = call.value(output_mask)
-        gradients = [*([inputs] if mask[0] else []), *([weight] if mask[1] else [])]
-        return size_of(*gradients)(call) if gradients else 0.0
+        _, inputs, weight, for_input, for_weight = read(call)
+        return call.count_bytes([*([inputs] if for_input else []), *([weight] if for_weight else [])])
 
     return Rule("convolution", count_flops, count_read, outputs_or(count_written))
 
