@@ -286,7 +286,7 @@ def _rank_candidates(steps: StepsToExplain, candidates: Sequence[Candidate]) -> 
             step_ms=steps.step_ms,
             left_after_all_ms=(min(remaining_ms) + max(remaining_ms)) / 2,
             place=candidate.place,
-            lines=candidate.find_lines(steps.study),
+            lines=candidate.find_lines(steps),
             figures=candidate.figures,
             is_torch=steps.is_torch,
             is_pass=steps.summary.is_pass,

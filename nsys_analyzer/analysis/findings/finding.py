@@ -200,6 +200,11 @@ class StepsToExplain:
     operators: PricedOperators | None = None
 
     @property
+    def has_data_flow(self) -> bool:
+        """Returns whether it is known which operators read the results of which other operators."""
+        return self.operators is not None and bool(self.operators.calls.reads)
+
+    @property
     def trains(self) -> bool:
         """Returns whether phases or kernels show a backward pass or an optimizer, and no engine serves requests."""
         study = self.study
@@ -262,6 +267,7 @@ class Candidate:
         place: what a timeline highlights for the finding; None if it highlights nothing.
         operations: shape (operations,), True for the GPU work that the finding is about; None for the work of
             ``place``.
+        lines: the lines of the program that cause the finding; empty if they follow from ``operations`` or ``place``.
     """
 
     id: str
@@ -269,9 +275,16 @@ class Candidate:
     changes: tuple[ReplayChange, ...]
     place: Place | None = None
     operations: Bools | None = None
+    lines: tuple[Line, ...] = ()
 
-    def find_lines(self, study: Study) -> tuple[Line, ...]:
+    def find_lines(self, steps: StepsToExplain) -> tuple[Line, ...]:
         """Returns the lines of the program that launch the finding's work or cause its idle time."""
+        study, operators = steps.study, steps.operators
+        lines = self.lines
+        if not lines and operators and self.operations is not None:
+            lines = operators.lines_of(operators.measure_ns(self.operations))
+        if lines:
+            return lines
         kind, name = (self.place.kind, self.place.name) if self.place else ("", "")
         if self.operations is not None:
             return study.lines_of(self.operations)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,9 +14,14 @@ from nsys_analyzer.analysis.operators.attainable import AttainableRates, find_at
 from nsys_analyzer.analysis.operators.costs import Cost, estimate_cost
 from nsys_analyzer.analysis.operators.matching import OperatorWork
 from nsys_analyzer.analysis.operators.redundancy import Redundancy, find_redundant_calls
+from nsys_analyzer.analysis.steps.lines import MAX_LINES, MIN_LINE_SHARE, Line, quote_source
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.operator_calls import OperatorCalls
+from nsys_analyzer.trace.schema import NS_PER_MS
+
+#: Matches the text of a line, ``train.py:12 in step``.
+_LINE = re.compile(r"(.+):(\d+) in (.*)")
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,31 @@ class PricedOperators:
         """Returns the factor of the call of each operation; shape (operations of the study,)."""
         spread: Floats = np.append(factor, default)[self.call]
         return spread
+
+    def measure_ns(self, operations: Bools) -> Floats:
+        """Returns the mean time per step of the given operations by their call, ns, shape (calls,)."""
+        of_calls = operations & (self.call != NONE)
+        exposed_ns = self.study.operations.exposed_ns[of_calls]
+        measured: Floats = np.bincount(self.call[of_calls], exposed_ns, len(self.calls)) / self.study.steps
+        return measured
+
+    def lines_of(self, ns: Floats) -> tuple[Line, ...]:
+        """Returns the lines of the program that call the operators with the most time.
+
+        Args:
+            ns: shape (calls,), the time of each call per step, ns.
+        """
+        ns_of_line = Counter[str]()
+        for index in np.flatnonzero((self.calls.line >= 0) & (ns > 0)).tolist():
+            ns_of_line[self.calls.lines[self.calls.line[index]]] += float(ns[index])
+        samples, lines = self.study.call_samples, list[Line]()
+        for text, line_ns in ns_of_line.most_common(MAX_LINES):
+            match, share = _LINE.fullmatch(text), line_ns / float(ns.sum())
+            if match and share >= MIN_LINE_SHARE:
+                file, number, function = match[1], int(match[2]), match[3]
+                source = quote_source(samples.stacks, file, number) if samples and not lines else ()
+                lines.append(Line(file, number, function, "", share, line_ns / NS_PER_MS, source))
+        return tuple(lines)
 
 
 def price_operators(study: Study, work: OperatorWork) -> PricedOperators:

@@ -20,7 +20,7 @@ from nsys_analyzer.trace.schema import NS_PER_MS
 from nsys_analyzer.trace.stacks import StackFrame, Stacks
 
 #: The maximum number of lines that are listed for a time, and the minimum share of the time that a listed line has.
-_MAX_LINES, _MIN_SHARE = 3, 0.05
+MAX_LINES, MIN_LINE_SHARE = 3, 0.05
 #: Lines are listed only if they were found from at least this number of samples.
 _MIN_SAMPLES = 3
 #: The number of lines of source code that are shown before and after the first listed line.
@@ -219,22 +219,24 @@ def _rank_lines(stacks: Stacks, stack: Ints, weight: Floats, ms: float | None = 
             callers = weight_of_callers.setdefault(_in_named_function(frames[0]), {})
             caller = _find_caller(frames)
             callers[caller] = callers.get(caller, 0.0) + ns
-    ranked_frames = sorted(weight_of_callers, key=lambda frame: -sum(weight_of_callers[frame].values()))[:_MAX_LINES]
+    ranked_frames = sorted(weight_of_callers, key=lambda frame: -sum(weight_of_callers[frame].values()))[:MAX_LINES]
     total_weight = float(weight.sum())
     lines: list[Line] = []
     for frame in ranked_frames:
         callers = weight_of_callers[frame]
         share = sum(callers.values()) / total_weight
-        if share >= _MIN_SHARE:
-            source: tuple[str, ...] = ()
-            if not lines:
-                code = stacks.source.get(frame.file, {})
-                numbers = range(frame.line - _SOURCE_CONTEXT, frame.line + _SOURCE_CONTEXT + 1)
-                mark_of_line = {frame.line: ">"}
-                source = tuple(f"{mark_of_line.get(n, ' ')} {n:>4} {code[n]}" for n in numbers if n in code)
+        if share >= MIN_LINE_SHARE:
+            source = () if lines else quote_source(stacks, frame.file, frame.line)
             caller = max(callers, key=lambda name: callers[name])
             lines.append(Line(*frame, caller, share, None if ms is None else share * ms, source))
     return tuple(lines)
+
+
+def quote_source(stacks: Stacks, file: str, line: int) -> tuple[str, ...]:
+    """Returns the source code around a line with line numbers; empty if the stacks do not contain it."""
+    code = stacks.source.get(file, {})
+    numbers = range(line - _SOURCE_CONTEXT, line + _SOURCE_CONTEXT + 1)
+    return tuple(f"{'>' if n == line else ' '} {n:>4} {code[n]}" for n in numbers if n in code)
 
 
 def find_hottest_stacks(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, tuple[tuple[StackFrame, ...], ...]]:
