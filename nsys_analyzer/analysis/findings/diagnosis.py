@@ -11,6 +11,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.facts import Fact
 from nsys_analyzer.analysis.findings import kernels, waits
+from nsys_analyzer.analysis.findings import operators as operator_rules
 from nsys_analyzer.analysis.findings.finding import (
     Candidate,
     Diagnosis,
@@ -34,7 +35,7 @@ from nsys_analyzer.trace.schema import NS_PER_MS
 
 #: All rules, except the one on idle time that no other rule explains. If two findings save equal time, the finding of
 #: the earlier rule comes first.
-RULES: tuple[Rule, ...] = (*waits.RULES, *kernels.RULES)
+RULES: tuple[Rule, ...] = (*waits.RULES, *operator_rules.RULES, *kernels.RULES)
 #: A finding is reported only if it saves at least this share of a step.
 SMALLEST_SAVING_SHARE = 0.03
 #: The smallest ratio of CPU time without a profiler to CPU time under it, after the cost of recording is subtracted.
@@ -74,6 +75,8 @@ _START_UP_CALL_NS = 3_000_000
 #: For each cause of a wait: the causes of the idle time from the end of the wait to the next launches. A change that
 #: removes the wait also removes this idle time.
 _CAUSES_AFTER_WAIT = {"sync": {"launch"}, "copy": {"launch"}, "allocator": {"launch", "host"}}
+#: If operators are known, a finding is left out if findings that save more explain more than this share of its work.
+_MAX_EXPLAINED_SHARE = 0.5
 #: The columns of a replay that contain times. All of them are scaled to fit a measured length of a step.
 _TIME_COLUMNS = (
     "cpu_ns", "min_wait_ns", "return_ns", "latency_ns", "spacing_ns", "work_ns", "pause_ns", "join_gap_ns",
@@ -271,6 +274,8 @@ def _rank_candidates(steps: StepsToExplain, candidates: Sequence[Candidate]) -> 
             ranked.append((candidate, saving))
             explained_ms += saving.high if candidate.is_specific_cause else 0.0
     ranked.sort(key=lambda pair: -pair[1].middle)
+    if steps.operators:
+        ranked = [*_without_explained_work(steps.study, ranked)]
     remaining = list(steps.baselines)
     for candidate, saving in ranked:
         # The first change of a candidate saves least. It is not made if it lengthens a step after the other changes.
@@ -292,6 +297,20 @@ def _rank_candidates(steps: StepsToExplain, candidates: Sequence[Candidate]) -> 
             is_pass=steps.summary.is_pass,
             is_serving=bool(steps.summary.kind),
         )
+
+
+def _without_explained_work(
+    study: Study, ranked: Sequence[tuple[Candidate, _SavingInterval]]
+) -> Iterator[tuple[Candidate, _SavingInterval]]:
+    """Yields the candidates whose GPU work is not mostly the work of candidates that save more."""
+    explained = np.zeros(len(study.operations), np.bool_)
+    for candidate, saving in ranked:
+        if candidate.operations is not None:
+            work_ms = study.work_ms(candidate.operations)
+            if study.work_ms(candidate.operations & explained) > _MAX_EXPLAINED_SHARE * work_ms:
+                continue
+            explained |= candidate.operations
+        yield candidate, saving
 
 
 def _find_saving(

@@ -135,7 +135,8 @@ def find_fp32_matmul(steps: StepsToExplain) -> Iterator[Candidate]:
     is_fp32 = (find_precision(name) == "fp32" and not _VECTOR_PRODUCT_KERNEL.search(name) for name in study.kernels)
     in_fp32 = np.array([*is_fp32, False])
     matmuls = in_fp32[study.operations.kernel] & (study.operations.duration_ns >= _SHORTEST_MATMUL_NS)
-    if tf32 / fp32 < _LEAST_TF32_SPEEDUP or not matmuls.any():
+    has_attainable_times = steps.operators is not None and steps.operators.rates is not None
+    if has_attainable_times or tf32 / fp32 < _LEAST_TF32_SPEEDUP or not matmuls.any():
         return
     ms = study.work_ms(matmuls)
     least, most = (1 + (tf32 / fp32 - 1) * share for share in TF32_GAIN_SHARE)
@@ -321,6 +322,8 @@ def find_unfused_elementwise(steps: StepsToExplain) -> Iterator[Candidate]:
     A compiler fuses a chain of k consecutive kernels into one kernel: between 1/k and 2/k of their time remains. A
     norm, a softmax or a sum counts towards k but keeps its time, because it is already a single pass over the data.
     """
+    if steps.has_data_flow:  # the rule on chains of operators knows more
+        return
     study = steps.study
     separate = (
         study.of_class(*_FUSIBLE_CLASSES) & ~study.kernel_matches(_COMPILED_KERNEL) & ~study.in_phase("optimizer")
@@ -364,6 +367,8 @@ class LayoutCopiesFigures(CopiesFigures):
 
 def find_layout_copies(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds chains of copies on the device: casts and layout changes of one tensor that follow each other directly."""
+    if steps.has_data_flow:  # the rule on chains of operators knows more
+        return
     study = steps.study
     chained = _find_copy_chains(study)
     if not chained.any():

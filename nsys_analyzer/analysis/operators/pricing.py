@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.operators.attainable import AttainableRates, find_attainable_rates
 from nsys_analyzer.analysis.operators.costs import Cost, estimate_cost
 from nsys_analyzer.analysis.operators.matching import OperatorWork
+from nsys_analyzer.analysis.operators.operands import Call
 from nsys_analyzer.analysis.operators.redundancy import Redundancy, find_redundant_calls
 from nsys_analyzer.analysis.steps.lines import MAX_LINES, MIN_LINE_SHARE, Line, quote_source
 from nsys_analyzer.analysis.steps.study import Study
@@ -61,6 +63,27 @@ class PricedOperators:
         is_priced: Bools = ~np.isnan(self.attainable_ns)
         return is_priced
 
+    @cached_property
+    def readers(self) -> Mapping[int, list[int]]:
+        """Returns the indices of the calls that read each value."""
+        readers: dict[int, list[int]] = {}
+        for index, reads in enumerate(self.calls.reads):
+            for value in reads:
+                readers.setdefault(value, []).append(index)
+        return readers
+
+    @cached_property
+    def value_bytes(self) -> Mapping[int, float]:
+        """Returns the size of each value that a call writes, bytes: the size of the tensor that the call returns."""
+        sizes: dict[int, float] = {}
+        for index, writes in enumerate(self.calls.writes):
+            call = Call(self.calls.signatures[self.calls.signature[index]])
+            outputs = [call.count_bytes((tensor,)) for tensor in call.outputs or ()]
+            if len(outputs) != len(writes):
+                outputs = [max(outputs, default=0.0)] * len(writes)
+            sizes.update(zip(writes, outputs, strict=True))
+        return sizes
+
     def operations_of(self, calls: Bools) -> Bools:
         """Returns True for each operation of the study that one of the given calls launched."""
         of_calls: Bools = np.append(calls, False)[self.call]
@@ -84,11 +107,11 @@ class PricedOperators:
         Args:
             ns: shape (calls,), the time of each call per step, ns.
         """
-        ns_of_line = Counter[str]()
+        ns_of_line = defaultdict[str, float](float)
         for index in np.flatnonzero((self.calls.line >= 0) & (ns > 0)).tolist():
             ns_of_line[self.calls.lines[self.calls.line[index]]] += float(ns[index])
         samples, lines = self.study.call_samples, list[Line]()
-        for text, line_ns in ns_of_line.most_common(MAX_LINES):
+        for text, line_ns in sorted(ns_of_line.items(), key=lambda row: -row[1])[:MAX_LINES]:
             match, share = _LINE.fullmatch(text), line_ns / float(ns.sum())
             if match and share >= MIN_LINE_SHARE:
                 file, number, function = match[1], int(match[2]), match[3]

@@ -14,7 +14,7 @@ from nsys_analyzer.analysis.intervals import find_overlaps
 from nsys_analyzer.analysis.steps.anatomy import find_latest_earlier_ends
 from nsys_analyzer.analysis.steps.process import CAUSES, ProcessWork, Stretches
 from nsys_analyzer.analysis.steps.windows import Windows
-from nsys_analyzer.trace.arrays import Floats, Ints, distinct_rows
+from nsys_analyzer.trace.arrays import Bools, Floats, Ints, distinct_rows
 from nsys_analyzer.trace.columns import SYNCHRONIZE
 from nsys_analyzer.trace.schema import NS_PER_MS
 from nsys_analyzer.trace.stacks import StackFrame, Stacks
@@ -23,6 +23,9 @@ from nsys_analyzer.trace.stacks import StackFrame, Stacks
 MAX_LINES, MIN_LINE_SHARE = 3, 0.05
 #: Lines are listed only if they were found from at least this number of samples.
 _MIN_SAMPLES = 3
+#: A line begins some work if at least the first share of its samples are in this work, and if at least the second share
+#: of the samples in this work are at the line.
+_LEAST_SHARES_OF_FIRST_LINE = (0.9, 0.6)
 #: The number of lines of source code that are shown before and after the first listed line.
 _SOURCE_CONTEXT = 5
 #: Matches the name of a function that Python creates inside another function, such as ``.<lambda>`` in ``f.<lambda>``.
@@ -201,6 +204,33 @@ class StackSamples:
         work_per_weight = np.bincount(nearest_index, work_ns, len(sampled_positions)) / weight_at_position
         ms = float(work_ns.sum()) / steps / NS_PER_MS
         return _rank_lines(self.stacks, self.stack[launches], self.weight[launches] * work_per_weight[index], ms)
+
+    def find_first_line(self, calls: Bools, ms: float) -> tuple[Line, ...]:
+        """Returns the outermost line of the program that executes the given calls and hardly any others.
+
+        The tuple is empty if there is no such line. For calls of a whole forward pass, the line is that which calls the
+        model, whereas ``lines_of`` returns lines inside the model.
+
+        Args:
+            calls: shape (calls,), True for the given calls.
+            ms: the time of their work per step, ms.
+        """
+        is_given = calls[self.call]
+        weights: dict[StackFrame, list[float]] = {}
+        for stack, given, weight in zip(self.stack.tolist(), is_given.tolist(), self.weight.tolist(), strict=True):
+            for frame in set(self.stacks.stacks[stack]):
+                total = weights.setdefault(frame, [0.0, 0.0])
+                total[0] += weight
+                total[1] += weight * given
+        least_share_at_line, least_share_of_work = _LEAST_SHARES_OF_FIRST_LINE
+        given_weight = float(self.weight[is_given].sum())
+        for stack in self.stack[is_given].tolist() if is_given.sum() >= _MIN_SAMPLES else ():
+            for frame in reversed(self.stacks.stacks[stack]):
+                total_weight, weight = weights[frame]
+                if weight >= least_share_at_line * total_weight and weight >= least_share_of_work * given_weight:
+                    source = quote_source(self.stacks, frame.file, frame.line)
+                    return (Line(*_in_named_function(frame), "", weight / given_weight, ms, source),)
+        return ()
 
 
 def _rank_lines(stacks: Stacks, stack: Ints, weight: Floats, ms: float | None = None) -> tuple[Line, ...]:

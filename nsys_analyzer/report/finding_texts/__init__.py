@@ -15,14 +15,14 @@ from nsys_analyzer.analysis.findings.finding import Finding, FindingFigures, Fin
 from nsys_analyzer.analysis.steps.step import replace_step_by_pass
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.facts import say, write_facts
-from nsys_analyzer.report.finding_texts import kernels, waits
+from nsys_analyzer.report.finding_texts import kernels, operators, waits
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranks.run import ParallelRun
 
 Texts: TypeAlias = "dict[type[FindingFigures], Callable[[Any], FindingTexts]]"
 #: The function that writes the sentences of a finding of one capture, by the type of the finding's figures.
-TEXTS: Texts = {**waits.TEXTS, **kernels.TEXTS}
+TEXTS: Texts = {**waits.TEXTS, **operators.TEXTS, **kernels.TEXTS}
 #: The remedy of a finding in an engine that serves requests, by the finding's ID. It replaces the PyTorch code.
 _SERVING_REMEDIES: Mapping[str, tuple[str, ...]] = {
     "launch_bound": (

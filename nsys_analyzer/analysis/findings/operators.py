@@ -1,0 +1,653 @@
+"""Rules for operators that take longer than they should, or whose work a step does not need.
+
+These rules know no faults. They compare the time of each operator with its attainable time, and follow the values that
+operators read and write. A test of the shapes tells the reason where it can. Each rule consists of a type of figures
+and a function that finds them. ``report/finding_texts/operators.py`` makes sentences from the figures.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from nsys_analyzer.analysis.findings.finding import (
+    Candidate,
+    FindingFigures,
+    ReplayChange,
+    Rule,
+    StepsToExplain,
+    saved_launches,
+    saved_work,
+)
+from nsys_analyzer.analysis.findings.waits import LEAST_IDLE_SHARE
+from nsys_analyzer.analysis.intervals import NONE
+from nsys_analyzer.analysis.operators.account import describe_shapes
+from nsys_analyzer.analysis.operators.costs import Cost, estimate_cost
+from nsys_analyzer.analysis.operators.operands import Call
+from nsys_analyzer.analysis.operators.pricing import PricedOperators
+from nsys_analyzer.analysis.operators.redundancy import Redundancy
+from nsys_analyzer.analysis.steps.replay import Replay
+from nsys_analyzer.trace.arrays import Bools, Floats
+from nsys_analyzer.trace.operator_calls import Signature, Tensor, TensorArgument
+from nsys_analyzer.trace.schema import NS_PER_MS
+
+#: Operators are examined only if they could save at least this share of a step.
+_LEAST_SHARE_OF_STEP = 0.02
+#: The maximum number of operators that a finding names.
+_MAX_OPERATORS = 3
+#: The smallest and the largest share of the time above the attainable time that is saved if no test tells the reason.
+SLOW_OPERATOR_SAVINGS = (0.0, 1.0)
+#: The same shares if images are stored as channels_last. A ResNet-50 in bf16 on an H100 saved 73 % of this time.
+MEMORY_FORMAT_SAVINGS = (0.5, 0.9)
+#: A matrix is aligned if the length of its rows is a multiple of this number of bytes.
+ALIGNMENT_BYTES = 16
+#: Sizes are padded to a multiple of the first number of elements, and large sizes to a multiple of the second.
+_PADDING, _PADDING_OF_LARGE_SIZES = 8, 64
+_LARGE_SIZE = 256
+#: The fewest channels of a convolution that are worth padding. Images have 3 channels, and no more work.
+_FEWEST_CHANNELS = 16
+#: The ratio of the time of a matmul to its attainable time that is assumed if a step contains no other matmul.
+_USUAL_RATIO = 1.3
+#: An operator with float32 operands multiplies without tensor cores if it takes more than this multiple of its
+#: attainable time in TF32.
+_LEAST_FP32_RATIO = 1.5
+#: The kinds of operators that multiply, which tensor cores make faster.
+_MULTIPLYING_KINDS = ("matmul", "convolution", "attention")
+#: The kinds of operators that pass over their data, so that one kernel can do several of them.
+_FUSIBLE_KINDS = ("elementwise", "copy", "softmax", "norm", "reduction", "cross entropy", "embedding")
+#: Matches operators that no compiler fuses with their neighbors: kernels of a compiler, and gradients of embeddings.
+_UNFUSIBLE = re.compile(r"^triton::|embedding_\w*backward")
+#: Matches reductions whose second argument contains the dimensions.
+_REDUCTION = re.compile(r"::(sum|mean|amax|amin|max|min|var|_softmax|_log_softmax)$")
+#: Matches operators of images that have kernels for both memory formats.
+_IMAGE_OPERATOR = re.compile(r"convolution|batch_norm|pool")
+
+
+@dataclass(frozen=True)
+class OperatorTime:
+    """The calls of one operator with tensors of the same shapes, per step.
+
+    Attributes:
+        operator: the name of the operator without its namespace.
+        shapes: the shapes and the type of its tensors.
+        calls: the number of calls.
+        ms: the measured time, ms.
+        attainable_ms: the attainable time, ms; NaN if it is unknown.
+    """
+
+    operator: str
+    shapes: str
+    calls: int
+    ms: float
+    attainable_ms: float
+
+
+@dataclass(frozen=True)
+class OperatorsFigures(FindingFigures):
+    """The operators of a finding, per step.
+
+    Attributes:
+        calls: the number of calls with work.
+        ms: their measured time, ms.
+        attainable_ms: their attainable time, ms; NaN if it is unknown.
+        share: the measured time as a share of the step without the profiler.
+        operators: the operators with the most time above their attainable time.
+        module: the class of the module with the most time; empty outside of modules.
+    """
+
+    calls: int
+    ms: float
+    attainable_ms: float
+    share: float
+    operators: tuple[OperatorTime, ...]
+    module: str
+
+
+# --- redundant work
+
+
+@dataclass(frozen=True)
+class RedundantWorkFigures(OperatorsFigures):
+    """The work of one kind that a step does not need; see ``Redundancy``.
+
+    Attributes:
+        kind: the kind.
+        modules: the number of modules that run again or in vain, without the modules inside of them.
+    """
+
+    kind: Redundancy
+    modules: int
+
+
+def find_redundant_work(steps: StepsToExplain) -> Iterator[Candidate]:
+    """Finds work that a step does not need: recomputed, repeated, undone or unused work, and forward passes in vain."""
+    operators = steps.operators
+    if operators is None:
+        return
+    for kind, calls in operators.redundant.items():
+        operations = operators.operations_of(calls)
+        if not operations.any():
+            continue
+        names = {operators.calls.modules[index] for index in np.unique(operators.calls.module[calls]) if index >= 0}
+        paths = {name.partition(":")[0] for name in names}
+        inner = {path for path in paths if any(path.startswith((f"{outer}.", f"{outer}/")) for outer in paths)}
+        figures = RedundantWorkFigures(*_describe(steps, calls), kind=kind, modules=len(paths - inner))
+        samples, ms = steps.study.call_samples, steps.study.work_ms(operations)
+        lines = samples.find_first_line(steps.study.calls_of(operations), ms) if samples else ()
+        changes = (saved_launches(steps, operations.astype(np.float64)), _without_calls(steps, operations))
+        yield Candidate(f"{kind}_work", figures, changes, None, operations, lines)
+
+
+def _without_calls(steps: StepsToExplain, operations: Bools) -> ReplayChange:
+    """Returns a change that removes operations and the time in which the program launches them.
+
+    The time from the launch of an operation to the next launch is removed if the next launch is removed, too.
+    """
+    calls, launch = len(steps.study.calls), steps.study.replay.launch
+    launched, removed = np.bincount(launch, minlength=calls), np.bincount(launch[operations], minlength=calls)
+    launching = np.flatnonzero(launched)
+    is_removed = np.append(removed[launching] == launched[launching], False)
+    position = np.searchsorted(launching, np.arange(calls), side="right")
+    is_inside = is_removed[position - 1] & is_removed[position]
+    remove_launches = saved_launches(steps, operations.astype(np.float64))
+
+    def change(replay: Replay) -> Replay:
+        changed = remove_launches(replay)
+        cpu_ns, pause_ns = (np.where(is_inside, 0.0, times_ns) for times_ns in (changed.cpu_ns, changed.pause_ns))
+        return replace(changed, cpu_ns=cpu_ns, pause_ns=pause_ns)
+
+    return change
+
+
+# --- operators above their attainable time, by a reason that the shapes tell
+
+
+@dataclass(frozen=True)
+class _Explained:
+    """Calls whose time above their attainable time has a reason.
+
+    Attributes:
+        calls: shape (calls,), True for these calls.
+        least_ns, most_ns: shape (calls,), the least and the most time that remains of each call, ns.
+    """
+
+    calls: Bools
+    least_ns: Floats
+    most_ns: Floats
+
+
+def _pending_calls(operators: PricedOperators) -> Bools:
+    """Returns True for each call with work that a step needs."""
+    pending: Bools = (operators.measured_ns > 0) & ~np.any([*operators.redundant.values()], axis=0)
+    return pending
+
+
+def _explain_calls(operators: PricedOperators) -> Mapping[str, _Explained]:
+    """Returns the calls for which the shapes tell the reason, by the reason. Each call has at most one reason."""
+    pending, explained = _pending_calls(operators), dict[str, _Explained]()
+    tests = {"precision": _explain_precision, "memory_format": _explain_memory_format, "alignment": _explain_alignment}
+    for reason, explain in tests.items():
+        explained[reason] = explain(operators, pending)
+        pending = pending & ~explained[reason].calls
+    return explained
+
+
+def _explain_precision(operators: PricedOperators, pending: Bools) -> _Explained:
+    """Finds matmuls, convolutions and attention that multiply in fp32 without tensor cores.
+
+    At least their attainable time in bf16 remains, and at most their attainable time in TF32.
+    """
+    calls, rates = operators.calls, operators.rates
+    least_ns, most_ns = np.full((2, len(calls.signatures)), np.nan)
+    for index, (signature, cost) in enumerate(zip(calls.signatures, operators.costs, strict=True)):
+        if rates and cost and cost.kind in _MULTIPLYING_KINDS and cost.precision == "fp32":
+            in_bf16 = estimate_cost(_map_tensors(signature, _as_bf16))
+            is_backward = "backward" in signature.name
+            most_ns[index] = rates.time_ns(cost._replace(precision="tf32"), is_backward=is_backward)
+            least_ns[index] = rates.time_ns(in_bf16, is_backward=is_backward) if in_bf16 else np.nan
+    most_ns = np.where(np.isnan(most_ns), least_ns * 2, most_ns)
+    least_ns, most_ns = least_ns[calls.signature], most_ns[calls.signature]
+    return _Explained(pending & (operators.measured_ns > _LEAST_FP32_RATIO * most_ns), least_ns, most_ns)
+
+
+def _as_bf16(tensor: Tensor) -> Tensor:
+    return tensor._replace(dtype="bfloat16") if tensor.dtype == "float32" else tensor
+
+
+def _explain_memory_format(operators: PricedOperators, pending: Bools) -> _Explained:
+    """Finds operators on images whose channels are not stored together, if the step contains a convolution."""
+    signatures, costs = operators.calls.signatures, operators.costs
+    is_contiguous = [
+        bool(_IMAGE_OPERATOR.search(signature.name)) and _is_contiguous_image(signature) for signature in signatures
+    ]
+    if not any(
+        is_contiguous and cost and cost.kind == "convolution"
+        for is_contiguous, cost in zip(is_contiguous, costs, strict=True)
+    ):
+        is_contiguous = [False] * len(signatures)
+    calls = pending & np.array([*is_contiguous, False])[operators.calls.signature] & (operators.excess_ns > 0)
+    least, most = MEMORY_FORMAT_SAVINGS
+    measured_ns, excess_ns = operators.measured_ns, operators.excess_ns
+    return _Explained(calls, measured_ns - most * excess_ns, measured_ns - least * excess_ns)
+
+
+def _is_contiguous_image(signature: Signature) -> bool:
+    """Returns whether the first tensor with images in a half precision stores each channel separately."""
+    for tensor in Call(signature).tensors():
+        if len(tensor.shape) in (4, 5) and tensor.strides and tensor.dtype in ("bfloat16", "float16"):
+            has_images = tensor.shape[1] > 1 and math.prod(tensor.shape[2:]) > 1
+            return has_images and tensor.strides[-1] == 1 and tensor.strides[1] > 1
+    return False
+
+
+def _explain_alignment(operators: PricedOperators, pending: Bools) -> _Explained:
+    """Finds operators that multiply matrices whose rows do not begin at multiples of ``ALIGNMENT_BYTES``.
+
+    At least the attainable time of the padded matrices remains. At most, the time above it has the same ratio as in the
+    other matmuls of the step.
+    """
+    calls, rates = operators.calls, operators.rates
+    padded_ns = np.full(len(calls.signatures), np.nan)
+    for index, (signature, cost) in enumerate(zip(calls.signatures, operators.costs, strict=True)):
+        sizes = find_misaligned_sizes(signature, cost)
+        if sizes and rates and (padded := estimate_cost(_pad(signature, sizes))):
+            padded_ns[index] = rates.time_ns(padded, is_backward="backward" in signature.name)
+    least_ns = padded_ns[calls.signature]
+    is_matmul = np.array([bool(cost and cost.kind == "matmul") for cost in operators.costs])[calls.signature]
+    others = pending & is_matmul & np.isnan(least_ns) & operators.is_priced
+    ratio = float(operators.measured_ns[others].sum() / operators.attainable_ns[others].sum()) if others.any() else 0.0
+    most_ns = least_ns * (max(ratio, 1.0) if ratio else _USUAL_RATIO)
+    return _Explained(pending & (operators.measured_ns > most_ns), least_ns, most_ns)
+
+
+def find_misaligned_sizes(signature: Signature, cost: Cost | None) -> frozenset[int]:
+    """Returns the sizes of a multiplying operator that make the rows of its matrices misaligned."""
+    if cost is None or cost.kind not in _MULTIPLYING_KINDS:
+        return frozenset()
+    sizes = set[int]()
+    call = Call(signature)
+    for tensor in (*call.tensors(), *(signature.outputs or ())):
+        if len(tensor.shape) < 2 or not tensor.dtype:
+            continue
+        if cost.kind == "convolution":
+            size = tensor.shape[1] if tensor.shape[1] >= _FEWEST_CHANNELS else 0
+        else:  # the dimension whose elements are stored one after the other
+            size = tensor.shape[tensor.strides.index(1) if tensor.strides and 1 in tensor.strides else -1]
+        if size * call.element_bytes(tensor) % ALIGNMENT_BYTES and size > 1:
+            sizes.add(size)
+    return frozenset(sizes)
+
+
+def pad_size(size: int) -> int:
+    """Returns the next larger size that suits tensor cores."""
+    multiple = _PADDING_OF_LARGE_SIZES if size >= _LARGE_SIZE else _PADDING
+    return -(-size // multiple) * multiple
+
+
+def _pad(signature: Signature, sizes: frozenset[int]) -> Signature:
+    """Returns the operator with padded sizes."""
+    return _map_tensors(
+        signature,
+        lambda tensor: tensor._replace(
+            shape=tuple(pad_size(size) if size in sizes else size for size in tensor.shape), strides=None
+        ),
+    )
+
+
+def _map_tensors(signature: Signature, change: Callable[[Tensor], Tensor]) -> Signature:
+    """Returns the operator with each of its tensors changed."""
+
+    def change_argument(argument: TensorArgument) -> TensorArgument:
+        if isinstance(argument, Tensor):
+            return change(argument)
+        return tuple(map(change, argument)) if argument else None
+
+    outputs = signature.outputs and tuple(map(change, signature.outputs))
+    return signature._replace(inputs=tuple(map(change_argument, signature.inputs)), outputs=outputs)
+
+
+@dataclass(frozen=True)
+class MisalignedFigures(OperatorsFigures):
+    """Operators whose matrices are misaligned.
+
+    Attributes:
+        sizes: each size that makes matrices misaligned, and the size after padding.
+        padded_ms: the attainable time with the padded sizes, ms.
+    """
+
+    sizes: tuple[tuple[int, int], ...]
+    padded_ms: float
+
+
+def find_misaligned_operators(steps: StepsToExplain) -> Iterator[Candidate]:
+    """Finds operators with a size that is no multiple of what tensor cores need, one finding per line."""
+    operators = steps.operators
+    if operators is None:
+        return
+    explained = _explain_calls(operators)["alignment"]
+    for calls in _groups_by_line(operators, explained.calls):
+        signatures = np.unique(operators.calls.signature[calls]).tolist()
+        sizes = set[int]().union(
+            *(find_misaligned_sizes(operators.calls.signatures[index], operators.costs[index]) for index in signatures)
+        )
+        figures = MisalignedFigures(
+            *_describe(steps, calls),
+            sizes=tuple((size, pad_size(size)) for size in sorted(sizes)),
+            padded_ms=float(explained.least_ns[calls].sum()) / NS_PER_MS,
+        )
+        yield from _make_candidate(steps, "misaligned_operators", figures, replace(explained, calls=calls))
+
+
+class MemoryFormatFigures(OperatorsFigures):
+    """Operators on images that are stored by channel (NCHW)."""
+
+
+def find_memory_format(steps: StepsToExplain) -> Iterator[Candidate]:
+    """Finds convolutions, norms and pooling on images that are not stored as channels_last."""
+    if steps.operators and (explained := _explain_calls(steps.operators)["memory_format"]).calls.any():
+        figures = MemoryFormatFigures(*_describe(steps, explained.calls))
+        yield from _make_candidate(steps, "memory_format", figures, explained)
+
+
+@dataclass(frozen=True)
+class Fp32OperatorsFigures(OperatorsFigures):
+    """Operators that multiply in fp32.
+
+    Attributes:
+        tf32_ms, bf16_ms: their attainable times in TF32 and in bf16, ms.
+    """
+
+    tf32_ms: float
+    bf16_ms: float
+
+
+def find_fp32_operators(steps: StepsToExplain) -> Iterator[Candidate]:
+    """Finds matmuls, convolutions and attention that multiply in fp32 without tensor cores."""
+    if steps.operators and (explained := _explain_calls(steps.operators)["precision"]).calls.any():
+        times_ms = (float(ns[explained.calls].sum()) / NS_PER_MS for ns in (explained.most_ns, explained.least_ns))
+        figures = Fp32OperatorsFigures(*_describe(steps, explained.calls), *times_ms)
+        yield from _make_candidate(steps, "fp32_operators", figures, explained)
+
+
+# --- chains of operators that pass over the same data
+
+
+@dataclass(frozen=True)
+class UnfusedChainsFigures(OperatorsFigures):
+    """Chains of operators that one kernel could do, at the lines of one class or function.
+
+    Attributes:
+        chains: the number of chains.
+        longest_chain: the names of the operators in the chain with the most time, in order.
+        moved_bytes: the bytes that the chains read and write.
+        needed_bytes: the bytes without the values that only the chain itself reads.
+        longest_ms, two_longest_ms: the total time of the longest operator and of the two longest operators of each
+            chain, or the time for ``needed_bytes`` if it is longer, ms.
+        saves_launches: whether the launches of the other operators are saved as well.
+    """
+
+    chains: int
+    longest_chain: tuple[str, ...]
+    moved_bytes: float
+    needed_bytes: float
+    longest_ms: float
+    two_longest_ms: float
+    saves_launches: bool
+
+
+def find_unfused_chains(steps: StepsToExplain) -> Iterator[Candidate]:
+    """Finds chains of operators that pass over the same data, one finding per class of modules or per function.
+
+    Of a chain, one kernel remains. It takes between the time of the longest and of the two longest operators, and at
+    least the time for the values that enter and leave the chain.
+    """
+    operators = steps.operators
+    if operators is None or not steps.has_data_flow:
+        return
+    explained = _explain_calls(operators)
+    pending = _pending_calls(operators) & ~np.any([reason.calls for reason in explained.values()], axis=0)
+    chains_of = defaultdict[str, list[list[int]]](list)
+    for chain in find_chains(operators, pending):
+        longest = max(chain, key=lambda index: operators.measured_ns[index])
+        chains_of[_name_place(operators, longest)].append(chain)
+    for chains in chains_of.values():
+        calls, totals = np.zeros(len(operators.calls), np.bool_), np.zeros(4)
+        least_ns, most_ns = np.zeros((2, len(calls)))
+        for chain in chains:
+            calls[chain] = True
+            ns = operators.measured_ns[chain]
+            moved_bytes, needed_bytes = _count_bytes(operators, chain)
+            needed_ns = operators.rates.time_ns(Cost("copy", "", 0, needed_bytes)) if operators.rates else 0.0
+            left_ns = [min(max(float(np.sort(ns)[-count:].sum()), needed_ns), ns.sum()) for count in (1, 2)]
+            least_ns[chain], most_ns[chain] = (ns * (left / ns.sum()) for left in left_ns)
+            totals += (moved_bytes, needed_bytes, *left_ns)
+        longest_chain = max(chains, key=lambda chain: operators.measured_ns[chain].sum())
+        figures = UnfusedChainsFigures(
+            *_describe(steps, calls),
+            chains=len(chains),
+            longest_chain=tuple(_operator_name(operators, index) for index in longest_chain),
+            moved_bytes=totals[0],
+            needed_bytes=totals[1],
+            longest_ms=totals[2] / NS_PER_MS,
+            two_longest_ms=totals[3] / NS_PER_MS,
+            saves_launches=steps.idle_share < LEAST_IDLE_SHARE,
+        )
+        chained = _Explained(calls, least_ns, most_ns)
+        # Compiled code costs CPU time, too. If launching limits the step, no launch is saved.
+        save = partial(saved_launches, steps) if figures.saves_launches else saved_work
+        yield from _make_candidate(steps, "unfused_chains", figures, chained, save)
+
+
+def find_chains(operators: PricedOperators, pending: Bools) -> Iterator[list[int]]:
+    """Yields chains: calls of one pass that follow each other, each of which reads a value that another one wrote.
+
+    Only the given calls are in chains. A call of another kind, such as a matmul, ends the chains before it.
+    """
+    calls, costs = operators.calls, operators.costs
+    is_fusible = np.array([bool(cost and cost.kind in _FUSIBLE_KINDS) for cost in costs])[calls.signature]
+    is_fusible &= ~np.array([bool(_UNFUSIBLE.search(signature.name)) for signature in calls.signatures])[
+        calls.signature
+    ]
+    is_fusible &= ~calls.in_phase("optimizer")
+    chain_of_call, writer, last_pass = dict[int, list[int]](), dict[int, int](), (NONE, NONE)
+    for index in np.flatnonzero(operators.measured_ns > 0).tolist():
+        this_pass = (int(calls.phase[index]), int(calls.instance[index]))
+        if not is_fusible[index] or this_pass != last_pass:
+            writer.clear()
+        last_pass = this_pass
+        if not is_fusible[index] or not pending[index]:
+            continue
+        chain = chain_of_call[index] = [index]
+        for earlier in (chain_of_call[writer[value]] for value in calls.reads[index] if value in writer):
+            if earlier is not chain:
+                shorter, chain = sorted((earlier, chain), key=len)
+                chain += shorter
+                chain_of_call.update(dict.fromkeys(shorter, chain))
+        writer.update(dict.fromkeys(calls.writes[index], index))
+    distinct = {id(chain): sorted(chain) for chain in chain_of_call.values() if len(chain) > 1}
+    yield from distinct.values()
+
+
+def _count_bytes(operators: PricedOperators, chain: Sequence[int]) -> tuple[float, float]:
+    """Returns the bytes that a chain reads and writes, and those without the values that only the chain reads.
+
+    A value that enters the chain is needed once, even if several of its operators read it.
+    """
+    calls, members = operators.calls, set(chain)
+    costs = [operators.costs[calls.signature[index]] for index in chain]
+    moved_bytes = sum(cost.bytes for cost in costs if cost)
+    read_bytes, written_bytes = defaultdict[int, float](float), dict[int, float]()
+    for index in chain:
+        operands = Call(calls.signatures[calls.signature[index]])
+        largest = max((operands.count_bytes([tensor]) for tensor in operands.tensors()), default=0.0)
+        for value in calls.reads[index]:
+            read_bytes[value] += min(operators.value_bytes.get(value, 0.0), largest)
+        written_bytes |= {value: operators.value_bytes.get(value, 0.0) for value in calls.writes[index]}
+    saved_bytes = 0.0
+    for value, read in read_bytes.items():
+        if value in written_bytes:
+            is_needed = value in calls.lasting or not members.issuperset(operators.readers[value])
+            saved_bytes += read + (0.0 if is_needed else written_bytes[value])
+        else:
+            saved_bytes += max(read - operators.value_bytes.get(value, read), 0.0)
+    return moved_bytes, max(moved_bytes - saved_bytes, 0.0)
+
+
+# --- operators above their attainable time for no reason that the shapes tell
+
+
+@dataclass(frozen=True)
+class SlowOperatorsFigures(OperatorsFigures):
+    """Operators that take longer than their attainable time.
+
+    Attributes:
+        kernels_per_call: the mean number of operations that a call launches.
+        small_grid_share: the share of the time in kernels with fewer blocks than the GPU has multiprocessors.
+        reduces_apart: whether an operator reduces elements that are not stored one after the other.
+        gpu: the name of the GPU.
+    """
+
+    kernels_per_call: float
+    small_grid_share: float
+    reduces_apart: bool
+    gpu: str
+
+
+def find_slow_operators(steps: StepsToExplain) -> Iterator[Candidate]:
+    """Finds operators that take longer than their attainable time for no other reason, one finding per line."""
+    operators, study = steps.operators, steps.study
+    if operators is None or operators.rates is None:
+        return
+    calls = _pending_calls(operators) & (operators.excess_ns > 0)
+    calls &= ~np.any([reason.calls for reason in _explain_calls(operators).values()], axis=0)
+    if steps.has_data_flow:
+        for chain in find_chains(operators, calls.copy()):
+            calls[chain] = False
+    least, most = SLOW_OPERATOR_SAVINGS
+    measured_ns, excess_ns = operators.measured_ns, operators.excess_ns
+    for group in _groups_by_line(operators, calls):
+        operations = operators.operations_of(group)
+        is_small = operations & (study.operations.size < (study.gpu.sm_count if study.gpu else 0))
+        longest = operators.calls.signatures[operators.calls.signature[int(np.argmax(excess_ns * group))]]
+        figures = SlowOperatorsFigures(
+            *_describe(steps, group),
+            kernels_per_call=operations.sum() / study.steps / max(int(group.sum()), 1),
+            small_grid_share=study.work_ms(is_small) / max(study.work_ms(operations), 1e-9),
+            reduces_apart=_reduces_apart(longest),
+            gpu=operators.rates.gpu,
+        )
+        explained = _Explained(group, measured_ns - most * excess_ns, measured_ns - least * excess_ns)
+        yield from _make_candidate(steps, "slow_operators", figures, explained)
+
+
+def _reduces_apart(signature: Signature) -> bool:
+    """Returns whether a reduction combines elements that are not stored one after the other, as over rows."""
+    inputs = Call(signature).tensors()
+    if not inputs or inputs[0].strides is None or not _REDUCTION.search(signature.name):
+        return False
+    dims = [
+        int(number) for number in re.findall(r"-?\d+", signature.arguments[1] if len(signature.arguments) > 1 else "")
+    ]
+    shape, strides = inputs[0].shape, inputs[0].strides
+    return bool(dims) and all(strides[dim] > 1 for dim in dims if -len(shape) <= dim < len(shape) and shape[dim] > 1)
+
+
+# --- what the rules share
+
+
+def _describe(steps: StepsToExplain, calls: Bools) -> tuple[int, float, float, float, tuple[OperatorTime, ...], str]:
+    """Returns the values of ``OperatorsFigures`` for the given calls."""
+    operators = steps.operators
+    assert operators is not None
+    with_work = np.flatnonzero(calls & (operators.measured_ns > 0))
+    members = defaultdict[tuple[str, str], list[int]](list)
+    module_ns = Counter[str]()
+    for index in with_work.tolist():
+        signature = operators.calls.signatures[operators.calls.signature[index]]
+        members[_operator_name(operators, index), describe_shapes(signature)].append(index)
+        module_ns[_module_class(operators, index)] += operators.measured_ns[index]
+    times = [
+        OperatorTime(
+            name,
+            shapes,
+            len(indices),
+            float(operators.measured_ns[indices].sum()) / NS_PER_MS,
+            float(operators.attainable_ns[indices].sum()) / NS_PER_MS,
+        )
+        for (name, shapes), indices in members.items()
+    ]
+    times.sort(key=lambda time: -(time.ms - (0.0 if math.isnan(time.attainable_ms) else time.attainable_ms)))
+    ms = float(operators.measured_ns[with_work].sum()) / NS_PER_MS
+    attainable_ms = float(operators.attainable_ns[with_work].sum()) / NS_PER_MS
+    module = module_ns.most_common(1)[0][0] if module_ns else ""
+    share = ms / steps.step_ms if steps.step_ms else 0.0
+    return len(with_work), ms, attainable_ms, share, tuple(times[:_MAX_OPERATORS]), module
+
+
+def _make_candidate(
+    steps: StepsToExplain,
+    finding_id: str,
+    figures: OperatorsFigures,
+    explained: _Explained,
+    save: Callable[[Floats], ReplayChange] = saved_work,
+) -> Iterator[Candidate]:
+    """Yields a candidate that shortens calls to the time that remains, if the saving may be notable."""
+    operators = steps.operators
+    assert operators is not None
+    measured_ns = np.maximum(operators.measured_ns, 1.0)
+    shares = [
+        np.where(explained.calls, np.clip(1 - ns / measured_ns, 0.0, 1.0), 0.0)
+        for ns in (explained.most_ns, explained.least_ns)
+    ]
+    if float((shares[1] * measured_ns).sum()) < _LEAST_SHARE_OF_STEP * steps.step_ms * NS_PER_MS:
+        return
+    changes = tuple(save(operators.spread(share, default=0.0)) for share in shares)
+    saved_ns = shares[1] * operators.measured_ns
+    yield Candidate(
+        finding_id, figures, changes, None, operators.operations_of(explained.calls), operators.lines_of(saved_ns)
+    )
+
+
+def _groups_by_line(operators: PricedOperators, calls: Bools) -> Iterator[Bools]:
+    """Yields the given calls of each line, or of each class of modules if the line is unknown."""
+    lines, places = operators.calls.lines, defaultdict[str, list[int]](list)
+    for index in np.flatnonzero(calls).tolist():
+        line = operators.calls.line[index]
+        places[lines[line] if line >= 0 else _module_class(operators, index)].append(index)
+    for members in places.values():
+        group = np.zeros(len(calls), np.bool_)
+        group[members] = True
+        yield group
+
+
+def _name_place(operators: PricedOperators, index: int) -> str:
+    """Returns the class of the module that makes a call; outside of modules, the file and the function."""
+    if module := _module_class(operators, index):
+        return module
+    line = operators.calls.line[index]
+    file, _, function = operators.calls.lines[line].partition(":") if line >= 0 else ("", "", "")
+    return f"{file} {function.partition(' in ')[2]}"
+
+
+def _module_class(operators: PricedOperators, index: int) -> str:
+    """Returns the class of the module that makes a call; empty outside of modules."""
+    module = operators.calls.module[index]
+    return str(operators.calls.modules[module]).rpartition(": ")[2] if module >= 0 else ""
+
+
+def _operator_name(operators: PricedOperators, index: int) -> str:
+    """Returns the name of the operator of a call without its namespace."""
+    return str(operators.calls.signatures[operators.calls.signature[index]].name).rpartition("::")[2]
+
+
+#: The rules of this file. If two findings save equal time, the finding of the earlier rule comes first.
+RULES: tuple[Rule, ...] = (
+    find_redundant_work, find_fp32_operators, find_memory_format, find_misaligned_operators, find_unfused_chains,
+    find_slow_operators,
+)  # fmt: skip

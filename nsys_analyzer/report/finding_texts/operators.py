@@ -1,0 +1,260 @@
+"""Writes the sentences of findings about operators that take longer than they should, or that a step does not need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from nsys_analyzer.analysis.findings.finding import FindingFigures, FindingTexts
+from nsys_analyzer.analysis.findings.operators import (
+    ALIGNMENT_BYTES,
+    MEMORY_FORMAT_SAVINGS,
+    SLOW_OPERATOR_SAVINGS,
+    Fp32OperatorsFigures,
+    MemoryFormatFigures,
+    MisalignedFigures,
+    OperatorsFigures,
+    RedundantWorkFigures,
+    SlowOperatorsFigures,
+    UnfusedChainsFigures,
+)
+from nsys_analyzer.analysis.operators.redundancy import Redundancy
+from nsys_analyzer.report.units import format_count, format_ms, rounded, rounded_percent
+
+#: The most operators of a chain in a sentence.
+_MAX_OPERATORS_OF_CHAIN = 8
+#: An operator consists of many kernels from this number on.
+_MANY_KERNELS = 4
+#: Most of the time is in small grids from this share on.
+_MOST = 0.5
+
+
+def _say_time(figures: OperatorsFigures) -> str:
+    """Returns the calls, their time, and their attainable time if it is known, as sentences."""
+    calls = format_count(figures.calls, "call")
+    take = "takes" if figures.calls == 1 else "take"
+    time = f"In each step, {calls} {take} {format_ms(figures.ms)} ({rounded_percent(figures.share)} of the step)"
+    if math.isnan(figures.attainable_ms):
+        return f"{time}."
+    return f"{time}. The attainable time of these operators on this GPU is {format_ms(figures.attainable_ms)}."
+
+
+def _say_operators(figures: OperatorsFigures) -> tuple[str, ...]:
+    """Returns a sentence for each named operator."""
+    return tuple(
+        f"{time.operator} ({time.shapes}, {format_count(time.calls, 'call')}) takes {format_ms(time.ms)}"
+        + ("." if math.isnan(time.attainable_ms) else f"; attainable are {format_ms(time.attainable_ms)}.")
+        for time in figures.operators
+    )
+
+
+class _RedundancyWords(NamedTuple):
+    """The words for one kind of redundant work."""
+
+    title: str
+    cause: str
+    remedy: tuple[str, ...]
+    disproof: str
+
+
+_REDUNDANCY: Mapping[Redundancy, _RedundancyWords] = {
+    "recomputed": _RedundancyWords(
+        "Activations are recomputed in the backward pass",
+        "The backward pass runs parts of the forward pass again, because their activations were not kept. This saves "
+        "memory: keep it if the activations do not fit.",
+        (
+            "x = block(x)  # instead of checkpoint(block, x); model.gradient_checkpointing_disable() in transformers",
+            "x = checkpoint(block, x) if i % 2 else block(x)  # if only a part of the activations fits",
+        ),
+        "Leave out the checkpoints in a run with a small batch: if the step is no shorter, the recomputation does not "
+        "limit it.",
+    ),
+    "no_backward": _RedundancyWords(
+        "A forward pass keeps gradients that nothing uses",
+        "Autograd records the graph of a forward pass, but no backward pass reads its activations.",
+        (
+            "with torch.no_grad():              # keeps no activations",
+            "    loss = evaluate(model, batch)  # and run it every N steps, not in each step",
+        ),
+        "Leave the pass out of a run: if the step is no shorter, the pass does not limit it.",
+    ),
+    "unused": _RedundancyWords(
+        "Results are computed that nothing uses",
+        "No later operator, no parameter and no value that the program keeps depends on the results.",
+        ("# delete the lines that compute these results, or compute them only in the steps that use them",),
+        "Delete the lines for one run: if the loss changes, the results are used.",
+    ),
+    "repeated": _RedundancyWords(
+        "Operators run again with the same inputs",
+        "The same operators already ran on the same values in this step.",
+        ("y = f(x)  # compute it once per step, keep it in a variable, and use it at each place",),
+        "Compare both results in one run: if they differ, the operators do not repeat each other.",
+    ),
+    "undone": _RedundancyWords(
+        "Conversions are undone",
+        "A tensor is converted to another type or memory format, and converted back without a use in between.",
+        ("# delete the conversion and the conversion back, or keep the tensor in one type between both",),
+        "Delete both conversions for one run: if the output changes, they are not redundant.",
+    ),
+}
+
+
+def describe_redundant_work(figures: RedundantWorkFigures) -> FindingTexts:
+    """Returns the sentences of the finding on work that a step does not need."""
+    words = _REDUNDANCY[figures.kind]
+    calls, take = format_count(figures.calls, "call"), "takes" if figures.calls == 1 else "take"
+    where = f" in {format_count(figures.modules, 'module')}" if figures.modules > 1 else ""
+    inside = f" of {figures.module}" if figures.module else ""
+    return FindingTexts(
+        title=words.title,
+        evidence=(
+            words.cause,
+            f"In each step, {calls}{where} {take} {format_ms(figures.ms)} ({rounded_percent(figures.share)} of the "
+            f"step). Most of this time is in operators{inside}, such as {figures.operators[0].operator}.",
+        ),
+        derivation="The step is replayed without this work and its launches. The lower bound assumes that each launch "
+        "saves the time of a usual launch. The upper bound assumes that the program needs no time at all between "
+        "these launches.",
+        remedy=words.remedy,
+        disproof=words.disproof,
+    )
+
+
+def describe_misaligned(figures: MisalignedFigures) -> FindingTexts:
+    """Returns the sentences of the finding on sizes that do not suit tensor cores."""
+    padded = " and ".join(f"{size} to {larger}" for size, larger in figures.sizes)
+    sizes = ", ".join(str(size) for size, _ in figures.sizes)
+    noun = "The size" if len(figures.sizes) == 1 else "The sizes"
+    return FindingTexts(
+        title=f"{noun} {sizes} {'does' if len(figures.sizes) == 1 else 'do'} not suit tensor cores",
+        evidence=(
+            _say_time(figures),
+            f"Their matrices have rows of {sizes} elements, which is not a multiple of {ALIGNMENT_BYTES} bytes. "
+            "Kernels with the fastest loads and tensor cores need such a multiple.",
+            *_say_operators(figures)[:1],
+        ),
+        derivation=f"The step is replayed with {padded} padded. The attainable time is then "
+        f"{format_ms(figures.padded_ms)}. The lower bound assumes that the padded operators take longer than this by "
+        "the same ratio as the other matmuls of the step.",
+        remedy=tuple(
+            f"{size} -> {larger}  # pad this size: vocabulary, features or tokens; ignore the padding in the loss"
+            for size, larger in figures.sizes
+        ),
+        disproof="Pad the sizes for one run: if the step is no shorter, the alignment does not limit it.",
+    )
+
+
+def describe_memory_format(figures: MemoryFormatFigures) -> FindingTexts:
+    """Returns the sentences of the finding on images that are stored by channel."""
+    least, most = MEMORY_FORMAT_SAVINGS
+    return FindingTexts(
+        title="Images are stored by channel (NCHW), not as channels_last",
+        evidence=(
+            _say_time(figures),
+            "The strides of their tensors show that each channel is stored separately. Convolutions on tensor cores "
+            "transpose such tensors, and norms of channels read them in small pieces.",
+            *_say_operators(figures)[:2],
+        ),
+        derivation=f"The step is replayed without {rounded_percent(least)} to {rounded_percent(most)} of the time of "
+        "these operators above their attainable time. A ResNet-50 in bf16 on an H100 saved 73 %.",
+        remedy=(
+            "model = model.to(memory_format=torch.channels_last)",
+            "images = images.to(memory_format=torch.channels_last)",
+        ),
+        disproof="After the change, no kernel is named nchwToNhwc. If the step is no shorter then, the memory format "
+        "does not limit it.",
+    )
+
+
+def describe_fp32_operators(figures: Fp32OperatorsFigures) -> FindingTexts:
+    """Returns the sentences of the finding on operators that multiply in fp32."""
+    return FindingTexts(
+        title="Operators multiply in fp32, without tensor cores",
+        evidence=(_say_time(figures), *_say_operators(figures)[:2]),
+        derivation=f"The step is replayed with the attainable time of these operators in TF32, "
+        f"{format_ms(figures.tf32_ms)}, and in bf16, {format_ms(figures.bf16_ms)}.",
+        remedy=(
+            'torch.set_float32_matmul_precision("high")  # TF32: 10 bits of mantissa in the factors',
+            "# or, with 7 bits: with torch.autocast('cuda', torch.bfloat16): ...",
+        ),
+        disproof="After the change, the names of the kernels contain tf32 or bf16. If the step is no shorter then, "
+        "these operators do not limit it.",
+    )
+
+
+#: Functions of PyTorch that replace a chain: the names of operators in the chain, and the line to type.
+_FUSED_FUNCTIONS: tuple[tuple[frozenset[str], str], ...] = (
+    (frozenset({"exp", "log", "sum"}), "loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten())"),
+    (frozenset({"exp", "sum", "div"}), "y = x.softmax(-1)"),
+    (frozenset({"mean", "rsqrt"}), "y = F.rms_norm(x, x.shape[-1:], weight)  # or F.layer_norm"),
+    (frozenset({"tanh", "pow"}), 'y = F.gelu(x, approximate="tanh")'),
+)
+
+
+def describe_unfused_chains(figures: UnfusedChainsFigures) -> FindingTexts:
+    """Returns the sentences of the finding on chains of operators that one kernel could do."""
+    names = figures.longest_chain
+    shown = ", ".join(names[:_MAX_OPERATORS_OF_CHAIN])
+    hidden = len(names) - _MAX_OPERATORS_OF_CHAIN
+    more = f" and {hidden} more" if hidden > 0 else ""
+    moved_gb, needed_gb = figures.moved_bytes / 1e9, figures.needed_bytes / 1e9
+    function = next((line for operators, line in _FUSED_FUNCTIONS if operators.issubset(names)), None)
+    compiled = "model = torch.compile(model)  # or block.compile() for each block: it compiles faster"
+    if not figures.module:
+        compiled = "f = torch.compile(f)  # the function of these lines"
+    launches = "" if figures.saves_launches else " Launching limits the step, so no launch is saved."
+    return FindingTexts(
+        title="Chains of operators are not fused" + (f" in {figures.module}" if figures.module else ""),
+        evidence=(
+            f"In each step, {format_count(figures.calls, 'call')} in {format_count(figures.chains, 'chain')} take "
+            f"{format_ms(figures.ms)} ({rounded_percent(figures.share)} of the step). Each chain reads what it has "
+            "just written.",
+            f"The chain with the most time consists of {shown}{more}.",
+            f"The operators read and write {rounded(moved_gb)} GB. Without the values that only the chains read, "
+            f"{rounded(needed_gb)} GB remain.",
+        ),
+        derivation="The step is replayed with one kernel for each chain. It takes between the time of the longest "
+        f"operator and that of the two longest operators of the chain, in total {format_ms(figures.longest_ms)} to "
+        f"{format_ms(figures.two_longest_ms)}, but at least the time to read and write what remains.{launches}",
+        remedy=(*((function,) if function else ()), compiled),
+        disproof="After the change, fewer kernels replace the chains. If the step is no shorter then, the chains do "
+        "not limit it.",
+    )
+
+
+def describe_slow_operators(figures: SlowOperatorsFigures) -> FindingTexts:
+    """Returns the sentences of the finding on operators that take longer than attainable."""
+    first = figures.operators[0]
+    reasons, remedy = [], ["# compare with: torch.utils.benchmark.Timer of this operator with contiguous inputs"]
+    if figures.kernels_per_call >= _MANY_KERNELS:
+        reasons.append(f"Each call launches {figures.kernels_per_call:.0f} kernels on average.")
+    if figures.small_grid_share >= _MOST:
+        reasons.append(
+            f"{rounded_percent(figures.small_grid_share)} of this time is in kernels that have fewer blocks than the "
+            "GPU has multiprocessors."
+        )
+        remedy = ["# a larger batch, or several small problems at once: torch.bmm, torch._foreach_*, streams"]
+    if figures.reduces_apart:
+        reasons.append("The operator reduces over elements that are not stored one after the other.")
+        remedy = ["x = x.transpose(0, 1).contiguous()  # store the reduced dimension last, where x is made"]
+    least, most = SLOW_OPERATOR_SAVINGS
+    return FindingTexts(
+        title=f"{first.operator} takes longer than attainable",
+        evidence=(_say_time(figures), *_say_operators(figures), *reasons),
+        derivation=f"The step is replayed without {rounded_percent(least)} to {rounded_percent(most)} of the time "
+        "above the attainable time. The attainable time is that of similar operators, which were measured on the "
+        f"{figures.gpu} or scaled to it.",
+        remedy=tuple(remedy),
+        disproof="Time the operator alone with these shapes: if it takes as long, PyTorch's kernel is the limit.",
+    )
+
+
+TEXTS: dict[type[FindingFigures], Callable[[Any], FindingTexts]] = {
+    RedundantWorkFigures: describe_redundant_work,
+    Fp32OperatorsFigures: describe_fp32_operators,
+    MemoryFormatFigures: describe_memory_format,
+    MisalignedFigures: describe_misaligned,
+    UnfusedChainsFigures: describe_unfused_chains,
+    SlowOperatorsFigures: describe_slow_operators,
+}
