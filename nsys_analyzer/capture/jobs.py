@@ -39,7 +39,7 @@ from nsys_analyzer.system.atomic_write import check_regular, remove_unfinished, 
 from nsys_analyzer.system.machine import read_provenance
 from nsys_analyzer.system.process import Job, JobResult, Progress, read_last_lines, run_job
 from nsys_analyzer.system.strict_json import decode_json
-from nsys_analyzer.trace.operator_calls import OPERATORS_SUFFIX
+from nsys_analyzer.trace.operator_calls import OPERATORS_SUFFIX, find_operator_files
 from nsys_analyzer.trace.stacks import STACKS_SUFFIX, find_stack_files
 
 #: The name of the file with the output of the programs.
@@ -245,7 +245,8 @@ def _run_target(
         if profiler:
             capture = f"{stem}{profiler.suffix}"
             stacks = tuple(path.name for path in find_stack_files(work_folder / capture))
-            described = replace(described, capture=capture, stacks=stacks or None)
+            operators = tuple(path.name for path in find_operator_files(work_folder / capture))
+            described = replace(described, capture=capture, stacks=stacks or None, operators=operators or None)
         extra: dict[str, Any] = {"timings": timings}
         if ranks:
             rank = None if ranks.in_one_capture else number

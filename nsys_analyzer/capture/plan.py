@@ -25,7 +25,7 @@ _PROGRAM_OPTIONS = (
 #: that takes 0.04 s on a GPU takes 8 s on a CPU.
 _CPU_DEFAULTS = {name: [entry.default_on_cpu] for name, entry in OPTIONS.items() if entry.default_on_cpu is not None}
 #: Options that apply only to a program of the user that the hooks annotate.
-_ANNOTATION_OPTIONS = ("run_to_end", "modules", "no_stacks")
+_ANNOTATION_OPTIONS = ("run_to_end", "modules", "no_stacks", "no_operators")
 #: Options that apply only to a program that does not end by itself, such as a server.
 _SERVER_OPTIONS = ("delay", "duration")
 #: Options for a program that runs in several processes, and the hint for a user who gives one without a program.
@@ -51,6 +51,7 @@ class Recording:
     run_to_end: bool = False
     modules: bool = False
     no_stacks: bool = False
+    no_operators: bool = False
     nproc: int | None = None
     one_report: bool = False
 
@@ -191,7 +192,7 @@ def _make_program_target(
         run_to_end=recording.run_to_end,
         # Ranks that end at different steps would wait for each other forever.
         waits_for_steady_steps="warmup_steps" not in described and not recording.ranks, modules=recording.modules,
-        stacks=not recording.no_stacks,
+        stacks=not recording.no_stacks, operators=not recording.no_operators,
     )  # fmt: skip
     return program_target(program, Run(**described), annotation if recording.annotate else None, recording.ranks)
 

@@ -80,7 +80,9 @@ class Recorder:
             with suppress(TypeError):  # an older PyTorch does not have this argument
                 threads = _ExperimentalConfig(profile_all_threads=True)
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
-        self._profile = profile(activities=activities, profile_memory=memory, experimental_config=threads)
+        self._profile = profile(
+            activities=activities, profile_memory=memory, record_shapes=True, experimental_config=threads
+        )
         with warnings.catch_warnings(), self._restored_profiler_functions():
             warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
             self._profile.prepare_trace()  # CUPTI takes a second to start, which must not count as the program's time
@@ -361,7 +363,8 @@ def record(
 ) -> int:
     """Runs a program, ``-m MODULE ARGS…`` or ``SCRIPT ARGS…``, and returns its exit code.
 
-    A recording that still runs when the program ends is written if the program succeeded, and discarded if it failed.
+    A recording that still runs when the program ends is written if the program succeeded, or if the hooks say that it
+    contains all steps. Otherwise, the recording is discarded.
     """
     if whole_program:  # the program's own calls that start and stop a recording are ignored
         replace_functions(recorder.ranges, lambda: None, lambda: None)
@@ -399,7 +402,7 @@ def record(
     if recorder.is_forked:
         # At the end of a process, PyTorch's profiler waits for its threads, and a forked child does not have them.
         _end_process(code)
-    if code == 0 or whole_program:
+    if code == 0 or whole_program or (hooks and hooks.has_recorded_all()):
         recorder.stop()
     recorder.discard()
     if recorder.failure:

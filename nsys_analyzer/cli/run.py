@@ -50,6 +50,9 @@ _SPACE_HINT = "Free some space, or name another --output-dir; finished results s
         "report then shows the time of each module.")  # fmt: skip
 @option(PROGRAM, "--no-stacks", is_flag=True,
         help="Do not sample the call stacks of your program. The report then names no source lines.")  # fmt: skip
+@option(PROGRAM, "--no-operators", is_flag=True,
+        help="Do not record the additional step with the shapes of each operator. The report then does not say what "
+        "each operator should cost.")  # fmt: skip
 @option(PROGRAM, "--nproc", type=click.IntRange(1), metavar="N",
         help="Start your program as N ranks, as torchrun does, and record each rank.")  # fmt: skip
 @option(PROGRAM, "--one-report", is_flag=True, help="With --nproc, write one nsys report of all ranks.")
@@ -67,8 +70,8 @@ def run(**options: Any) -> None:
 
     Your own PyTorch program needs no change. nsys-analyze finds the steps, forward passes, backward passes and
     optimizer steps of the program while the program runs. The program first runs --warmup steps that are not measured.
-    Then --steps steps are recorded, and the program ends. If the program calls cudaProfilerStart itself, it is recorded
-    from there to cudaProfilerStop instead.
+    Then --steps steps are measured, and the program ends. In the recorded run, one more step shows which operators the
+    program calls. If the program calls cudaProfilerStart itself, it is recorded from there to cudaProfilerStop instead.
     """
     from nsys_analyzer.capture.plan import Recording, make_plan
     from nsys_analyzer.capture.profilers import check_script_exists
@@ -152,7 +155,8 @@ def _summarize_execution(target: Target, folder: Path, *, is_recorded: bool) -> 
     purposes = ", to be timed and then recorded" if target.is_timed and is_recorded else ""
     summary = f"The program ran {'twice' if purposes else 'once'}{purposes}"
     if run.stopped_after:
-        summary += f", and was stopped after step {run.stopped_after}. --run-to-end lets it continue"
+        recorded = f" (when recorded, after step {run.stopped_after + 1})" if run.operators else ""
+        summary += f", and was stopped after step {run.stopped_after}{recorded}. --run-to-end lets it continue"
     elif run.not_annotated:
         summary += f"; {run.not_annotated}"
     return f"{summary}. Its output is in {folder / LOG}"

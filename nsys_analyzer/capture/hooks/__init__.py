@@ -81,6 +81,11 @@ def wrap_range_functions() -> None:
     _get_session().ranges.wrap_range_functions()
 
 
+def has_recorded_all() -> bool:
+    """Returns whether the capture range contains all steps that it should contain, whatever the program does next."""
+    return bool(_get_session.cache_info().currsize) and _get_session().has_recorded_all()
+
+
 @functools.cache
 def _get_session() -> Session:
     session = Session(SimpleNamespace(**json.loads(os.environ[VARIABLE])), sys.modules["torch"])

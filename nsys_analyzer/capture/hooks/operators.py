@@ -16,9 +16,9 @@ import sys
 import threading
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .modules import Modules
 from .ranges import RANK_PLACEHOLDER, Ranges
@@ -26,6 +26,7 @@ from .stacks import is_of_program, relative_path
 
 #: The name of the range around the step, and the beginning of the names of the ranges around the operators.
 _STEP_RANGE, _OPERATOR_RANGE = "nsys-analyze operators", "nsys-analyze operator "
+_SUFFIX = ".operators.gz"
 #: A step with more calls of operators is not described completely.
 _MAX_CALLS = 300_000
 #: The longest text of an argument that is not a tensor, in characters.
@@ -49,7 +50,8 @@ class OperatorStep:
 
     Attributes:
         is_open: whether the step is running.
-        is_done: whether the step has ended, or cannot be recorded.
+        is_done: whether the step has ended, or is not recorded at all.
+        calls: the calls of the running step, or None if no further call is described.
     """
 
     def __init__(
@@ -65,51 +67,126 @@ class OperatorStep:
             find_phase: returns the phase of the program, as ``CountedStep.find_phase`` does.
         """
         self._torch, self._modules, self._ranges, self._find_phase = torch, modules, ranges, find_phase
-        self._path = Path(path.replace(RANK_PLACEHOLDER, os.environ.get("RANK", "0"))) if path else None
+        self._path = _insert_rank(path) if path else None
         self.is_open, self.is_done = False, path is None
-        self._lock = threading.RLock()
+        self.calls: _Calls | None = None
+        #: The threads on which the program called the running backward passes, the innermost last.
+        self._backward_threads: list[int] = []
 
     def open(self) -> None:
         """Starts the step: from now on, each call of an operator on this thread and on autograd's threads is described.
 
         Raises:
             ImportError: this PyTorch is too old.
+            RuntimeError: the program is inside a dispatch mode of its own. When the program leaves its mode, PyTorch
+                would remove the mode of this step instead.
         """
-        self._tensors, self._signatures = _ValueIndices(), _ValueIndices()
-        self._module_names, self._lines, self._phases = _ValueIndices(), _ValueIndices(), _ValueIndices()
-        self._columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
-        self._passes: Counter[str] = Counter()
-        #: The module and the line of each call.
-        self._callers: list[tuple[str | None, str | None]] = []
-        self._values = _Values()
-        #: For each call outside of backward passes: the sequence number of autograd's next node, and the call.
-        self._next_nodes: list[int] = []
-        self._calls_of_nodes: list[int] = []
-        self._mode = _make_dispatch_mode(self, self._torch)
-        self._compiled = _patch_compiled_kernels(self)
-        self._was_tracking, self._modules.is_tracking = self._modules.is_tracking, True
-        self._range = self._ranges.start(_STEP_RANGE)
-        self._mode.__enter__()
+        from torch.utils import _python_dispatch as dispatch
+
+        if dispatch._get_current_dispatch_mode() is not None:
+            raise RuntimeError("the program uses a TorchDispatchMode, such as FlopCounterMode")
+        mode: Any = _make_dispatch_mode(self, self._torch)
+        thread = threading.get_ident()
+
+        def leave_mode() -> None:
+            """Leaves the mode, unless the program is inside a mode of its own. Without calls, the mode does nothing."""
+            if threading.get_ident() == thread and dispatch._get_current_dispatch_mode() == mode:
+                mode.__exit__(None, None, None)
+
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._ranges.end, self._ranges.start(_STEP_RANGE))
+            stack.callback(setattr, self._modules, "is_tracking", self._modules.is_tracking)
+            self._modules.is_tracking = True
+            _patch_compiled_kernels(self, stack)
+            self.calls = _Calls(self._torch, self._modules, self._ranges, self._find_phase, self._backward_threads)
+            mode.__enter__()
+            stack.callback(leave_mode)
+            self._undo = stack.pop_all()
         self.is_open = True
 
     def close(self, *, succeeded: bool = True) -> None:
-        """Ends the step, and writes the file unless the step was interrupted."""
+        """Ends the step, and writes the file unless the step was interrupted.
+
+        Raises:
+            Exception: a call could not be described, or the file cannot be written. The step has ended nevertheless.
+        """
         if not self.is_open:
             return
         self.is_open, self.is_done = False, True
-        modes = self._torch.utils._python_dispatch
-        if modes._get_current_dispatch_mode() is self._mode:  # else the program is inside a mode that it has entered
-            self._mode.__exit__(None, None, None)
-        self._compiled.close()
-        self._modules.is_tracking = self._was_tracking
-        self._ranges.end(self._range)
-        if succeeded and self._path:
-            unfinished = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-            with gzip.open(unfinished, "wt", encoding="utf-8", compresslevel=6) as file:
-                json.dump(self._make_contents(), file, separators=(",", ":"))
-            unfinished.replace(self._path)
+        calls, self.calls = self.calls, None
+        self._undo.close()
+        if not (succeeded and calls and self._path):
+            return
+        if calls.failure:
+            raise calls.failure
+        unfinished = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        with gzip.open(unfinished, "wt", encoding="utf-8", compresslevel=6) as file:
+            json.dump(calls.make_contents(), file, separators=(",", ":"))
+        unfinished.replace(self._path)
 
-    def _make_contents(self) -> dict[str, Any]:
+    def count_phase(self, name: str) -> None:
+        """Notes that an instance of a phase begins."""
+        if self.calls:
+            self.calls.passes[name] += 1
+
+    def note_backward_pass(self, *, begins: bool) -> None:
+        """Notes that a backward pass begins on this thread, or that the innermost backward pass ends."""
+        if begins:
+            self._backward_threads.append(threading.get_ident())
+        else:
+            self._backward_threads.pop()
+
+
+def _insert_rank(path: str) -> Path:
+    """Returns the path with the rank of this process, which also other launchers than ``--nproc`` tell it."""
+    rank = os.environ.get("RANK")
+    if rank and RANK_PLACEHOLDER not in path:
+        path = path.replace(_SUFFIX, f"_rank{rank}{_SUFFIX}")
+    return Path(path.replace(RANK_PLACEHOLDER, rank or "0"))
+
+
+class _Call(NamedTuple):
+    """A call that is running: its position in the list of calls, its operator, and its arguments."""
+
+    position: int
+    operator: str
+    inputs: list[Any]
+    described: tuple[Any, ...]
+    texts: tuple[str, ...]
+    written: Sequence[int]
+
+
+class _Calls:
+    """The calls of operators in a step. It refers to no tensor of the program after the tensor's call.
+
+    Attributes:
+        failure: the error that prevents the description of further calls, or None.
+        passes: the number of instances of each phase.
+    """
+
+    def __init__(
+        self, torch: Any, modules: Modules, ranges: Ranges, find_phase: Callable[[], str], backward_threads: list[int]
+    ) -> None:
+        self.failure: Exception | None = None
+        self.passes: Counter[str] = Counter()
+        self._torch, self._modules, self._ranges, self._find_phase = torch, modules, ranges, find_phase
+        self._backward_threads = backward_threads
+        self._tensors, self._signatures = _ValueIndices(), _ValueIndices()
+        self._module_names, self._lines, self._phases = _ValueIndices(), _ValueIndices(), _ValueIndices()
+        self._columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+        self._values = _Values()
+        #: The module and the line of each call.
+        self._callers: list[tuple[str | None, str | None]] = []
+        #: For each thread: the sequence number of autograd's next node at each call that may make nodes, and the call.
+        self._nodes: dict[int, tuple[list[int], list[int]]] = {}
+        self._lock = threading.RLock()  # autograd's threads call operators, too
+
+    def is_full(self) -> bool:
+        """Returns whether no further call is described."""
+        return self.failure is not None or len(self._callers) >= _MAX_CALLS
+
+    def make_contents(self) -> dict[str, Any]:
+        """Returns the contents of the file."""
         return {
             "pid": os.getpid(),
             "tensors": list(self._tensors),
@@ -121,76 +198,104 @@ class OperatorStep:
             **self._columns,
         }
 
-    def count_phase(self, name: str) -> None:
-        """Notes that an instance of a phase begins."""
-        if self.is_open:
-            self._passes[name] += 1
-
-    # --- one call
-
-    @contextlib.contextmanager
-    def call(
-        self, name: str, inputs: list[Any], arguments: list[str], written: list[int]
-    ) -> Iterator[Callable[[Any], None]]:
-        """Puts a range around the call of an operator, and describes it.
+    def run(
+        self, operator: str, arguments: Sequence[Any], written: Sequence[int], function: Callable[[], Any],
+        *, returns: bool = True,
+    ) -> Any:  # fmt: skip
+        """Runs an operator inside the range of its call, and returns its result.
 
         Args:
-            name: the name of the operator.
-            inputs: the argument at each position: a tensor, a list of tensors, or None.
-            arguments: the text of each argument that is not a tensor; empty for tensors.
+            operator: the name of the operator.
+            arguments: the argument at each position.
             written: the positions of the arguments whose memory the operator writes.
-
-        Yields:
-            A function that takes the result of the call.
+            function: runs the operator.
+            returns: whether the operator returns tensors. Otherwise, its outputs are the arguments that it writes.
         """
-        with self._lock:  # autograd's threads call operators, too
-            index = len(self._columns["signature"])
-            module, line = self._find_caller(index)
-            self._callers.append((module, line))
-            phase = self._find_phase()
-            if phase == "recomputed" and self._torch._C._current_autograd_node() is None:
-                phase = "backward"  # the gradient of the loss itself
-            described = [self._index_tensors(argument) for argument in inputs]
-            reads = sorted({self._values.read(tensor) for argument in inputs for tensor in _tensors_of(argument)})
-            columns = self._columns
-            for column, value in (
-                ("signature", _UNKNOWN),
-                ("module", self._module_names[module] if module else _UNKNOWN),
-                ("line", self._lines[line] if line else _UNKNOWN),
-                ("phase", self._phases[phase]),
-                ("passes", self._passes[phase]),
-                ("keeps_graph", int(self._torch.is_grad_enabled())),
-                ("reads", reads),
-                ("offsets", [tensor.storage_offset() for argument in inputs for tensor in _tensors_of(argument)]),
-                ("writes", []),
-            ):
-                columns[column].append(value)
-
-        def take_result(result: Any) -> None:
-            """Completes the description with the tensors that the operator returns or writes."""
-            with self._lock:
-                outputs = _tensors_of(result)
-                read_storages = {_storage_key(tensor) for argument in inputs for tensor in _tensors_of(argument)}
-                changed = [tensor for position in written for tensor in _tensors_of(inputs[position])]
-                made = [tensor for tensor in outputs if _storage_key(tensor) not in read_storages]
-                columns["writes"][index] = sorted({self._values.write(tensor) for tensor in (*changed, *made)})
-                signature = (
-                    name,
-                    tuple(described),
-                    tuple(self._index_tensors(tensor) for tensor in outputs),
-                    tuple(arguments),
-                )
-                columns["signature"][index] = self._signatures[signature]
-
-        self._ranges.push(f"{_OPERATOR_RANGE}{index}")
+        call = self._begin(operator, arguments, written)
+        result: Any = ()
         try:
-            yield take_result
+            result = function()
         finally:
-            self._ranges.pop()
+            if call:
+                self._end(call, result, returns=returns)
+        return result
 
-    def is_full(self) -> bool:
-        """Returns whether no further call is described."""
-        return not self.is_open or len(self._columns["signature"]) >= _MAX_CALLS
+    def _begin(self, operator: str, arguments: Sequence[Any], written: Sequence[int]) -> _Call | None:
+        """Describes the arguments and the caller of an operator, and opens its range."""
+        try:
+            inputs = [self._as_tensors(value) for value in arguments]
+            texts = tuple(
+                "" if given is not None else _format_argument(value)
+                for given, value in zip(inputs, arguments, strict=True)
+            )
+            stored = [tensor for argument in inputs for tensor in self._stored(argument)]
+            phase = self._find_phase()
+            node = self._torch._C._current_autograd_node()
+            if phase == "recomputed" and node is None:
+                phase = "backward"  # the gradient of the loss itself
+            with self._lock:
+                index = len(self._callers)
+                described = tuple(self._index_tensors(argument) for argument in inputs)
+                module, line = self._find_caller(index, phase, node)
+                row = {
+                    "signature": _UNKNOWN,
+                    "module": self._module_names[module] if module else _UNKNOWN,
+                    "line": self._lines[line] if line else _UNKNOWN,
+                    "phase": self._phases[phase],
+                    "passes": self.passes[phase],
+                    "keeps_graph": int(self._torch.is_grad_enabled()),
+                    "reads": sorted({self._values.read(tensor) for tensor in stored}),
+                    "offsets": [tensor.storage_offset() for tensor in stored],
+                    "writes": [],
+                }
+                self._callers.append((module, line))
+                for name, value in row.items():
+                    self._columns[name].append(value)
+            self._ranges.push(f"{_OPERATOR_RANGE}{index}")
+        except Exception as error:  # noqa: BLE001 - an error of the description must not reach the program
+            self.failure = error
+            return None
+        return _Call(index, operator, inputs, described, texts, written)
+
+    def _end(self, call: _Call, result: Any, *, returns: bool) -> None:
+        """Closes the range of a call, and completes its description with the tensors that it returns or writes."""
+        try:
+            self._ranges.pop()
+            with self._lock:
+                changed = [tensor for position in call.written for tensor in self._tensors_of(call.inputs[position])]
+                outputs = self._tensors_of(result) if returns else changed
+                read = {_storage_key(tensor) for argument in call.inputs for tensor in self._stored(argument)}
+                made = [tensor for tensor in self._stored(outputs) if _storage_key(tensor) not in read]
+                writes = {self._values.write(tensor) for tensor in (*self._stored(changed), *made)}
+                signature = (
+                    call.operator,
+                    call.described,
+                    tuple(self._index_tensors(tensor) for tensor in outputs),
+                    call.texts,
+                )
+                self._columns["writes"][call.position] = sorted(writes)
+                self._columns["signature"][call.position] = self._signatures[signature]
+        except Exception as error:  # noqa: BLE001 - an error of the description must not reach the program
+            self.failure = error
+
+    def _find_caller(self, index: int, phase: str, node: Any) -> tuple[str | None, str | None]:
+        """Returns the module and the line of the program that call an operator.
+
+        In a backward pass, they are those of the call that created autograd's node.
+        """
+        caller = self._modules.current_module(), _find_line()
+        if node is not None and self._backward_threads:
+            # Each thread numbers the nodes that it makes, and the thread that calls backward made the nodes.
+            numbers, calls = self._nodes.get(self._backward_threads[-1], ((), ()))
+            position = bisect_right(numbers, node._sequence_nr())
+            if position < len(numbers):  # else no call of the step created the node
+                module, line = self._callers[calls[position]]
+                caller = (caller[0], caller[1] or line) if phase == "recomputed" else (module, line)
+        if node is None or self._torch.is_grad_enabled():
+            numbers, calls = self._nodes.setdefault(threading.get_ident(), ([], []))
+            numbers.append(self._modules.next_node())
+            calls.append(index)
+        return caller
 
     def _index_tensors(self, argument: Any) -> Any:
         """Returns the index of a tensor's properties, the indices for a list of tensors, or -1 for another argument."""
@@ -202,20 +307,21 @@ class OperatorStep:
         dtype = str(argument.dtype).removeprefix("torch.")
         return self._tensors[tuple(argument.shape), dtype, strides, argument.device.type]
 
-    def _find_caller(self, index: int) -> tuple[str | None, str | None]:
-        """Returns the module and the line of the program that call an operator.
+    def _as_tensors(self, value: Any) -> Any:
+        """Returns a tensor, a list of tensors, or None for another argument."""
+        return value if isinstance(value, self._torch.Tensor) else self._tensors_of(value) or None
 
-        In a backward pass, they are those of the call that created autograd's node.
-        """
-        node, line = self._torch._C._current_autograd_node(), _find_line()
-        if node is None or self._find_phase() == "recomputed":
-            self._next_nodes.append(self._modules.next_node())
-            self._calls_of_nodes.append(index)
-            return self._modules.current_module(), line
-        position = bisect_right(self._next_nodes, node._sequence_nr())
-        if position == len(self._next_nodes):  # no call of the step created the node
-            return self._modules.current_module(), line
-        return self._callers[self._calls_of_nodes[position]]
+    def _tensors_of(self, value: Any) -> list[Any]:
+        """Returns the tensors in an argument or a result, which may be nested lists."""
+        if isinstance(value, self._torch.Tensor):
+            return [value]
+        return (
+            [tensor for part in value for tensor in self._tensors_of(part)] if isinstance(value, (list, tuple)) else []
+        )
+
+    def _stored(self, argument: Any) -> list[Any]:
+        """Returns the tensors of an argument that have a memory of their own, unlike sparse tensors."""
+        return [tensor for tensor in self._tensors_of(argument) if self._torch._C._has_storage(tensor)]
 
 
 class _Values:
@@ -256,13 +362,6 @@ def _storage_key(tensor: Any) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _tensors_of(argument: Any) -> list[Any]:
-    """Returns the tensors in an argument or a result, which may be nested lists."""
-    if hasattr(argument, "untyped_storage"):
-        return [argument]
-    return [tensor for part in argument for tensor in _tensors_of(part)] if isinstance(argument, (list, tuple)) else []
-
-
 def _find_line() -> str | None:
     """Returns the innermost line of the program that is running on this thread, ``train.py:12 in step``."""
     frame: Any = sys._getframe()
@@ -287,30 +386,25 @@ def _make_dispatch_mode(step: OperatorStep, torch: Any) -> Any:
             return True
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs = kwargs or {}
-            distributed = sys.modules.get("torch.distributed.tensor")
-            if distributed is not None and any(issubclass(kind, distributed.DTensor) for kind in types):
-                return NotImplemented  # the operators on the local tensors are described instead
-            schema = getattr(func, "_schema", None)
-            if step.is_full() or schema is None or _has_fake_tensor(types) or _does_no_work(schema):
-                return func(*args, **kwargs)
+            kwargs, schema, calls = kwargs or {}, getattr(func, "_schema", None), step.calls
+            if any("FakeTensor" in kind.__name__ or "FunctionalTensor" in kind.__name__ for kind in types):
+                return func(*args, **kwargs)  # torch.compile is tracing
+            if any(kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for kind in types):
+                return NotImplemented  # the operators that a DTensor runs on its local tensors are described instead
             if torch.is_inference_mode_enabled() and hasattr(func, "decompose"):
-                with self:
+                with self:  # in inference mode, PyTorch passes composite operators to the mode
                     parts = func.decompose(*args, **kwargs)
                 if parts is not NotImplemented:
                     return parts
-            values = [*args, *(kwargs.get(entry.name) for entry in schema.arguments[len(args) :])]
+            if calls is None or calls.is_full() or schema is None or _does_no_work(schema):
+                return func(*args, **kwargs)
+            arguments = [*args, *(kwargs.get(entry.name) for entry in schema.arguments[len(args) :])]
             written = [
                 position
                 for position, entry in enumerate(schema.arguments)
                 if entry.alias_info is not None and entry.alias_info.is_write
             ]
-            inputs = [_as_tensors(value) for value in values]
-            texts = ["" if given is not None else _format_argument(value) for given, value in zip(inputs, values)]  # noqa: B905
-            with step.call(schema.name, inputs, texts, written) as take_result:
-                result = func(*args, **kwargs)
-                take_result(result)
-            return result
+            return calls.run(schema.name, arguments, written, lambda: func(*args, **kwargs))
 
     return Describing()  # type: ignore[no-untyped-call]
 
@@ -322,54 +416,33 @@ def _does_no_work(schema: Any) -> bool:
     return is_view or schema.name.startswith(_IGNORED_NAMESPACES)
 
 
-def _has_fake_tensor(types: Any) -> bool:
-    """Returns whether the operator runs on tensors without data, as while torch.compile traces."""
-    return any("FakeTensor" in kind.__name__ or "FunctionalTensor" in kind.__name__ for kind in types)
-
-
-def _as_tensors(value: Any) -> Any:
-    """Returns a tensor, a list of tensors, or None for another argument."""
-    if hasattr(value, "untyped_storage"):
-        return value
-    tensors = _tensors_of(value)
-    return tensors or None
-
-
 def _format_argument(value: Any) -> str:
+    """Returns the text of an argument; empty if it is long or contains the address of an object."""
     text = str(value)
-    return text if len(text) <= _MAX_ARGUMENT_LENGTH else ""
+    return text if len(text) <= _MAX_ARGUMENT_LENGTH and " at 0x" not in text else ""
 
 
-def _patch_compiled_kernels(step: OperatorStep) -> contextlib.ExitStack:
-    """Describes the Triton kernels of torch.compile as operators until the returned stack is closed.
+def _patch_compiled_kernels(step: OperatorStep, stack: contextlib.ExitStack) -> None:
+    """Describes the Triton kernels of torch.compile as operators until the stack is closed.
 
     The name of such a kernel contains the operators that it fuses, and its pointers are the buffers that it reads and
     writes.
     """
-    stack = contextlib.ExitStack()
     heuristics = sys.modules.get("torch._inductor.runtime.triton_heuristics")
     autotuner = getattr(heuristics, "CachingAutotuner", None)
     if autotuner is None:
-        return stack
+        return
     original = autotuner.run
 
     def run(self: Any, *arguments: Any, **keywords: Any) -> Any:
         """Runs a kernel of torch.compile inside the range of its call."""
-        if step.is_full():
+        calls = step.calls
+        if calls is None or calls.is_full():
             return original(self, *arguments, **keywords)
-        names = [*getattr(self.fn, "arg_names", ())]
-        inputs = [_as_tensors(value) for value in arguments]
-        written = [
-            position
-            for position, given in enumerate(inputs)
-            if given is not None and position < len(names) and "out" in names[position]
-        ]
-        texts = ["" if given is not None else _format_argument(value) for given, value in zip(inputs, arguments)]  # noqa: B905
-        with step.call(f"triton::{self.fn.__name__}", inputs, texts, written) as take_result:
-            result = original(self, *arguments, **keywords)
-            take_result([inputs[position] for position in written])
-        return result
+        names = getattr(self.fn, "arg_names", ())
+        written = [position for position, name in enumerate(names[: len(arguments)]) if "out_ptr" in name]
+        name = f"triton::{getattr(self.fn, '__name__', '')}"
+        return calls.run(name, arguments, written, lambda: original(self, *arguments, **keywords), returns=False)
 
     autotuner.run = run
     stack.callback(setattr, autotuner, "run", original)
-    return stack

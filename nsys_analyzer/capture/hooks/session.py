@@ -236,6 +236,7 @@ class Session:
     def _count_backward_passes(self, change: int, *, creates_graph: bool) -> None:
         self._open_backward_passes += change
         self._counted_step.change_backward_depth(change, creates_graph=creates_graph)
+        self._operator_step.note_backward_pass(begins=change > 0)
         self._update_phase_contains_calls()
 
     def counting(self) -> contextlib.AbstractContextManager[Any]:
@@ -361,21 +362,21 @@ class Session:
         self._counted_step.close()
         self._waits.close()
         if self._operator_step.is_open:
-            self._operator_step.close()
+            self._close_operator_step()
             self._finish_recording()
         elif self._window_is_open:
             self._close_step_range()
             self._recorded_steps += 1
             if self.settings.steps_per_turn and not self._recorded_steps % self.settings.steps_per_turn:
                 self._wait_for_turn()
-            if self._has_recorded_all() and self._operator_step.is_done:
+            if self.has_recorded_all() and self._operator_step.is_done:
                 self._finish_recording()
         elif self.training:
             self._prepare_next_step()
         if self.training:
             self._open_step_range()
 
-    def _has_recorded_all(self) -> bool:
+    def has_recorded_all(self) -> bool:
         """Returns whether the capture range contains all steps that it should contain."""
         return not self._program_opens_window and self._recorded_steps >= self.settings.steps
 
@@ -429,8 +430,11 @@ class Session:
             self.results.note_message(f"FLOPs are not counted: {error}")
 
     def _open_step_range(self) -> None:
-        if self._window_is_open and self._has_recorded_all():
-            self._open_operator_step()
+        if self._window_is_open and self.has_recorded_all():
+            if self._operator_step.is_done:  # a call of the model failed during the step
+                self._finish_recording()
+            else:
+                self._open_operator_step()
         elif self._window_is_open:
             self.sampler.mark_clock()
             self._step_range = self.ranges.start("step")
@@ -445,9 +449,17 @@ class Session:
         try:
             self._operator_step.open()
         except Exception as error:  # noqa: BLE001 - the measured steps are complete without this step
-            self._operator_step.close(succeeded=False)
-            self.results.note_message(f"operators are not recorded: {type(error).__name__}: {error}")
+            self._note_missing_operators(error)
             self._finish_recording()
+
+    def _close_operator_step(self) -> None:
+        try:
+            self._operator_step.close()
+        except Exception as error:  # noqa: BLE001 - the measured steps are complete without this step
+            self._note_missing_operators(error)
+
+    def _note_missing_operators(self, error: Exception) -> None:
+        self.results.note_message(f"operators are not recorded: {type(error).__name__}: {error}")
 
     def _close_step_range(self) -> None:
         self.ranges.end(self._step_range)
@@ -555,6 +567,8 @@ class Session:
     def at_exit(self) -> None:
         """Closes an open capture range at the end of the program, or prints why no capture range was opened."""
         if self._window_is_open and not self._program_opens_window:
+            if self.has_recorded_all() and self.settings.operators:
+                self.results.note_message("operators are not recorded: the program ended after the measured steps")
             self._close_window()
         elif self.steps and not (self._window_was_closed or self._program_opens_window):
             steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
