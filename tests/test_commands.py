@@ -135,7 +135,7 @@ def test_group_help() -> None:
     groups = [block.splitlines() for block in text.split("\n\n") if re.match(r"(Record|Read|Compare|Exchange):", block)]
     assert [(block[0], [line.split()[0] for line in block[1:]]) for block in groups] == [
         ("Record:", ["doctor", "run", "bench"]),
-        ("Read:", ["report", "explain", "what-if", "kernels", "modules", "info", "ask", "check"]),
+        ("Read:", ["report", "explain", "what-if", "kernels", "modules", "operators", "info", "ask", "check"]),
         ("Compare:", ["compare", "verify", "history", "baseline"]),
         ("Exchange:", ["export", "share", "mcp"]),
     ]

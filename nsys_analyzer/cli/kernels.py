@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from nsys_analyzer.cli.help import SELECTION, command, format_option, option
-from nsys_analyzer.cli.options import folder_argument, names_options, print_json, tell
+from nsys_analyzer.cli.options import folder_argument, names_options, print_csv, print_json, tell
 from nsys_analyzer.errors import RECORD_COMMAND, RECORD_GRAPH_NODES_COMMAND, ConfigurationError, MissingTableError
-from nsys_analyzer.text import FORMULA_START
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.summary.summary import CaptureSummary
@@ -52,21 +49,12 @@ def kernels(
     are counted. For a FOLDER, kernels prints the kernels of each capture in the folder.
     """
     from nsys_analyzer.report.renderers.terminal import print_table
-    from nsys_analyzer.report.screen import data_stream
 
     rows = list_kernels(trace, phase, kernel_class, top, names)
     if output_format == "json":
         print_json(rows)
     elif output_format == "csv":
-        writer = csv.DictWriter(data_stream(), rows[0] if rows else _COLUMNS[1:], lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow(
-                {
-                    key: re.sub(FORMULA_START, r"'\1", value) if isinstance(value, str) else value
-                    for key, value in row.items()
-                }
-            )
+        print_csv(rows, _COLUMNS[1:])
     else:
         print_table(_make_table(rows))
 

@@ -30,6 +30,7 @@ _COMMANDS = {
         "what-if": "Predicts the length of a step if parts of it took less time.",
         "kernels": "Prints the kernels of a capture.",
         "modules": "Prints the time of each module of the model.",
+        "operators": "Prints what each operator costs, and what it should cost.",
         "info": "Prints the contents of a capture.",
         "ask": "Prints single figures by their names.",
         "check": "Checks each line of a text against a capture.",

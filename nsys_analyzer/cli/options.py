@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import functools
 import math
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from nsys_analyzer.analysis.transformer.models import list_model_names
 from nsys_analyzer.cli.help import CONFIGURATION, INPUT, OUTPUT, PHASES, RUNNING, Function, option
 from nsys_analyzer.configuration import LEDGER, OPTIONS
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.text import join_names
+from nsys_analyzer.text import FORMULA_START, join_names
 from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS, US_PER_MS
 
 if TYPE_CHECKING:
@@ -341,6 +342,21 @@ def print_json(data: Any, *, indent: int | None = 1) -> None:
     from nsys_analyzer.report.screen import data_stream
 
     click.echo(format_json(data, indent=indent), nl=False, file=data_stream())
+
+
+def print_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """Prints rows as CSV. A text that a spreadsheet would execute as a formula gets an apostrophe."""
+    from nsys_analyzer.report.screen import data_stream
+
+    writer = csv.DictWriter(data_stream(), rows[0] if rows else columns, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow(
+            {
+                key: re.sub(FORMULA_START, r"'\1", value) if isinstance(value, str) else value
+                for key, value in row.items()
+            }
+        )
 
 
 def print_report(report: Report, output_format: str) -> None:

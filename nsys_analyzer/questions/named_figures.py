@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from nsys_analyzer.analysis.findings.finding import Finding
+from nsys_analyzer.analysis.operators.account import OperatorRow, StepAccount
 from nsys_analyzer.analysis.ranks.run import RankFigures
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.step import StepSummary, UnprofiledStep
@@ -34,6 +35,7 @@ from nsys_analyzer.questions.figure import (
 )
 from nsys_analyzer.questions.figure import FIGURES as FIGURES
 from nsys_analyzer.report.sections.limits import MFU_OPTIONS, explain_missing_mfu
+from nsys_analyzer.report.sections.operators import explain_missing_account
 from nsys_analyzer.text import plain, plural
 
 Row = TypeVar("Row", KernelRow, Module)
@@ -85,6 +87,12 @@ def _explain_missing_finding(subject: Subject) -> tuple[str, str]:
     ids = ", ".join(finding.id for finding in subject.capture.findings or ())
     findings = plain(subject.capture.findings_missing or ids, "`")
     return f"The capture has no such finding: {findings}", "nsys-analyze explain CAPTURE"
+
+
+def _explain_missing_account(subject: Subject) -> tuple[str, str]:
+    findings_missing = plain(subject.capture.findings_missing or "The steps of the capture are not known", "`")
+    why, needs = explain_missing_account(subject.capture) or (findings_missing, RECORD_COMMAND)
+    return why.removesuffix("."), needs
 
 
 def _explain_missing_rate(subject: Subject) -> tuple[str, str]:
@@ -152,6 +160,13 @@ FINDINGS = SummaryPart[tuple[Finding, ...]](
     describe=lambda *_: f"{_UNPROFILED_STEP}, replayed",
     explain_missing=_explain_missing_finding,
 )
+ACCOUNT = SummaryPart[StepAccount](
+    get=lambda subject: subject.capture.account,
+    describe=lambda *_: f"{_UNPROFILED_STEP}, replayed",
+    explain_missing=_explain_missing_account,
+)
+#: The figures that are sums of the measured times of operators.
+OPERATORS = replace(ACCOUNT, describe=lambda *_: "mean of the measured steps")
 ATTENTION = SummaryPart[AttentionSummary](
     get=lambda subject: subject.capture.attention,
     describe=lambda attention, _: f"mean of one {attention.per}",
@@ -293,6 +308,61 @@ def saves_ms(findings: tuple[Finding, ...], finding_id: str) -> float | tuple[fl
             low, high = finding.saves_ms_low, finding.saves_ms_high
             return low if low == high else (low, high)
     return None
+
+
+# --- figures of operators
+
+
+@figure(ACCOUNT, "ms", obstacles=(ON_CPU,))
+def attainable_ms(account: StepAccount) -> float:
+    """Returns the attainable length of a step on this GPU."""
+    return account.attainable_ms
+
+
+@figure(ACCOUNT, "ms", obstacles=(ON_CPU,))
+def redundant_ms(account: StepAccount) -> float:
+    """Returns the time that a step takes longer because of redundant work."""
+    return sum(part.ms for part in account.parts if part.cause == "redundant")
+
+
+@figure(OPERATORS, "fraction", obstacles=(ON_CPU,))
+def expected_share(account: StepAccount) -> float:
+    """Returns the share of the kernel time of a step whose attainable time is known."""
+    return account.expected_share
+
+
+@figure(OPERATORS, "ms", needs=("operator",), obstacles=(ON_CPU,))
+def operator_excess_ms(account: StepAccount, operator: str) -> float:
+    """Returns the kernel time of an operator, such as aten::mm or mm, above its attainable time."""
+    return _add_up_excess(account, "operator", operator, lambda row: operator in (row.operator, row.operator[6:]))
+
+
+@figure(OPERATORS, "ms", needs=("module",), obstacles=(ON_CPU,))
+def module_excess_ms(account: StepAccount, module: str) -> float:
+    """Returns the kernel time of a module and the modules inside it above their attainable time."""
+    return _add_up_excess(
+        account, "module", module, lambda row: f".{module}." in f".{row.module.partition(':')[0].replace('/', '.')}."
+    )
+
+
+@figure(OPERATORS, "ms", needs=("line",), obstacles=(ON_CPU,))
+def line_excess_ms(account: StepAccount, line: str) -> float:
+    """Returns the kernel time of the operators of a line, such as train.py:12, above their attainable time."""
+    return _add_up_excess(account, "line", line, lambda row: line in (row.line, row.line.partition(" in ")[0]))
+
+
+def _add_up_excess(account: StepAccount, kind: str, name: str, matches: Callable[[OperatorRow], bool]) -> float:
+    """Returns the excess of the operators that match, ms.
+
+    Raises:
+        ConfigurationError: no operator matches.
+    """
+    rows = [row for row in account.operators if matches(row)]
+    if not rows:
+        raise ConfigurationError(
+            f"No operator of the steps has the {kind} {name!r}", f"See: nsys-analyze operators CAPTURE --by {kind}"
+        )
+    return sum(row.excess_ms for row in rows)
 
 
 # --- figures of phases, and of the whole capture

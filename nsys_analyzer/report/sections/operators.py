@@ -104,21 +104,28 @@ def _tabulate_account(account: StepAccount, title: str) -> Table:
     return make_table(fields, rows, "The account of a step without the profiler:", capture=title)
 
 
-def tabulate_operators(rows: Sequence[OperatorRow], caption: str, title: str) -> Table:
-    """Returns operators with their measured and attainable times per step."""
-    return make_table(OPERATOR_FIELDS, rows, caption, capture=title, names=2)
-
-
-#: The columns of operators. A column without texts is left out.
-OPERATOR_FIELDS: tuple[Field[OperatorRow], ...] = (
-    Field("operator", "code", lambda row: row.operator.removeprefix("aten::")),
-    Field("shapes", "text", lambda row: row.shapes),
-    Field("line", "code", lambda row: row.line or None),
+#: The columns that name a row of a table of operators, by what the table has a row for.
+_NAME_FIELDS: dict[str, tuple[Field[OperatorRow], ...]] = {
+    "operator": (
+        Field("operator", "code", lambda row: row.operator.removeprefix("aten::")),
+        Field("shapes", "text", lambda row: row.shapes),
+        Field("line", "code", lambda row: row.line or None),
+    ),
+    "module": (Field("module", "code", lambda row: row.module or "(no module)"),),
+    "line": (Field("line", "code", lambda row: row.line or "(no line)"),),
+}
+_TIME_FIELDS: tuple[Field[OperatorRow], ...] = (
     Field("calls", "count", lambda row: row.calls),
     Field("ms", "ms", lambda row: row.ms),
     Field("attainable ms", "ms", lambda row: row.attainable_ms),
     Field("excess ms", "ms", lambda row: row.excess_ms),
 )
+
+
+def tabulate_operators(rows: Sequence[OperatorRow], caption: str, title: str, by: str = "operator") -> Table:
+    """Returns a table of operators, modules or lines with their measured and attainable times per step."""
+    fields = (*_NAME_FIELDS[by], *_TIME_FIELDS)
+    return make_table(fields, rows, caption, capture=title, names=min(len(_NAME_FIELDS[by]), 2))
 
 
 def _define_terms(account: StepAccount) -> str:

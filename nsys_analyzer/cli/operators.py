@@ -1,0 +1,70 @@
+"""``nsys-analyze operators``: prints what each operator costs, and what it should cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nsys_analyzer.cli.help import SELECTION, command, format_option, option
+from nsys_analyzer.cli.options import configuration_options, folder_argument, names_options, print_csv, print_json, tell
+from nsys_analyzer.errors import RECORD_COMMAND, CannotAnswerError
+
+if TYPE_CHECKING:
+    from nsys_analyzer.analysis.operators.account import OperatorRow
+    from nsys_analyzer.configuration import Run
+    from nsys_analyzer.trace.phase_names import PhaseNames
+
+#: The calls that share a row, for each choice of ``--by``.
+_KEYS: dict[str, Callable[[OperatorRow], Hashable]] = {
+    "operator": lambda row: (row.operator, row.shapes),
+    "module": lambda row: row.module,
+    "line": lambda row: row.line,
+}
+
+
+@command(epilog="Example: nsys-analyze operators runs/train --by line")
+@folder_argument
+@option(
+    SELECTION, "--by", type=click.Choice([*_KEYS]), default="operator", show_default=True,
+    help="Print a row for each operator and its shapes, for each module, or for each line of the program.",
+)  # fmt: skip
+@option(SELECTION, "--top", type=click.IntRange(1), metavar="N", help="Print only the N rows with the largest excess.")
+@format_option("text", "csv", "json", help="csv and json contain every figure.")
+@names_options
+@configuration_options
+def operators(trace: Path, by: str, top: int | None, output_format: str, names: PhaseNames, configuration: Run) -> None:
+    """Prints the operators of a step of TRACE with their measured and their attainable times.
+
+    The excess of an operator is its measured time above its attainable time. The largest excess comes first. The
+    operators are known if nsys-analyze run recorded TRACE. TRACE is a capture or a folder of captures.
+    """
+    from nsys_analyzer.analysis.operators.account import fold_rows
+    from nsys_analyzer.inputs.gather import gather
+    from nsys_analyzer.report.renderers.terminal import print_table
+    from nsys_analyzer.report.sections.operators import explain_missing_account, tabulate_operators
+
+    captures = gather((trace,), names=names, overrides=configuration, tell=tell).captures
+    tables = [
+        (capture, fold_rows(capture.account.operators, _KEYS[by])[:top]) for capture in captures if capture.account
+    ]
+    if not tables:
+        reasons = [reason for capture in captures if (reason := explain_missing_account(capture))]
+        why, needs = reasons[0] if reasons else (f"The operators of {trace} are not known.", RECORD_COMMAND)
+        raise CannotAnswerError(why.removesuffix("."), needs)
+    rows: list[dict[str, Any]] = [
+        {"capture": capture.name, "process": capture.process or "", **asdict(row)}
+        for capture, table in tables
+        for row in table
+    ]
+    if output_format == "json":
+        print_json(rows)
+    elif output_format == "csv":
+        print_csv(rows, ())
+    else:
+        for capture, table in tables:
+            caption = f"{f'{capture.title}: ' if len(tables) > 1 else ''}ms per step, the largest excess first:"
+            print_table(tabulate_operators(table, caption, capture.title, by))
