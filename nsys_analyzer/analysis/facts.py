@@ -37,7 +37,8 @@ FactId = Literal[
     "ran_on_cpu", "no_capture", "only_launches_recorded", "no_recorded_kernel", "idle_steps",
     "no_replay_without_api_calls", "too_few_api_calls", "hidden_in_graphs",
     # the changes of a what-if question
-    "changed_class", "changed_range", "pinned_copies", "changed_launches", "ranks_on_time", "faster_network",
+    "changed_class", "changed_range", "changed_operator", "pinned_copies", "changed_launches", "ranks_on_time",
+    "faster_network",
 ]  # fmt: skip
 
 

@@ -14,6 +14,9 @@ from nsys_analyzer.analysis.findings.diagnosis import estimate_baselines, estima
 from nsys_analyzer.analysis.findings.finding import ReplayChange, saved_work
 from nsys_analyzer.analysis.findings.waits import find_pageable_copies, pin_copies, scale_launches
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, FILLS, UNKNOWN
+from nsys_analyzer.analysis.operators.account import find_remaining_shares, has_name
+from nsys_analyzer.analysis.operators.matching import OperatorWork
+from nsys_analyzer.analysis.operators.pricing import price_operators
 from nsys_analyzer.analysis.ranks.joined_study import CapturesToReplay, join_replays
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.study import Study
@@ -120,6 +123,7 @@ class WhatIfQuestion:
     pinned: bool = False
     on_time: Collection[int] = ()
     network: float | None = None
+    operators: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def changes_cpu_time(self) -> bool:
@@ -130,6 +134,7 @@ class WhatIfQuestion:
 def what_if(
     *captures: CaptureSummary, classes: Mapping[str, float] | None = None, ranges: Mapping[str, float] | None = None,
     launches: float | None = None, pinned: bool = False, on_time: Collection[int] = (), network: float | None = None,
+    operators: Mapping[str, float | None] | None = None,
 ) -> WhatIf:  # fmt: skip
     """Predicts the length of a step of a capture or of a run if some of its parts took more or less time.
 
@@ -143,14 +148,16 @@ def what_if(
         pinned: whether large copies to the GPU come from pinned memory, so that they do not block.
         on_time: the ranks that the other ranks no longer wait for.
         network: the factor by which the transfers of collectives become faster.
+        operators: the factor for the kernel time of each operator, such as ``{"aten::mm": 0.5}``. None stands for the
+            attainable time of the operator.
 
     Raises:
-        CannotAnswerError: the steps cannot be replayed.
-        ConfigurationError: the question is invalid, or the steps do not contain a class, range or copy in the question.
+        CannotAnswerError: the steps cannot be replayed, or the attainable time of an operator is not known.
+        ConfigurationError: the question is invalid, or the steps do not contain a class, range, copy or operator in
+            the question.
     """
-    answers = list(
-        answer_all(captures, WhatIfQuestion(classes or {}, ranges or {}, launches, pinned, on_time, network))
-    )
+    question = WhatIfQuestion(classes or {}, ranges or {}, launches, pinned, on_time, network, operators or {})
+    answers = list(answer_all(captures, question))
     if len(answers) != 1:
         raise ConfigurationError("These are not the captures of one run whose ranks can be replayed together")
     return answers[0]
@@ -160,11 +167,13 @@ def answer_all(captures: Sequence[CaptureSummary], question: WhatIfQuestion) -> 
     """Yields the answer for each run whose ranks can be replayed together, and for each other capture.
 
     Raises:
-        CannotAnswerError: the steps cannot be replayed.
-        ConfigurationError: the question is invalid, or the steps do not contain a class, range or copy in the question.
+        CannotAnswerError: the steps cannot be replayed, or the attainable time of an operator is not known.
+        ConfigurationError: the question is invalid, or the steps do not contain a class, range, copy or operator in
+            the question.
     """
     launches = 1.0 if question.launches is None else question.launches
-    factors = (*question.classes.values(), *question.ranges.values(), launches)
+    factors = [*question.classes.values(), *question.ranges.values(), launches]
+    factors += [factor for factor in question.operators.values() if factor is not None]
     largest, smallest = f"{_LARGEST_FACTOR:,.0f}", f"{1 / _LARGEST_FACTOR:f}"
     if not all(0 <= factor <= _LARGEST_FACTOR for factor in factors):
         hint = "0.5 is half the time, 0 no time, 2 twice the time"
@@ -173,7 +182,9 @@ def answer_all(captures: Sequence[CaptureSummary], question: WhatIfQuestion) -> 
         hint = "2 is twice as fast, 0.5 half as fast"
         raise ConfigurationError(f"The factor of the network is a number from {smallest} to {largest}", hint)
     if question == WhatIfQuestion():
-        raise ConfigurationError("The question changes nothing", "Give a kernel class, a range, launches, or copies")
+        raise ConfigurationError(
+            "The question changes nothing", "Give a kernel class, a range, launches, copies or an operator"
+        )
     for subject in join_replays(captures):
         doubtful = next(
             (capture for capture in subject.captures if not capture.diagnosis or capture.diagnosis.doubt), None
@@ -198,7 +209,8 @@ def _answer_question(subject: CapturesToReplay, study: Study, question: WhatIfQu
     busy_ms = max(
         step.total_ms - step.idle_ms if is_alone else step.compute_ms + step.exposed_copy_ms for step in steps
     )
-    names, changes = zip(*_make_changes(study, question, subject.ranks), strict=True)
+    operators = subject.captures[0].operators if is_alone else None
+    names, changes = zip(*_make_changes(study, question, subject.ranks, operators), strict=True)
     length_ms = max(step.length_ms for step in steps)
     replays = _replay_changes(study, question, changes, length_ms, busy_ms, timed_ms)
     before, after = sorted(replays.pairs, key=lambda pair: pair[0].step_ns)[len(replays.pairs) // 2]
@@ -224,7 +236,7 @@ def _answer_question(subject: CapturesToReplay, study: Study, question: WhatIfQu
         less_ms=(_add_up_work_ms(before) - _add_up_work_ms(after)) * scale / len(steps),
         path=tuple(sorted(listed_parts, key=lambda part: -part.before_ms)),
         ranks=subject.labels,
-        groups=tuple(_replay_groups(study, question, saving)) if is_alone else (),
+        groups=tuple(_replay_groups(study, question, saving, operators)) if is_alone else (),
     )
 
 
@@ -275,11 +287,13 @@ def _replay_changes(
     return _ChangedReplays(tuple(pairs), scale, saving)
 
 
-def _replay_groups(study: Study, question: WhatIfQuestion, usual: Saving) -> Iterator[Saving]:
+def _replay_groups(
+    study: Study, question: WhatIfQuestion, usual: Saving, operators: OperatorWork | None
+) -> Iterator[Saving]:
     """Yields the saving in each group of steps, then the mean over all steps; nothing if there is only one group."""
     savings = [usual]
     for group in study.other_groups:
-        changes = (change for _, change in _make_changes(group.study, question, ()))
+        changes = (change for _, change in _make_changes(group.study, question, (), operators))
         replays = _replay_changes(group.study, question, changes, group.length_ms, group.study.busy_ms)
         savings.append(replace(replays.saving, group=group.name, steps=group.steps))
     if len(savings) > 1:
@@ -317,6 +331,9 @@ def _check_that_steps_contain(subject: CapturesToReplay, studies: Sequence[Study
         for name in (name for name in names if name not in present):
             present_names = ", ".join(sorted(present)) or "none"
             raise ConfigurationError(f"The steps contain no {kind} {name!r}", f"They contain: {present_names}")
+    if question.operators and len(subject.captures) > 1:
+        hint = "Give the capture of one rank"
+        raise ConfigurationError("Operators cannot be changed if several ranks are replayed together", hint)
     if question.pinned and not any(find_pageable_copies(study).any() for study in studies):
         raise ConfigurationError("The steps contain no large copy from pageable memory to the GPU")
     if question.on_time and not set(question.on_time) < set(subject.ranks):
@@ -326,7 +343,7 @@ def _check_that_steps_contain(subject: CapturesToReplay, studies: Sequence[Study
 
 
 def _make_changes(
-    study: Study, question: WhatIfQuestion, ranks: Sequence[int | None]
+    study: Study, question: WhatIfQuestion, ranks: Sequence[int | None], operators: OperatorWork | None
 ) -> Iterator[tuple[Fact, _ChangePair]]:
     """Yields each change of a question: the fact from which a report makes its name, and the change itself."""
     for name, factor in question.classes.items():
@@ -335,6 +352,9 @@ def _make_changes(
     for name, factor in question.ranges.items():
         change = _scale_range(study, name, factor)
         yield Fact("changed_range", name=name, factor=factor), (change, change)
+    for name, share in question.operators.items():
+        change = _change_operator(study, operators, name, share)
+        yield Fact("changed_operator", name=name, factor=share), (change, change)
     if question.pinned:
         change = pin_copies(study)
         yield Fact("pinned_copies"), (change, change)
@@ -346,6 +366,28 @@ def _make_changes(
         yield Fact("ranks_on_time", ranks=tuple(question.on_time)), _put_on_time(study, positions)
     if question.network is not None:
         yield Fact("faster_network", factor=question.network), _speed_up_network(study, question.network)
+
+
+def _change_operator(study: Study, operators: OperatorWork | None, name: str, factor: float | None) -> ReplayChange:
+    """Returns a change that multiplies the kernel time of an operator, or shortens it to the attainable time.
+
+    Raises:
+        CannotAnswerError: the operators of the steps, or the attainable time of this operator, are not known.
+        ConfigurationError: the steps do not contain the operator.
+    """
+    if operators is None:
+        raise CannotAnswerError("The operators of the steps are not known", RECORD_COMMAND)
+    priced = price_operators(study, operators)
+    names = [signature.name for signature in priced.calls.signatures]
+    is_named = np.array([has_name(full, name) for full in names])[priced.calls.signature]
+    if not priced.operations_of(is_named).any():
+        with_work = np.unique(priced.calls.signature[priced.measured_ns > 0]).tolist()
+        present = ", ".join(sorted({names[index] for index in with_work})) or "none"
+        raise ConfigurationError(f"The steps contain no operator {name!r}", f"They contain: {present}")
+    if factor is None and not (is_named & priced.is_priced).any():
+        raise CannotAnswerError(f"The attainable time of {name} is not known", "nsys-analyze operators CAPTURE")
+    shares = find_remaining_shares(priced) if factor is None else np.full(len(priced.calls), factor)
+    return saved_work(1 - priced.spread(np.where(is_named, shares, 1.0)))
 
 
 def _scale_range(study: Study, name: str, factor: float) -> ReplayChange:

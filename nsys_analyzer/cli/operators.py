@@ -26,7 +26,7 @@ _KEYS: dict[str, Callable[[OperatorRow], Hashable]] = {
 }
 
 
-@command(epilog="Example: nsys-analyze operators runs/train --by line")
+@command(epilog="Example: nsys-analyze operators capture.sqlite --by line")
 @folder_argument
 @option(
     SELECTION, "--by", type=click.Choice([*_KEYS]), default="operator", show_default=True,
@@ -54,7 +54,10 @@ def operators(trace: Path, by: str, top: int | None, output_format: str, names: 
     if not tables:
         reasons = [reason for capture in captures if (reason := explain_missing_account(capture))]
         why, needs = reasons[0] if reasons else (f"The operators of {trace} are not known.", RECORD_COMMAND)
-        raise CannotAnswerError(why.removesuffix("."), needs)
+        if output_format != "text":
+            raise CannotAnswerError(why.removesuffix("."), needs)
+        click.echo(f"{why} Record them with: {needs}" if needs else why)
+        return
     rows: list[dict[str, Any]] = [
         {"capture": capture.name, "process": capture.process or "", **asdict(row)}
         for capture, table in tables

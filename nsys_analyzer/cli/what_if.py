@@ -52,6 +52,16 @@ class _WhatIf(Command):
             raise click.NoSuchOption(error.option_name, message, ctx=ctx) from error
 
 
+class _FactorOrAttainable(click.ParamType[Any]):
+    """The type of a factor, or of the word "attainable", which becomes None."""
+
+    name = "factor"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | None:
+        """Returns the factor, or None for the word "attainable"; fails for other text."""
+        return None if value == "attainable" else click.FLOAT.convert(value, param, ctx)
+
+
 _FACTOR = _NameAndValue("NAME=FACTOR, such as matmul=0.5", click.STRING, click.FLOAT)
 
 
@@ -66,6 +76,12 @@ _FACTOR = _NameAndValue("NAME=FACTOR, such as matmul=0.5", click.STRING, click.F
     CHANGES, "--range", "ranges", type=_FACTOR, multiple=True, metavar="RANGE=FACTOR",
     help="Multiply the CPU time in ranges of this name, and the time of the GPU work launched there, by FACTOR. The "
     "factor 0 removes these ranges and the waits inside them. Repeatable.",
+)  # fmt: skip
+@option(
+    CHANGES, "--operator", "operators", multiple=True, metavar="NAME=attainable|FACTOR",
+    type=_NameAndValue("NAME=attainable, such as mm=attainable", click.STRING, _FactorOrAttainable()),
+    help="Shorten the kernels of this operator of PyTorch, such as aten::mm or mm, to its attainable time on this GPU, "
+    "or multiply their time by FACTOR. Repeatable.",
 )  # fmt: skip
 @option(
     CHANGES, "--launches", type=float, metavar="FACTOR",
@@ -90,8 +106,8 @@ _FACTOR = _NameAndValue("NAME=FACTOR, such as matmul=0.5", click.STRING, click.F
 @evidence_options
 def what_if(
     evidence: Callable[[], Evidence], classes: tuple[tuple[str, float], ...], ranges: tuple[tuple[str, float], ...],
-    launches: float | None, copies: str | None, on_time: tuple[tuple[int, str], ...], network: float | None,
-    output_format: str,
+    operators: tuple[tuple[str, float | None], ...], launches: float | None, copies: str | None,
+    on_time: tuple[tuple[int, str], ...], network: float | None, output_format: str,
 ) -> None:  # fmt: skip
     """Predicts how long a step of TRACE would take if some of its parts took more or less time.
 
@@ -105,9 +121,13 @@ def what_if(
     from nsys_analyzer.report.renderers.json_report import SCHEMA_VERSION, to_plain_data
     from nsys_analyzer.report.sections.what_if import what_if_section
 
-    question = WhatIfQuestion(dict(classes), dict(ranges), launches, copies == "pinned", tuple(dict(on_time)), network)
+    question = WhatIfQuestion(
+        dict(classes), dict(ranges), launches, copies == "pinned", tuple(dict(on_time)), network, dict(operators)
+    )
     if question == WhatIfQuestion():
-        raise click.UsageError("Give a change: --class, --range, --launches, --copies, --rank or --network.")
+        raise click.UsageError(
+            "Give a change: --class, --range, --operator, --launches, --copies, --rank or --network."
+        )
     answers = list(answer_all(evidence().captures, question))
     if output_format == "json":
         print_json({"schema_version": SCHEMA_VERSION, "generator": GENERATOR, "what_if": to_plain_data(answers)})

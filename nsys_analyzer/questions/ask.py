@@ -29,11 +29,11 @@ _SELECTING_ARGUMENTS = ("capture", "process", "rank")
 #: The figures of a capture, the most valuable first. A figure with an argument is asked for each value of the argument.
 _RANKED_FIGURES: tuple[tuple[str, str | None], ...] = (
     ("step_unprofiled_ms", None), ("step_estimated_ms", None), ("step_profiled_ms", None), ("attainable_ms", None),
-    ("saves_ms", "finding"), ("step_idle_share", None), ("step_compute_ms", None), ("step_idle_ms", None), ("idle_cause_ms", "cause"),
-    ("gpu", None), ("step_class_ms", "class"), ("busy_share", "phase"), ("unprofiled_ms", "phase"),
-    ("wall_ms", "phase"), ("gpu_busy_ms", "phase"), ("top_kernel", "phase"), ("step_kernels", None),
-    ("step_copy_ms", None), ("step_communication_ms", None), ("mfu", "phase"), ("softmax_ms", None),
-    ("peak_memory_bytes", None), ("module_ms", "module"),
+    ("saves_ms", "finding"), ("step_idle_share", None), ("step_compute_ms", None), ("step_idle_ms", None),
+    ("idle_cause_ms", "cause"), ("gpu", None), ("step_class_ms", "class"), ("busy_share", "phase"),
+    ("unprofiled_ms", "phase"), ("wall_ms", "phase"), ("gpu_busy_ms", "phase"), ("top_kernel", "phase"),
+    ("step_kernels", None), ("step_copy_ms", None), ("step_communication_ms", None), ("mfu", "phase"),
+    ("softmax_ms", None), ("peak_memory_bytes", None), ("module_ms", "module"),
 )  # fmt: skip
 
 

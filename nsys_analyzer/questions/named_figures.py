@@ -334,7 +334,9 @@ def expected_share(account: StepAccount) -> float:
 @figure(OPERATORS, "ms", needs=("operator",), obstacles=(ON_CPU,))
 def operator_excess_ms(account: StepAccount, operator: str) -> float:
     """Returns the kernel time of an operator, such as aten::mm or mm, above its attainable time."""
-    return _add_up_excess(account, "operator", operator, lambda row: operator in (row.operator, row.operator[6:]))
+    return _add_up_excess(
+        account, "operator", operator, lambda row: operator in (row.operator, row.operator.rpartition("::")[2])
+    )
 
 
 @figure(OPERATORS, "ms", needs=("module",), obstacles=(ON_CPU,))

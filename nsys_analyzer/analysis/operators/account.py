@@ -178,6 +178,11 @@ def _differences(replay: Replay, changes: Sequence[Callable[[Replay], Replay]]) 
     return [before - after for before, after in pairwise(lengths_ns)]
 
 
+def has_name(operator: str, name: str) -> bool:
+    """Returns whether an operator has a name, which may lack the namespace: ``aten::mm`` or ``mm``."""
+    return name in (operator, operator.rpartition("::")[2])
+
+
 #: The number of a layer in the path of a module, such as ``GPT/h.0.attn: Attention``.
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=[.:]|$)")
 
