@@ -148,10 +148,10 @@ def fill_figures(
 
 def measure_phases(levels: Sequence[Point], spans: Sequence[Span]) -> list[PhaseFigures]:
     """Returns the memory of each phase. An event between two phases counts for the earlier phase."""
-    firsts = [0, *(bisect_right(levels, span.start_ms, key=lambda point: point[0]) for span in spans[1:])]
-    ends = [*firsts[1:], len(levels)]
+    first_points = [0, *(bisect_right(levels, span.start_ms, key=lambda point: point[0]) for span in spans[1:])]
+    end_points = [*first_points[1:], len(levels)]
     figures = []
-    for span, first, end in zip(spans, firsts, ends, strict=True):
+    for span, first, end in zip(spans, first_points, end_points, strict=True):
         inside = [level for _, level in levels[max(first - 1, 0) : end]]  # the first is the level when the phase starts
         figures.append(PhaseFigures(span.name, span.start_ms, span.end_ms, inside[0], max(inside)))
     return figures

@@ -155,7 +155,7 @@ def test_a_capture_of_the_cpu_says_so(runs: Path) -> None:
     text = as_text(runs)
     assert "\n\nCPU · fp32 · small, context 256, batch 4 · 2 training steps · PyTorch 2.13\n\n" in text
     # 1.5 + 3 + 1 of 12 ms
-    assert "**12 ms a step under the profiler · operators run for 46 % of it**" in text
+    assert "**12 ms a step under the profiler · operators run for 46 % of the step**" in text
     assert "forward takes 4 ms (operators run for 1.5 ms)." in section(text, "How long")
     assert "The GPU waits" not in text
     assert "Estimated cost" not in text

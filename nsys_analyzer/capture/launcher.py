@@ -50,10 +50,11 @@ def take_process_ids(folder: Path) -> tuple[int, ...]:
 
 def run_ranks(program: Sequence[str], count: int, logs: Path | None) -> int:
     """Runs the ranks to their end. Returns 0, or prints why the first failing rank failed and returns its exit code."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    threads = os.environ.get("OMP_NUM_THREADS", "1")  # torchrun's default, since each rank would use all cores
+    with socket.socket() as port_finder:
+        port_finder.bind(("127.0.0.1", 0))
+        port = port_finder.getsockname()[1]
+    # The default is 1 thread, as for torchrun. By default, OpenMP would start a thread on every core for each rank.
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
     shared_variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     processes: list[subprocess.Popen[bytes]] = []
     with ExitStack() as stack:

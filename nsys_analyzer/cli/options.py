@@ -95,7 +95,7 @@ def evidence_options(function: Function) -> Function:
 
 
 def names_options(function: Function) -> Function:
-    """Adds the options on the names of phases, steps and kernel classes; the command gets ``names``, a PhaseNames."""
+    """Adds the options that name phases, steps and kernel classes. The command gets the argument ``names``."""
 
     @option(
         PHASES, "--phase-name", "phase_names", metavar="PHASE=RANGE", multiple=True,

@@ -25,7 +25,7 @@ class _NameAndValue(click.ParamType[tuple[Any, Any]]):
         self.example, self.types = example, (first, second)
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, Any]:
-        """Returns the name and its value, or fails."""
+        """Splits the argument ``NAME=VALUE``, and converts the name and the value. Fails if it has another form."""
         name, equals_sign, text = value.rpartition("=")
         if not equals_sign or not name:
             self.fail(f"{value!r} does not have the form {self.example}", param, ctx)

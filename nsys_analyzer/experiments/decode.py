@@ -23,7 +23,7 @@ from nsys_analyzer.experiments.section import format_factor_range, make_bars, ma
 from nsys_analyzer.experiments.steps import TransformerCase
 from nsys_analyzer.inputs.rows import CaseTarget, Times
 from nsys_analyzer.report.model import Block, Details, Lines
-from nsys_analyzer.report.units import INTER_TOKEN, LEAST_READ_DATA, TOKENS_PER_S, TTFT, format_ms
+from nsys_analyzer.report.units import INTER_TOKEN_LATENCY, LEAST_READ_DATA, TOKENS_PER_S, TTFT, format_ms
 from nsys_analyzer.text import phrase
 
 _DEFINITIONS = phrase(
@@ -65,7 +65,7 @@ class DecodeCase(TransformerCase):
 
 @dataclass
 class DecodeFigures:
-    """Times and memory of generated tokens.
+    """The times per generated token, and the GPU memory that the generation needs.
 
     Attributes:
         cache_bytes: the size of the KV cache, or 0 without a cache.
@@ -111,7 +111,7 @@ def _write_sentences(results: Results) -> Iterator[str]:
         )
     parts = {
         "prefill": [gain for row in cached if (gain := results.speed_up(row, "first_token", attention="unfused"))],
-        INTER_TOKEN: [gain for row in cached if (gain := compute_speed_up(results, row, attention="unfused"))],
+        INTER_TOKEN_LATENCY: [gain for row in cached if (gain := compute_speed_up(results, row, attention="unfused"))],
     }
     if speed_ups := [f"{part} {format_factor_range(gains)}" for part, gains in parts.items() if gains]:
         yield f"Speed-up of PyTorch's SDPA over unfused attention, with the cache: {', '.join(speed_ups)}."

@@ -93,7 +93,7 @@ def _describe_unsteady_times(rows: Sequence[AnyRow]) -> Iterator[StrOrText]:
     times: dict[str, float] = {}
     for row in rows:
         figures = vars(row.figures) if is_dataclass(row.figures) else {}
-        # The phases of a step may be too short to be steady, so only the step is checked.
+        # The times of short phases always vary, so only the time of the whole step is checked.
         checked = {"step": figures["step"]} if "step" in figures else figures
         times |= {
             f"{format_option_name(key)} of {name(row)}": getattr(value, "cv", None) or 0

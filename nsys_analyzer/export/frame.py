@@ -47,7 +47,7 @@ OPERATION_COLUMNS = {
     "rank": Column("integer", "", "rank of the process in the run; missing if it is not known", False),
     "kind": Column("category", "", "kernel, memcpy, memset, or graph (a replay recorded as a whole)", of_kernels=False),
     "name": Column("category", "", "full kernel name; missing for other operations"),
-    "class": Column("category", "", "kernel class; memset/memcpy for copies and fills"),
+    "class": Column("category", "", "kernel class; memcpy for a copy, memset for a fill"),
     "start_ns": Column("integer", "ns", "start on the GPU, since the start of the session"),
     "end_ns": Column("integer", "ns", "end on the GPU"),
     "duration_ns": Column("integer", "ns", "end_ns minus start_ns"),

@@ -225,7 +225,7 @@ def _is_shorter(time: Stats, reference: Stats) -> bool:
 
 
 def _make_rows_without_capture(timings: Sequence[PhaseTiming], source: str) -> Iterator[CaptureSummary]:
-    """Yields a row for each run without a capture, which was only timed, or failed before its capture was written."""
+    """Yields a summary for each run without a capture. It was only timed, or failed before it wrote a capture."""
     rows_of_run: dict[object, list[PhaseTiming]] = defaultdict(list)
     for timing in timings:
         rows_of_run[timing.run.capture, timing.cells].append(timing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -111,10 +112,16 @@ def _describe_excluded_rows(rows: ExcludedRows, pid: int | None) -> StrOrText:
 
 
 def _cold_start(start_up_ms: float, total_ms: float, calls: Sequence[tuple[str, float]]) -> str:
-    longest_calls = list_first([f"{api} {rounded(ms)} ms" for api, ms in calls])
+    ms_by_api: defaultdict[str, list[float]] = defaultdict(list)
+    for api, ms in calls:
+        ms_by_api[api].append(ms)
+    longest_first = sorted(((sum(values), len(values), api) for api, values in ms_by_api.items()), reverse=True)
+    apis = list_first(
+        [f"{api} {rounded(ms)} ms{f' in {count} calls' if count > 1 else ''}" for ms, count, api in longest_first]
+    )
     return (
-        f"{_NO_SAVING}: this is a cold start. Calls that a program makes only once, at its start, take "
-        f"{rounded(start_up_ms)} of {rounded(total_ms)} ms ({longest_calls}). Record steps after the warm-up."
+        f"{_NO_SAVING}: this is a cold start. Of {rounded(total_ms)} ms on the CPU, {rounded(start_up_ms)} ms are "
+        f"calls that a program makes only at its start ({apis}). Record steps after the warm-up."
     )
 
 
@@ -151,7 +158,7 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
     "allocation_failed": _describe_failed_allocation,
     "no_kernels": lambda reason: phrase(
         "The capture has no kernel. {}",
-        say(reason) if reason else phrase("Capture with `--trace=cuda,nvtx` around steps that run on the GPU."),
+        say(reason) if reason else phrase("Record steps that run on the GPU with `--trace=cuda,nvtx`."),
     ),
     "no_kernels_in_torch_trace": lambda: "The trace has no kernel: record steps that run on the device.",
     "no_range_table": lambda annotation: phrase(

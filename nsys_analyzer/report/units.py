@@ -12,7 +12,7 @@ from nsys_analyzer.text import rounded as rounded
 from nsys_analyzer.text import rounded_percent as rounded_percent
 
 #: The names of the latencies and the rate of requests, in reports on captures and on experiments.
-TTFT, INTER_TOKEN, TOKENS_PER_S = "TTFT", "inter-token latency", "tokens/s"
+TTFT, INTER_TOKEN_LATENCY, TOKENS_PER_S = "TTFT", "inter-token latency", "tokens/s"
 #: The data that a decode step must read at least once.
 LEAST_READ_DATA = "every weight except the embedding, and the contents of the KV cache"
 #: The cell of a figure that does not exist.

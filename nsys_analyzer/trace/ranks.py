@@ -91,8 +91,8 @@ def read_nccl_calls(reader: Reader, nccl_ranges: Sequence[NcclRange]) -> NcclCal
     if not rows:
         return NcclCalls.none()
     start, thread, functions, *numbers = zip(*rows, strict=True)
-    names = tuple(dict.fromkeys(functions))
-    code = {name: i for i, name in enumerate(names)}
+    function_names = tuple(dict.fromkeys(functions))
+    code_of_function = {name: i for i, name in enumerate(function_names)}
     communicator, size, peer, ranks = (np.array(column, np.int64) for column in numbers)
     return NcclCalls(
         start=np.array(start, np.int64),
@@ -101,8 +101,8 @@ def read_nccl_calls(reader: Reader, nccl_ranges: Sequence[NcclRange]) -> NcclCal
         bytes=size,
         peer=peer,
         ranks=ranks,
-        name=np.array([code[name] for name in functions], np.int32),
-        names=names,
+        name=np.array([code_of_function[name] for name in functions], np.int32),
+        names=function_names,
     )
 
 

@@ -248,7 +248,7 @@ def _check_header(path: Path) -> None:
     Raises:
         TraceError: the file cannot be read, is truncated, or is not a SQLite file.
     """
-    if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would wait for a writer
+    if path.exists() and not (path.is_file() or path.is_dir()):  # opening a named pipe blocks until a process writes
         raise TraceError(f"{path} is not a regular file", "Give the path of a .sqlite or .nsys-rep file")
     try:
         with path.open("rb") as file:

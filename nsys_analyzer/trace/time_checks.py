@@ -135,7 +135,7 @@ class TimeCheck:
         return are_valid
 
     def find_valid_ranges(self, table: Table, ranges: Ranges) -> Bools:
-        """Returns the mask of the ranges with valid times. A range without an end is valid."""
+        """Returns whether the times of each range are valid. The end of a valid range may be missing."""
         after_start = np.maximum(ranges.start, ranges.start + 1)  # start + 1 overflows at the largest integer
         end = np.where(ranges.end == NO_TIME, after_start, ranges.end)
         process = process_of(ranges.thread)

@@ -183,8 +183,8 @@ class Trace:
             start, process, size, operation, alive, _ = frames["memory"].values()
             memory = MemoryUses(start, process, np.where(operation == 0, size, -size), alive)
             memory = memory.select(check.find_valid_memory(memory))
-        first = launches.select(np.argsort(launches.start, kind="stable")[:_CALLS_FOR_MEDIAN])
-        launch_ns = (first.end - first.start)[first.call == LAUNCH]
+        first_launches = launches.select(np.argsort(launches.start, kind="stable")[:_CALLS_FOR_MEDIAN])
+        launch_ns = (first_launches.end - first_launches.start)[first_launches.call == LAUNCH]
         launch_ns = launch_ns[launch_ns > 0]
         if reader.name_of(schema.OPERATORS):
             operators = torch_operators.select(check.find_valid_ranges(schema.OPERATORS, torch_operators))
@@ -395,8 +395,8 @@ def _read_torch_callers(
     The function is taken from the backtrace of the call, or from a CPU sample during the call. A call without a PyTorch
     function in its backtrace has no entry. ``strings`` are the export's strings by ID.
     """
-    #: For CPU samples and for backtraces of API calls: the threads, correlation IDs and backtrace IDs of the calls, and
-    #: the outermost function of each backtrace.
+    #: One entry for CPU samples and one for backtraces of API calls. Each entry has the thread, the correlation ID and
+    #: the backtrace ID of each call, and the outermost PyTorch function by backtrace ID.
     sources: list[tuple[Ints, Ints, Ints, dict[int, str]]] = []
     if functions := _outermost_functions(reader, schema.SAMPLED_CHAINS, strings):
         samples = reader.read(schema.SAMPLES)

@@ -26,7 +26,7 @@ CONTAINED_SHARE = 0.8
 
 #: The first bytes of each entry. They show where a complete entry begins in a line that also has an unfinished entry.
 _FIRST_BYTES = b'{"verdict":'
-Verdict = Literal["faster", "slower", "no change that can be told", "not comparable"]
+ChangeVerdict = Literal["faster", "slower", "no change that can be told", "not comparable"]
 
 
 class Prediction(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
         gpu, host_cpu, torch, git_commit, git_dirty: the conditions of the new program, as in its manifest.
     """
 
-    verdict: Verdict
+    verdict: ChangeVerdict
     time: str
     before: str
     after: str
@@ -82,7 +82,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
         return -self.change_ms
 
 
-def judge_change(change: Change, reasons: Sequence[str]) -> Verdict:
+def judge_change(change: Change, reasons: Sequence[str]) -> ChangeVerdict:
     """Returns the verdict on a measured change; ``reasons`` are the reasons why the programs cannot be compared."""
     if reasons:
         return "not comparable"

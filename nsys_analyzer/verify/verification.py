@@ -200,7 +200,8 @@ def _prepare_programs(
     """
     run, target, commit = before.run, request.plan.targets[0], request.commit
     words = tuple(shlex.split(request.old_command or (run.command if run else "") or ""))
-    if words[:1] == ("python",) and is_python(target.program[0]):  # a manifest writes "python" for any interpreter
+    # A manifest records any Python interpreter as "python", so the old program gets the interpreter of the new one.
+    if words[:1] == ("python",) and is_python(target.program[0]):
         words = (target.program[0], *words[1:])
     if "***" in words:
         raise ConfigurationError("The command line in BEFORE had keys or passwords, which are hidden", HOW_TO_NAME_OLD)

@@ -61,7 +61,7 @@ class Estimate:
 
     @staticmethod
     def of_mean(ms: float, std_ms: float | None, n: int) -> Estimate:
-        """Returns the mean of ``n`` instances, and its standard error."""
+        """Returns the estimate for a mean of ``n`` instances with the given standard deviation."""
         return Estimate(ms, n, None if std_ms is None else std_ms / math.sqrt(n))
 
     @staticmethod
@@ -108,7 +108,10 @@ class SerialCorrelation:
 
     @staticmethod
     def of(before: Sequence[float], after: Sequence[float]) -> SerialCorrelation | None:
-        """Estimates the effect from the steps of two runs; None if a run has too few steps or all steps are equal."""
+        """Estimates the effect of serial correlation from the times of all steps of two runs.
+
+        Returns None if a run has too few steps, or if all steps take equally long.
+        """
         runs = [np.asarray(values, np.float64) for values in (before, after)]
         if min(map(len, runs)) < _MIN_VALUES_FOR_CORRELATION or not any(run.var() for run in runs):
             return None

@@ -231,17 +231,17 @@ def _find_common_findings(side: Side) -> dict[str, Finding] | None:
 
     Runs whose findings are not known are left out. Returns None if no run has known findings.
     """
-    by_run = [run.findings for run in side.runs if run.findings is not None]
-    by_id: defaultdict[str, list[Finding]] = defaultdict(list)
-    for finding in chain.from_iterable(by_run):
-        by_id[finding.id].append(finding)
+    findings_by_run = [run.findings for run in side.runs if run.findings is not None]
+    findings_by_id: defaultdict[str, list[Finding]] = defaultdict(list)
+    for finding in chain.from_iterable(findings_by_run):
+        findings_by_id[finding.id].append(finding)
     common = {}
-    for key, same in by_id.items():
-        if 2 * len(same) > len(by_run):
+    for key, equal_findings in findings_by_id.items():
+        if 2 * len(equal_findings) > len(findings_by_run):
             common[key] = replace(
-                same[0],
-                saves_ms_low=statistics.median(finding.saves_ms_low for finding in same),
-                saves_ms_high=statistics.median(finding.saves_ms_high for finding in same),
-                saves_ms=statistics.median(finding.saves_ms for finding in same),
+                equal_findings[0],
+                saves_ms_low=statistics.median(finding.saves_ms_low for finding in equal_findings),
+                saves_ms_high=statistics.median(finding.saves_ms_high for finding in equal_findings),
+                saves_ms=statistics.median(finding.saves_ms for finding in equal_findings),
             )
-    return common if by_run else None
+    return common if findings_by_run else None

@@ -70,7 +70,8 @@ _MAX_PROFILER_COST = 4.0
 #: The only pass of a program does not represent further passes if capturing CUDA graphs, or initializing CUDA, takes at
 #: least this share of it.
 _NOTABLE_ONE_TIME_SHARE = 0.25
-#: A call that does not wait initializes CUDA or loads kernels if it takes at least this long, ns.
+#: A call that does not wait for the GPU is assumed to initialize CUDA or load kernels if it takes at least this
+#: long, ns.
 _START_UP_CALL_NS = 3_000_000
 #: For each cause of a wait: the causes of the idle time from the end of the wait to the next launches. A change that
 #: removes the wait also removes this idle time.

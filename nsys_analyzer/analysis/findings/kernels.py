@@ -225,10 +225,10 @@ def _find_attention(study: Study) -> tuple[Bools, Bools]:
     In a forward pass, the softmax follows one matmul and precedes another matmul. In a backward pass, it follows two
     matmuls and precedes two. If ranges of the program name the parts of attention, they decide for the forward pass.
     """
-    is_matmul, may_be_on_scores = study.of_class("matmul"), study.of_class(*_CLASSES_ON_SCORES)
+    is_matmul, may_be_score_kernel = study.of_class("matmul"), study.of_class(*_CLASSES_ON_SCORES)
     matmuls = study.in_attention_part("scores", "values") & is_matmul
     part = study.in_attention_part(*ATTENTION_PARTS)
-    on_scores = part & may_be_on_scores if matmuls.any() else np.zeros_like(part)
+    is_score_kernel = part & may_be_score_kernel if matmuls.any() else np.zeros_like(part)
     # A softmax of several kernels computes the maximum first.
     is_maximum = part & study.of_class("reduction") & study.kernel_matches(_MAXIMUM_KERNEL)
     softmax = (
@@ -261,38 +261,38 @@ def _find_attention(study: Study) -> tuple[Bools, Bools]:
                 continue
             for neighbors in layers:
                 matmuls[neighbors] = True
-                on_scores[neighbors[0] : neighbors[-1]] |= may_be_on_scores[neighbors[0] : neighbors[-1]]
-    if on_scores.any() and not backward.any():
-        backward_matmuls, backward_on_scores = _find_backward_by_grids(study, part, on_scores)
-        return matmuls | backward_matmuls, on_scores | backward_on_scores
-    return matmuls, on_scores
+                is_score_kernel[neighbors[0] : neighbors[-1]] |= may_be_score_kernel[neighbors[0] : neighbors[-1]]
+    if is_score_kernel.any() and not backward.any():
+        backward_matmuls, backward_score_kernels = _find_backward_by_grids(study, part, is_score_kernel)
+        return matmuls | backward_matmuls, is_score_kernel | backward_score_kernels
+    return matmuls, is_score_kernel
 
 
-def _find_backward_by_grids(study: Study, part: Bools, on_scores: Bools) -> tuple[Bools, Bools]:
+def _find_backward_by_grids(study: Study, part: Bools, is_score_kernel: Bools) -> tuple[Bools, Bools]:
     """Returns both masks of ``_find_attention`` for a backward pass in which no kernel is named softmax.
 
     A kernel of the backward pass works on the scores if it has the same grid size as a kernel on the scores in the
     forward pass. The matmuls next to such kernels belong to attention. If forward kernels outside of attention have the
     same grid size, too, it identifies only kernels on the scores, and only if these other kernels take little time.
     """
-    may_be_on_scores, is_matmul = study.of_class(*_CLASSES_ON_SCORES), study.of_class("matmul")
-    is_outside_attention = study.in_phase("forward", "loss") & ~part & ~on_scores & may_be_on_scores
-    backward = study.in_phase("backward") & ~part & may_be_on_scores
+    may_be_score_kernel, is_matmul = study.of_class(*_CLASSES_ON_SCORES), study.of_class("matmul")
+    is_outside_attention = study.in_phase("forward", "loss") & ~part & ~is_score_kernel & may_be_score_kernel
+    backward = study.in_phase("backward") & ~part & may_be_score_kernel
     grids = np.unique(
-        study.operations.size[on_scores & (study.operations.duration_ns >= 5_000) & (study.operations.size > 0)]
+        study.operations.size[is_score_kernel & (study.operations.duration_ns >= 5_000) & (study.operations.size > 0)]
     )
     inside_ms, outside_ms = (
         np.array([study.work_ms(kernels & (study.operations.size == grid)) for grid in grids.tolist()])
-        for kernels in (on_scores, is_outside_attention)
+        for kernels in (is_score_kernel, is_outside_attention)
     )
     mostly_inside, only_inside = grids[outside_ms <= _MAX_SHARE_OUTSIDE_ATTENTION * inside_ms], grids[outside_ms == 0]
-    on_scores_index = np.flatnonzero(backward & np.isin(study.operations.size, only_inside))
+    score_kernel_index = np.flatnonzero(backward & np.isin(study.operations.size, only_inside))
     matmuls = np.zeros(len(study.operations.size), np.bool_)
     matmul_index = np.flatnonzero(study.in_phase("backward") & ~part & is_matmul)
-    if len(on_scores_index) and len(matmul_index):
-        position = np.searchsorted(on_scores_index, matmul_index)
-        distance_before = matmul_index - on_scores_index[np.maximum(position - 1, 0)]
-        distance_after = on_scores_index[np.minimum(position, len(on_scores_index) - 1)] - matmul_index
+    if len(score_kernel_index) and len(matmul_index):
+        position = np.searchsorted(score_kernel_index, matmul_index)
+        distance_before = matmul_index - score_kernel_index[np.maximum(position - 1, 0)]
+        distance_after = score_kernel_index[np.minimum(position, len(score_kernel_index) - 1)] - matmul_index
         is_after_scores = (distance_before > 0) & (distance_before <= 3)
         is_before_scores = (distance_after > 0) & (distance_after <= 3)
         matmuls[matmul_index[is_after_scores | is_before_scores]] = True

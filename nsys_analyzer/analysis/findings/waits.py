@@ -54,7 +54,7 @@ PINNED_BYTES_PER_S = 25e9
 _SMALLEST_NAMED_RANGE_SHARE = 0.1
 #: A sentence says "most of" a time if the part is at least this share of the time.
 MAJORITY_SHARE = 0.5
-#: The minimum size of a copy that may be a batch, bytes.
+#: A copy from the host may be a batch of input data only if it has at least this size, bytes.
 _SMALLEST_BATCH_BYTES = 64 << 10
 #: The maximum number of runs of consecutive copies per step that count as a batch: its inputs and its targets.
 _MAX_TENSORS_OF_BATCH = 2

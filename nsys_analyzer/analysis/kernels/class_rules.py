@@ -63,7 +63,7 @@ CLASSES: dict[str, KernelClass] = {
         "#3377dd", "M",
     ),
     FUSED_ATTENTION: KernelClass(
-        "Attention in one kernel, which contains the matmuls and softmax, and its helper kernels.", "#2233cc", "A"
+        "Kernels that compute a whole attention (matmuls and softmax), and their helper kernels.", "#2233cc", "A"
     ),
     "softmax": KernelClass("Kernels named softmax or log-softmax, forward or backward.", "#880077", "S"),
     "reduction": KernelClass(

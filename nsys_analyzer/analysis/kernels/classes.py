@@ -68,7 +68,10 @@ def classify(name: str, operator: str = "") -> str:
 
 
 def find_possible_classes(name: str) -> frozenset[str]:
-    """Returns the classes that a launching operator may give the kernel ``name``: every class if no rule matches."""
+    """Returns the classes that the kernel ``name`` may have, depending on the operator that launches it.
+
+    Every class is possible if no rule matches the name.
+    """
     rule = find_rule(name)
     return frozenset(known_classes() if rule is None else rule.part_of)
 
@@ -198,7 +201,7 @@ def find_innermost_operators(
 
 
 def find_launching_collectives(trace: Trace, attribution: Attribution, operations: Ints) -> list[str]:
-    """Returns the name of the collective that launches each operation, or an empty text.
+    """Returns for each operation the name of the collective call that launched it, or an empty text if none did.
 
     The name joins the names of the innermost range and of the innermost operator around the launch, if these are
     collectives. The range does not count if another operator inside the range launches the operation, since such an

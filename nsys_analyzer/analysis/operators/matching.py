@@ -25,7 +25,7 @@ from nsys_analyzer.trace.operator_calls import OperatorCalls, OperatorStep
 #: A step is compared with each part of the operator step if it has less than this share of its operations, as a decode
 #: step of a generation has.
 _PART_OF_STEP = 0.7
-#: The maximum number of parts of the operator step that are compared with a step.
+#: The maximum number of parts of the operator step with which one step is compared.
 _MAX_PARTS = 200
 
 #: What recorded the calls of operators.
@@ -90,10 +90,10 @@ def find_counterparts(names: Ints, reference: Ints) -> Ints:
         names: shape (operations,), a code for the name of each operation.
         reference: shape (reference operations,), the codes of the operator step.
     """
-    first = 0
+    first_reference = 0
     if len(names) < _PART_OF_STEP * len(reference):
-        first = _find_best_part(names, reference)
-        reference = reference[first : first + len(names)]
+        first_reference = _find_best_part(names, reference)
+        reference = reference[first_reference : first_reference + len(names)]
     shorter = min(len(names), len(reference))
     equal = names[:shorter] == reference[:shorter]
     head = shorter if equal.all() else int(equal.argmin())
@@ -107,7 +107,7 @@ def find_counterparts(names: Ints, reference: Ints) -> Ints:
         key: position for position, key in enumerate(_number_occurrences(reference[middle_of_reference]), head)
     }
     counterpart[middle] = [positions.get(key, NONE) for key in _number_occurrences(names[middle])]
-    return np.where(counterpart != NONE, counterpart + first, NONE)
+    return np.where(counterpart != NONE, counterpart + first_reference, NONE)
 
 
 def _number_occurrences(names: Ints) -> list[tuple[int, int]]:

@@ -354,7 +354,7 @@ class _Inference:
         return spans[1:] if len(launches_outside) and launches_outside[0] > spans[0][0] else spans
 
     def _merge_engine_work(self, engine: Ranges, thread: int) -> tuple[Ints, Ints, Ints]:
-        """Merges the engine's operators with all operators and launches on the engine's threads.
+        """Merges the ranges of the autograd engine with the operators and launches on the engine's own threads.
 
         Returns:
             The groups, all 0, and the starts and ends of the merged ranges, ns.

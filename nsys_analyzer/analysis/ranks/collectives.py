@@ -159,11 +159,11 @@ def _group_collectives(
         first, group = distinct_rows(*(column[index] for column in columns))
         count = np.bincount(group, minlength=len(first))
         in_groups, ends = index[np.argsort(group, kind="stable")], np.cumsum(count)
-        for example, begin, end in zip(index[first], ends - count, ends, strict=True):
-            kind, phase, size, communicator, ranks = (int(column[example]) for column in columns)
+        for first_row, first_position, end in zip(index[first], ends - count, ends, strict=True):
+            kind, phase, size, communicator, ranks = (int(column[first_row]) for column in columns)
             name = collectives.names[phase] if phase != NONE else ""
             key = kind, name, size, ranks or ranks_of.get(communicator, all_ranks)
-            groups[key].append((position, in_groups[begin:end]))
+            groups[key].append((position, in_groups[first_position:end]))
     return groups
 
 
@@ -193,11 +193,11 @@ def name_strategies(members: Sequence[Member]) -> tuple[str, ...]:
         is_counted = (collectives.step != NONE) & ((collectives.bytes < 0) | (collectives.bytes > _SMALL_MESSAGE_BYTES))
         columns = [column[is_counted] for column in (collectives.communicator, collectives.kind, collectives.phase)]
         first, pattern = distinct_rows(*columns)
-        times = np.bincount(pattern, minlength=len(first))
+        count = np.bincount(pattern, minlength=len(first))
         has_sizes = bool((collectives.bytes[is_counted] >= 0).all())
-        least = 0 if has_sizes else _RARE_COLLECTIVE_SHARE * times.max(initial=0)
-        usual = first[times >= least]
-        for communicator, kind, phase in zip(*(column[usual].tolist() for column in columns), strict=True):
+        min_count = 0 if has_sizes else _RARE_COLLECTIVE_SHARE * count.max(initial=0)
+        frequent_rows = first[count >= min_count]
+        for communicator, kind, phase in zip(*(column[frequent_rows].tolist() for column in columns), strict=True):
             name = collectives.names[phase] if phase != NONE else ""
             # One communicator may use several streams, so all communicators without an ID are treated as one.
             patterns[max(communicator, 0)].add((COLLECTIVE_KINDS[kind], name))

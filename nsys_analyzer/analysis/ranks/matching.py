@@ -130,9 +130,9 @@ def _find_separation(group: Sequence[Member], earlier_group: Sequence[Member]) -
     members = (*group, *earlier_group)
     shared_ranks = _known_ranks(group) & _known_ranks(earlier_group)
     sizes = sorted({member.world_size for member in members if member.world_size})
-    firsts = group[0], earlier_group[0]
-    begin = max(int(member.start[0]) + member.started_utc_ns for member in firsts)
-    end = min(int(member.end[-1]) + member.started_utc_ns for member in firsts)
+    first_members = group[0], earlier_group[0]
+    latest_start_ns = max(int(member.start[0]) + member.started_utc_ns for member in first_members)
+    gap_ns = latest_start_ns - min(int(member.end[-1]) + member.started_utc_ns for member in first_members)
     reason: Separation
     numbers: tuple[int, ...] = ()
     if shared_ranks:
@@ -147,7 +147,7 @@ def _find_separation(group: Sequence[Member], earlier_group: Sequence[Member]) -
         reason = "different runs"
     elif len({member.name_without_rank for member in members if member.name_without_rank}) > 1:
         reason = "different names"
-    elif all(member.started_utc_ns for member in firsts) and begin - end > _LARGEST_CLOCK_DIFFERENCE_NS:
+    elif all(member.started_utc_ns for member in first_members) and gap_ns > _LARGEST_CLOCK_DIFFERENCE_NS:
         reason = "different times"
     else:
         return None

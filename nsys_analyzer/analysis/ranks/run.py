@@ -255,7 +255,10 @@ class ParallelRun(msgspec.Struct, frozen=True):
 
     @property
     def least_cpu_ms(self) -> float:
-        """Returns the longest CPU time per step of a rank other than the slowest, which is a lower bound of a step."""
+        """Returns a lower bound of the length of a step, ms.
+
+        It is the longest CPU time per step among the ranks other than the slowest.
+        """
         return max((rank.cpu_ms for rank in self.ranks if rank is not self.slowest_rank), default=0.0)
 
     @property

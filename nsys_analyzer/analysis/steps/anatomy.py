@@ -111,7 +111,7 @@ def measure_exposed_ns(start: Ints, end: Ints, activity: Codes) -> Floats:
     exposed_ns = np.zeros(len(start))
     time, position = np.unique(np.concatenate([start, end]), return_inverse=True)
     start_position, end_position = position[: len(start)], position[len(start) :]
-    # The time from each of these times to the next time, or 0 if an earlier activity hides the other activities.
+    # For each element of ``time``: the time to the next element, or 0 if an activity earlier in ``ACTIVITIES`` runs.
     free_ns = np.diff(time, append=time[-1:])
     for activity_code in ACTIVITIES:
         has_activity = activity == activity_code
@@ -132,12 +132,12 @@ def _find_gaps(windows: Windows, fragments: Fragments, operations: Operations, i
     """Finds the gaps of every step: before its first operation, between operations, and after its last operation."""
     steps = np.arange(len(windows))
     # Add an empty interval at the start and at the end of each step, so that every gap lies between two intervals.
-    no_operation = np.full(len(windows), NONE)
+    no_operations = np.full(len(windows), NONE)
     start = np.concatenate([windows.start, fragments.start, windows.end])
     end = np.concatenate([windows.start, fragments.end, windows.end])
     step = np.concatenate([steps, fragments.step, steps])
     tie_order = np.repeat([0, 1, 2], [len(windows), len(fragments.start), len(windows)])
-    operation = np.concatenate([no_operation, fragments.operation, no_operation])
+    operation = np.concatenate([no_operations, fragments.operation, no_operations])
     order = np.lexsort((tie_order, start, step))
     start, end, step, operation = start[order], end[order], step[order], operation[order]
     latest_end = np.maximum.accumulate(end) if len(end) else end

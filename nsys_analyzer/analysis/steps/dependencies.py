@@ -224,7 +224,8 @@ def _find_joins(calls: Launches, operations: LaunchedOperations) -> Ints:
         for pattern in (_WAIT_EVENT, _RECORD_EVENT)
     )
     joined = np.full(len(launch), NONE, np.int64)
-    waiting = np.searchsorted(launch, waits, side="right")  # the next operation after each wait for an event
+    # For each call that waits for an event: the first operation that is launched after the call.
+    waiting = np.searchsorted(launch, waits, side="right")
     waits, waiting = waits[waiting < len(launch)], waiting[waiting < len(launch)]
     previous_launch = np.where(waiting > 0, launch[waiting - 1], 0)
     records_between = np.searchsorted(records, waits) > np.searchsorted(records, previous_launch)

@@ -250,8 +250,8 @@ class ProcessWork:
         start, end, *columns = (np.concatenate(pair) for pair in pairs)
         # Remove the profiler's own work from these stretches, and add it as stretches of its own.
         position, start, end = self.profiler_busy.find_gaps(start, end)
-        records, no_code = self.profiler_busy, np.full(len(self.profiler_busy.start), NONE)
-        profiler = (records.start, records.end, np.full_like(no_code, _PROFILER), no_code, no_code)
+        profiler_busy, no_codes = self.profiler_busy, np.full(len(self.profiler_busy.start), NONE)
+        profiler = (profiler_busy.start, profiler_busy.end, np.full_like(no_codes, _PROFILER), no_codes, no_codes)
         program = (start, end, *(column[position] for column in columns))
         columns = [np.concatenate(pair) for pair in zip(program, profiler, strict=True)]
         return Stretches(*columns).select(np.argsort(columns[0], kind="stable"))

@@ -205,7 +205,10 @@ def _median(values: list[int | None]) -> float | None:
 
 
 def _find_held_up(steps: Steps, kind: npt.NDArray[np.str_]) -> HeldUp | None:
-    """Finds decode steps that wait: only prefill steps, and no pause, separate each from the previous decode step."""
+    """Finds the decode steps that had to wait for prefill steps.
+
+    Only prefill steps, and no pause, lie between such a step and the previous decode step.
+    """
     decode = np.flatnonzero(kind == "decode")
     prefill_ns = np.append(0, np.cumsum(np.where(kind == "prefill", steps.recorded.length, 0)))
     follows_at_once = (steps.recorded.cpu_start[1:] == steps.recorded.cpu_end[:-1]) & (kind[1:] != "mixed")

@@ -334,7 +334,7 @@ class _ProcessSummarizer:
         count, duration_ns = sum_by_group_and_code(
             self.operations.select(kernels), how, is_warmup, (len(ATTRIBUTION_METHODS), 2)
         )
-        is_first = self.operations.continues[kernels] == 0  # the first operation of each kernel
+        is_first = self.operations.continues[kernels] == 0  # each kernel counts once, also if it has several parts
         return Coverage(
             kernels=int(np.count_nonzero(is_first)),
             attributed=int(count[UNATTRIBUTED + 1 :].sum()),
@@ -433,9 +433,9 @@ def measure_gpu_clocks(operations: Operations, instance: SmallInts, instances: i
     group, groups = instance + 1, instances + 1
     busy, first, last = measure_unions(group, operations.start, operations.end, groups)
     kernels = operations.kernels
-    of_instance = instance[kernels]
-    no_code = np.broadcast_to(np.int32(0), len(of_instance))
-    count, duration_ns = sum_by_group_and_code(operations.select(kernels), of_instance, no_code, (instances, 1))
+    instance_of_kernel = instance[kernels]
+    one_code = np.broadcast_to(np.int32(0), len(instance_of_kernel))
+    count, duration_ns = sum_by_group_and_code(operations.select(kernels), instance_of_kernel, one_code, (instances, 1))
     return GpuClocks(
         span=(last - first)[1:],
         busy=busy[1:],

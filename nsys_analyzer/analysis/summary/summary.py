@@ -32,7 +32,7 @@ from nsys_analyzer.analysis.summary.kernel_tables import (
 from nsys_analyzer.analysis.summary.modules import Modules
 from nsys_analyzer.analysis.transformer.attention import AttentionSummary
 from nsys_analyzer.analysis.transformer.models import Configuration
-from nsys_analyzer.analysis.transformer.peaks import Verdict, judge_busy_share
+from nsys_analyzer.analysis.transformer.peaks import BusyVerdict, judge_busy_share
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.text import StrOrText
 from nsys_analyzer.trace.metadata import CPU, Gpu, Metadata
@@ -167,7 +167,7 @@ class BusyShare:
     low: float
     high: float
     estimated: tuple[float, float] | None = None
-    verdict: Verdict = field(init=False)
+    verdict: BusyVerdict = field(init=False)
 
     def __post_init__(self) -> None:
         """Derives the verdict from the bounds."""
@@ -176,7 +176,9 @@ class BusyShare:
 
 
 class PhaseSummary(msgspec.Struct, frozen=True):
-    """The figures of one phase over its measured instances. Tables of kernels and classes are means per instance.
+    """The figures of one phase over its measured instances.
+
+    Figures of kernels and kernel classes are means over these instances.
 
     Attributes:
         range: the names of the phase's ranges in the trace.

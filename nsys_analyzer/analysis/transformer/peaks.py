@@ -108,10 +108,10 @@ GPU_BOUND_SHARE = 0.9
 #: A phase has the verdict "GPU waits" if the GPU is idle for at least this share of its wall time.
 IDLE_SHARE = 0.3
 
-Verdict = Literal["GPU-bound", "GPU waits", "neither", "undecided"]
+BusyVerdict = Literal["GPU-bound", "GPU waits", "neither", "undecided"]
 
 
-def judge_busy_share(share: float) -> Verdict:
+def judge_busy_share(share: float) -> BusyVerdict:
     """Judges whether a phase is GPU-bound, given the share of its wall time in which the GPU is busy."""
     if share >= GPU_BOUND_SHARE:
         return "GPU-bound"

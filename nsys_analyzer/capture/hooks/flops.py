@@ -191,7 +191,7 @@ def _nest_by_first_key(flat: Mapping[tuple[str, str], int]) -> dict[str, dict[st
 
 
 def _collect_formulas(torch: Any) -> dict[Any, Any]:
-    """Returns PyTorch's formulas by operator, and formulas for attention on a CPU and for matrix-vector products."""
+    """Returns the FLOP formulas by operator: PyTorch's, and ours for attention on a CPU and matrix-vector products."""
     from torch.utils.flop_counter import flop_registry
 
     formulas, aten = dict(flop_registry), torch.ops.aten

@@ -73,7 +73,7 @@ def describe_small_grids(figures: SmallGridsFigures) -> FindingTexts:
             f"In each step, small kernels take {format_ms(figures.ms)} ({format_count(figures.kernels, 'launch')}). "
             f"They have fewer blocks ({figures.mean_blocks:.0f} on average) than the GPU has multiprocessors "
             f"({figures.multiprocessors}).",
-            f"The kernel with most of this time is {figures.longest_kernel[:_MAX_NAME_LENGTH]}.",
+            f"The kernel that takes most of this time is {figures.longest_kernel[:_MAX_NAME_LENGTH]}.",
         ),
         derivation=f"The step is replayed as if {_say_percent_range(SMALL_GRID_SAVINGS)} of the time of the idle "
         "multiprocessors were used.",
@@ -115,8 +115,8 @@ def describe_unfused_elementwise(figures: UnfusedElementwiseFigures) -> FindingT
             f"These kernels form chains with {figures.chain_length:.2g} consecutive kernels per chain on average.",
         ),
         derivation="The step is replayed with each chain of k kernels fused into one kernel: of the time and the "
-        "launches of its elementwise kernels and casts, 1/k to 2/k remain. If launching limits the step, no launch is "
-        "saved, because compiled code costs CPU time, too.",
+        "launches of its elementwise kernels and casts, 1/k to 2/k remain. If the launches limit the step, the "
+        "replay saves no launch, because compiled code needs CPU time itself.",
         remedy=("model = torch.compile(model)  # or block.compile() for each block: it compiles faster",),
         disproof="After the change, kernels named triton_… replace these kernels. If the step is no shorter then, the "
         "elementwise kernels do not limit it.",
@@ -168,9 +168,10 @@ def describe_unfused_optimizer(figures: UnfusedOptimizerFigures) -> FindingTexts
             f"In each step, the optimizer takes {format_ms(figures.ms)} on the GPU, in "
             f"{format_count(figures.kernels, 'kernel')} that update {updated}.",
         ),
-        derivation=f"The step is replayed with {MAX_FUSED_OPTIMIZER_KERNELS} launches in the optimizer and "
-        f"{_say_percent_range(FUSED_OPTIMIZER_SAVINGS)} less work. A fused AdamW reads and writes 7 tensors of the "
-        "parameters' size. A naive AdamW reads and writes 20 tensors, some of which are in the cache.",
+        derivation=f"The step is replayed with {MAX_FUSED_OPTIMIZER_KERNELS} launches in the optimizer instead "
+        f"of {figures.kernels:,}, and with {_say_percent_range(FUSED_OPTIMIZER_SAVINGS)} less GPU time of the "
+        "optimizer. A fused AdamW reads and writes 7 tensors of the parameters' size. A naive AdamW reads and writes "
+        "20 tensors, some of which are in the cache.",
         remedy=("optimizer = torch.optim.AdamW(model.parameters(), lr, fused=True)",),
         disproof="After the change, count the optimizer's kernels: if they are few and the step is no shorter, other "
         "work limits the step.",

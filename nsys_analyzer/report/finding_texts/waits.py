@@ -190,7 +190,8 @@ def describe_host_stall(figures: HostStallFigures) -> FindingTexts:
             "# py-spy dump --pid PID  # shows what Python does in the pause",
             "import gc; gc.collect(); gc.freeze(); gc.disable()  # if it is Python's garbage collector",
         ),
-        disproof="Put a range around the suspected code: if the pause is outside of it, the cause is something else.",
+        disproof="Put a range around the suspected code: if the pause is outside this range, another part of the "
+        "program causes it.",
     )
 
 
@@ -298,8 +299,8 @@ def describe_gpu_idle(figures: GpuIdleFigures) -> FindingTexts:
             f"{observation} {format_ms(figures.ms)} of {step}{where}. The GPU computes for "
             f"{rounded_percent(figures.compute_share)} of {step}.",
         ),
-        derivation="No change that nsys-analyze replays removes this time, so a fix may save between nothing and all "
-        "of it.",
+        derivation="No change that nsys-analyze replays removes this time, so the estimate reaches from nothing to "
+        "the whole time.",
         remedy=remedy,
         disproof="Leave the suspected code out for a run: if the step is no shorter, the GPU waits for something else.",
     )

@@ -76,7 +76,8 @@ def render_block(block: Block, figures: Mapping[str, str], *, folded: bool = Fal
         case Paragraph(text):
             return _render_line(text)
         case Answer(text):
-            nested = ("strong", "emphasis")  # markdown parses nested delimiters in another order
+            # The whole line is bold. Markdown misreads the delimiters of bold text inside bold text.
+            nested = ("strong", "emphasis")
             line = "".join(
                 _render_span(replace(span, kind="plain") if span.kind in nested else span) for span in spans(text)
             )

@@ -234,7 +234,7 @@ _GPU_TERMS = {
     "GPU busy": "the time in which at least one GPU operation (kernel, copy, fill) runs.",
     "GPU span": "the time from the start of the phase's first GPU operation to the end of its last one.",
     "total kernel time": "the sum of all kernel durations. It exceeds GPU busy if kernels overlap.",
-    "compute": "the time in which a kernel other than a collective, or a fill, runs.",
+    "compute": "the time in which a fill runs, or a kernel that is not a collective.",
     "exposed": "the time in which a copy or a collective runs while nothing computes.",
     "idle": "the time in which nothing runs on the GPU.",
     "launching, short pauses": "idle time while the program launches the next operation. Pauses of about 1 µs between "

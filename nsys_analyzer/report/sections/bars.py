@@ -126,21 +126,21 @@ def _combine_small_parts(bars: StepBars) -> StepBars:
     totals = [sum(row.ms) for row in bars.rows]
     longest = [max(row.ms[i] for row in bars.rows) for i in range(len(bars.parts))]
     drawn_parts = [i for i, ms in enumerate(longest) if ms >= MIN_PART_MS or bars.parts[i] == IDLE]
-    small = [
+    small_parts = [
         i
         for i in drawn_parts[:-1]
         if all(row.ms[i] < MIN_PART_SHARE * total for row, total in zip(bars.rows, totals, strict=True))
     ]
-    separate = [i for i in drawn_parts[:-1] if i not in small or len(small) == 1]
-    smaller = (f"{len(small)} smaller parts",) if len(small) > 1 else ()
+    separate_parts = [i for i in drawn_parts[:-1] if i not in small_parts or len(small_parts) == 1]
+    combined_name = (f"{len(small_parts)} smaller parts",) if len(small_parts) > 1 else ()
 
     def ms(row: Bar) -> tuple[float, ...]:
         """Returns the times of a bar's parts in the order of the legend, in ms."""
         return (
-            *(row.ms[i] for i in separate),
-            *(sum(row.ms[i] for i in small) for _ in smaller),
+            *(row.ms[i] for i in separate_parts),
+            *(sum(row.ms[i] for i in small_parts) for _ in combined_name),
             row.ms[drawn_parts[-1]],
         )
 
-    names = (*(bars.parts[i] for i in separate), *smaller, IDLE)
+    names = (*(bars.parts[i] for i in separate_parts), *combined_name, IDLE)
     return replace(bars, parts=names, rows=tuple(Bar(row.label, ms(row)) for row in bars.rows))

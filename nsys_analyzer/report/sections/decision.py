@@ -142,16 +142,16 @@ def _describe_length(capture: CaptureSummary, step: StepSummary) -> str:
         clauses.append(f"attainable about {format_attainable(capture.account)} on this GPU")
     share = step.busy_share
     if capture.on_cpu:
-        reference = "a profiled step" if step.unprofiled_ms else "it"
+        reference = "a profiled step" if step.unprofiled_ms else "the step"
         clauses += [] if share is None else [f"operators run for {rounded_percent(share)} of {reference}"]
     elif share is not None:
         gpu = f"GPU {step.device}" if len(step.devices) > 1 else "the GPU"
         least = "at least " if step.idle_of("unrecorded") else ""
-        clauses.append(f"{gpu} works {least}{rounded_percent(share)} of {'the step' if capture.account else 'it'}")
+        clauses.append(f"{gpu} works {least}{rounded_percent(share)} of the step")
         exposed = step.exposed_communication_ms / step.total_ms if step.total_ms else 0.0
         if exposed >= _NEGLIGIBLE_SHARE:
-            profiled = "a profiled step" if step.unprofiled_ms else "it"
-            clauses.append(f"only communicates {rounded_percent(exposed)} of {profiled}")
+            reference = "a profiled step" if step.unprofiled_ms else "the step"
+            clauses.append(f"communicates without computing for {rounded_percent(exposed)} of {reference}")
     mfu = find_step_mfu(capture)
     clauses += [f"MFU {rounded_percent(mfu)}"] if mfu is not None else []
     return " · ".join(clauses)

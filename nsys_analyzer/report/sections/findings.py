@@ -57,7 +57,7 @@ def explain_no_findings(capture: CaptureSummary) -> str:
     if step and step.exposed_communication_ms > _NOTABLE_COMMUNICATION * step.total_ms:
         share = rounded_percent(step.exposed_communication_ms / step.total_ms)
         return (
-            f"For {share} of the step, the GPU only communicates. "
+            f"For {share} of the step, the GPU communicates without computing. "
             "Only the captures of the other ranks can show whether the GPU transfers data or waits for a late rank."
         )
     least = rounded_percent(SMALLEST_SAVING_SHARE)

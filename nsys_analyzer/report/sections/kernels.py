@@ -205,7 +205,7 @@ def answer_attention(capture: CaptureSummary) -> Iterator[Block]:
         return
     yield Answer(_describe_attention(attention), capture.title)
     figures = make_table(_ATTENTION_FIELDS, [attention], capture=capture.title)
-    if len(figures.columns) > 2:  # otherwise the sentence has the only figure, the time of fused attention
+    if len(figures.columns) > 2:  # one column is the time of fused attention, which the sentence gives
         yield figures
     forward = capture.phase(FORWARD)
     if attention.softmax_ms and forward and not forward.share_of("softmax"):

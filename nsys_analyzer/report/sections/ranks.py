@@ -31,7 +31,7 @@ _MIN_ROW_SHARE = 0.002
 _MAX_ROWS = 12
 #: The most steps and missing ranks that a sentence names.
 _MAX_NAMED_STEPS, _MAX_NAMED_RANKS = 3, 16
-#: The names of the parts of a step in sentences.
+#: The word for each part of a step that sentences use.
 _PART_WORDS = {"compute": "compute", "copies": "copies", "idle": "idle time", "transferring": "data transfer"}
 _RANK_CAPTION = "The median step of each rank under the profiler, ms:"
 #: The ID of the finding about a late rank.

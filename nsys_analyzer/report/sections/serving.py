@@ -12,7 +12,7 @@ from nsys_analyzer.analysis.transformer.peaks import Peaks, find_peaks
 from nsys_analyzer.report.evidence import CAUSE_WORDS
 from nsys_analyzer.report.model import Answer, Block, Details, Field, Listing, Paragraph, Table, make_table
 from nsys_analyzer.report.units import (
-    INTER_TOKEN,
+    INTER_TOKEN_LATENCY,
     LEAST_READ_DATA,
     TOKENS_PER_S,
     TTFT,
@@ -154,7 +154,7 @@ def _describe_latencies(serving: Serving) -> Iterator[StrOrText]:
         count = format_count(requests.count, "request")
         text = f"The {TTFT} of {count} is {_format_quantiles(requests.ttft_ms, requests.count)}"
         between = requests.inter_token_ms
-        yield f"{text}, and the {INTER_TOKEN} is {_format_quantiles(between, 2)}." if between else f"{text}."
+        yield f"{text}, and the {INTER_TOKEN_LATENCY} is {_format_quantiles(between, 2)}." if between else f"{text}."
     if delay := serving.held_up:
         yield (
             f"Of {delay.of:,} decode steps that follow another decode step, {delay.steps:,} wait for prefill, each for "
@@ -196,5 +196,5 @@ def _describe_larger_batch(kind: StepKind, peaks: Peaks | None) -> str:
         f"Decode's batch of {format_number(kind.batch, 'count')} is small. Matmuls read all weights for any batch, and "
         f"are memory-bound on this GPU below a batch of about {rounded(balanced_batch)} (bf16). A step of twice the "
         f"batch takes 1 to {max_ratio:.2g} times as long ({growth}, and equal idle time). So {TOKENS_PER_S} grow by a "
-        f"factor of {2 / max_ratio:.2g} to 2, and the {INTER_TOKEN} grows with the step."
+        f"factor of {2 / max_ratio:.2g} to 2, and the {INTER_TOKEN_LATENCY} grows with the step."
     )

@@ -133,11 +133,11 @@ _IDLE_FIELDS: tuple[Field[_IdleRow], ...] = (
 
 
 def _make_step_table(
-    fields: Sequence[Field[_Row]], rows: Sequence[_Row], step: StepSummary, capture: str, caption: str = ""
+    columns: Sequence[Field[_Row]], rows: Sequence[_Row], step: StepSummary, capture: str, caption: str = ""
 ) -> Table:
     """Returns a table; the column of the GPU is left out if the steps use one GPU."""
     several = len(step.devices) > 1
-    return make_table(fields if several else fields[1:], rows, caption, capture=capture, names=1 + several)
+    return make_table(columns if several else columns[1:], rows, caption, capture=capture, names=1 + several)
 
 
 def _list_parts(device: DeviceSteps, step: StepSummary) -> Iterator[_PartRow]:

@@ -18,7 +18,7 @@ _PACKAGE = "_nsys_analyze_hooks"
 
 
 class _HookingFinder(MetaPathFinder):
-    """Finds the modules to hook with the other import finders, and gives each a loader that hooks it."""
+    """Uses the other import finders to find the modules that must be hooked, and gives each a loader that hooks it."""
 
     def __init__(self) -> None:
         generation = "transformers.generation"
