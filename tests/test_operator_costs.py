@@ -96,6 +96,27 @@ MATMULS = [
 ]  # fmt: skip
 
 
+TEMPLATES = [
+    # Kernels of torch.compile: a bias, the operands and the output.
+    (cost("triton::triton_tem_fused_addmm_gelu_0", bf16(16), bf16(4, 8), bf16(8, 16), bf16(4, 16)),
+     "matmul", 2 * 64 * 8, 2 * (16 + 32 + 128 + 64)),
+    (cost("triton::triton_tem_fused_mm_4", bf16(8, 8), bf16(8, 8), bf16(8, 8)), "matmul", 2 * 64 * 8, 2 * 3 * 64),
+    (cost("triton::triton_tem_fused_bmm_1", bf16(3, 4, 8), bf16(3, 8, 2), bf16(3, 4, 2)),
+     "matmul", 2 * 24 * 8, 2 * (96 + 48 + 24)),
+    (cost("triton::triton_tem_fused_convolution_2", bf16(1, 3, 8, 8), bf16(6, 3, 3, 3), bf16(1, 6, 6, 6)),
+     "convolution", 2 * 216 * 27, 2 * (192 + 162 + 216)),
+    # FlexAttention without a mask has one block.
+    (cost("triton::triton_tem_fused_flex_attention_3", bf16(1, 4, 32, 16), bf16(1, 2, 32, 16), bf16(1, 2, 32, 16),
+          fp32(1, 4, 32), Tensor((1, 1, 1), "int32"), Tensor((1, 1, 1, 1), "int32"), bf16(1, 4, 32, 16)),
+     "attention", 2 * 2 * 16 * 4 * 32 * 32, 2 * (2 * 2048 + 2 * 1024) + 4 * 128 + 8),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("found", "kind", "flops", "transferred"), TEMPLATES)
+def test_templates(found: Cost, kind: str, flops: float, transferred: float) -> None:
+    assert (found.kind, found.flops, found.bytes) == (kind, flops, transferred)
+
+
 @pytest.mark.parametrize(("found", "flops", "transferred"), MATMULS)
 def test_matmuls(found: Cost, flops: float, transferred: float) -> None:
     assert (found.kind, found.flops, found.bytes) == ("matmul", flops, transferred)
@@ -244,6 +265,7 @@ TRAFFIC = [
     ("elementwise", cost("triton::triton_poi_fused_add_mul_0", bf16(32), bf16(32), bf16(32), "32"), 2 * 96),
     ("elementwise", cost("triton::triton_poi_fused_embedding_1", int64(32), bf16(1000, 64), bf16(32), "32"),
      8 * 32 + 2 * 32 + 2 * 32),
+    ("reduction", cost("triton::triton_per_fused_sum_3", fp32(4, 8), fp32(4), "4", "8"), 4 * 36),
     ("norm", cost("triton::triton_red_fused_native_layer_norm_2", bf16(4, 8), bf16(8), bf16(4, 8), "4", "8"), 2 * 72),
 ]  # fmt: skip
 
@@ -264,6 +286,9 @@ UNKNOWN = [
     # Pages: the table tells how many there are, not how many are in use.
     cost("_flash_attention_forward", PACKED, bf16(64, 16, 8, 64), bf16(64, 16, 8, 64), OFFSETS, OFFSETS, "64", "64",
          "0.0", "False", "False", "None", "None", "None", "None", "None", Tensor((4, 16), "int32")),
+    # FlexAttention with a mask of several blocks.
+    cost("triton::triton_tem_fused_flex_attention_3", *[bf16(1, 4, 256, 16)] * 3, Tensor((1, 1, 2, 2), "int32")),
+    cost("triton::triton_tem_fused_mm_0", bf16(4, 8), bf16(16, 8), bf16(4, 16)),
     cost("triton::a_kernel_by_hand", bf16(4), outputs=[bf16(4)]),
 ]  # fmt: skip
 
@@ -454,13 +479,16 @@ def test_all_operators_of_a_training_step_have_a_cost() -> None:
 
 
 def test_the_pointwise_operators_of_pytorch_have_a_rule() -> None:
-    """All of them but special functions that no model uses."""
+    """All of them but special functions, and operators that PyTorch replaces by others before it runs them."""
+    composite = "CompositeImplicitAutograd"
     names = {
         str(overload._schema.name)
         for name in dir(torch.ops.aten)
         if hasattr(packet := getattr(torch.ops.aten, name), "overloads")
         for overload in (getattr(packet, entry) for entry in packet.overloads())
         if torch.Tag.pointwise in overload.tags
+        and torch._C._dispatch_has_kernel(overload.name())
+        and not torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), composite)
     }
     unknown = {name for name in names - _DATA_RULES.keys() if "special_" not in name}
     assert unknown == set()

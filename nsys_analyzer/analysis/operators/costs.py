@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from nsys_analyzer.analysis.operators.data_rules import find_data_rule
-from nsys_analyzer.analysis.operators.matmul_rules import MATMUL_RULES
+from nsys_analyzer.analysis.operators.matmul_rules import find_matmul_rule
 from nsys_analyzer.analysis.operators.operands import OPERATOR_KINDS, Call, OperatorKind
 from nsys_analyzer.trace.operator_calls import Signature
 
@@ -44,13 +44,13 @@ def estimate_cost(signature: Signature, default_dtype: str = "") -> Cost | None:
     call = Call(signature, default_dtype)
     if any(tensor.device == "cpu" and tensor.shape for tensor in (*call.tensors(), *(call.outputs or ()))):
         return None
-    multiplies = signature.name in MATMUL_RULES
-    rule = MATMUL_RULES[signature.name] if multiplies else find_data_rule(signature)
+    matmul_rule = find_matmul_rule(signature)
+    rule = matmul_rule or find_data_rule(signature)
     if rule is None:
         return None
     try:
         flops = rule.flops(call)
-        has_types = not multiplies or call.has_types()
+        has_types = matmul_rule is None or call.has_types()
         transferred_bytes = rule.read(call) + rule.written(call) if has_types else 0.0
     except (LookupError, TypeError, ValueError, ZeroDivisionError):  # a formula does not fit the arguments of the call
         return None

@@ -2,6 +2,7 @@
 
 These are elementwise operators, norms, softmax, reductions, copies, lookups, optimizers, collectives and the kernels of
 torch.compile. Their FLOPs count each addition, multiplication, comparison and function of an element as one operation.
+They are 0 for operators that compute less than one operation for each element that they move.
 """
 
 from __future__ import annotations
@@ -38,24 +39,20 @@ def find_data_rule(signature: Signature) -> Rule | None:
 #: that they read. A tensor after these is the output of an overload with ``out``.
 _POINTWISE = {
     1: """
-        abs absolute acos acosh angle arccos arccosh arcsin arcsinh arctan arctanh asin asinh atan atanh bitwise_not
-        ceil celu clip conj_physical cos cosh deg2rad digamma elu erf erfc erfinv exp exp2 expm1 fix floor frac frexp
-        gelu glu hardshrink hardsigmoid hardswish hardtanh i0 isfinite isinf isnan isneginf isposinf leaky_relu lgamma
-        log log10 log1p log2 log_sigmoid log_sigmoid_forward logical_not logit mish mvlgamma nan_to_num native_dropout
-        neg negative polygamma positive rad2deg reciprocal relu relu6 round rrelu rsqrt selu sgn sigmoid sign signbit
-        silu sin sinc sinh softplus softshrink special_bessel_j0 special_bessel_j1 special_entr special_erfcx
-        special_i0e special_i1 special_i1e special_log_ndtr special_ndtri sqrt square tan tanh threshold tril triu
-        trunc
+        abs acos acosh angle asin asinh atan atanh bernoulli bitwise_not ceil celu conj_physical cos cosh deg2rad
+        digamma elu erf erfc erfinv exp exp2 expm1 floor frac frexp gelu glu hardshrink hardsigmoid hardswish hardtanh
+        i0 isinf isnan isneginf isposinf leaky_relu lgamma log log10 log1p log2 log_sigmoid_forward logical_not logit
+        mish mvlgamma nan_to_num native_dropout neg polygamma rad2deg reciprocal relu round rsqrt sgn sigmoid sign
+        signbit silu sin sinc sinh softplus softshrink sqrt tan tanh threshold tril triu trunc
     """,
     2: """
-        __and__ __ilshift__ __irshift__ __ixor__ __lshift__ __or__ __rshift__ __xor__ _prelu_kernel add arctan2 atan2
-        bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor clamp_max clamp_min copysign div
-        divide elu_backward eq float_power floor_divide fmax fmin fmod gcd ge gelu_backward glu_backward greater
-        greater_equal gt hardshrink_backward hardsigmoid_backward hardswish_backward hardtanh_backward heaviside hypot
-        igamma igammac lcm ldexp le leaky_relu_backward less less_equal logaddexp logaddexp2 logical_and logical_or
-        logical_xor logit_backward lt maximum minimum mish_backward mul multiply native_dropout_backward ne nextafter
-        not_equal pow remainder rsub sigmoid_backward silu_backward softplus_backward softshrink_backward
-        special_xlog1py special_zeta sub subtract tanh_backward threshold_backward true_divide xlogy
+        __ilshift__ __irshift__ __lshift__ __rshift__ _masked_scale _prelu_kernel add atan2 bitwise_and
+        bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor clamp_max clamp_min complex copysign div
+        elu_backward eq floor_divide fmax fmin fmod gcd ge gelu_backward glu_backward gt hardshrink_backward
+        hardsigmoid_backward hardswish_backward hardtanh_backward heaviside hypot igamma igammac lcm ldexp le
+        leaky_relu_backward logaddexp logaddexp2 logical_and logical_or logical_xor logit_backward lt maximum minimum
+        mish_backward mul native_dropout_backward ne nextafter polar pow remainder rsub sigmoid_backward silu_backward
+        softplus_backward softshrink_backward sub tanh_backward threshold_backward xlogy
     """,
     3: """
         _prelu_kernel_backward addcdiv addcmul binary_cross_entropy_backward clamp huber_loss_backward lerp
@@ -64,10 +61,7 @@ _POINTWISE = {
 }
 _TENSORS_READ = {name: count for count, names in _POINTWISE.items() for name in names.split()}
 #: The pointwise operators that return boolean tensors.
-_COMPARISONS = """
-    eq ge greater greater_equal gt isfinite isinf isnan isneginf isposinf le less less_equal logical_and logical_not
-    logical_or logical_xor lt ne not_equal signbit
-"""
+_COMPARISONS = "eq ge gt isinf isnan isneginf isposinf le logical_and logical_not logical_or logical_xor lt ne signbit"
 
 
 def _pointwise(name: str, *, in_place: bool) -> Rule:
@@ -76,19 +70,15 @@ def _pointwise(name: str, *, in_place: bool) -> Rule:
     def select(call: Call) -> list[Tensor]:
         return call.tensors()[: _TENSORS_READ[name]]
 
-    def count_flops(call: Call) -> float:
-        return float(_count_broadcast_elements(select(call)))
-
     def count_written(call: Call) -> float:
-        if in_place:
-            return size_of(0)(call)
-        tensors = select(call)
-        element_bytes = 1 if name in _COMPARISONS.split() else max(map(call.element_bytes, tensors))
-        return _count_broadcast_elements(tensors) * element_bytes
+        sizes = [call.element_bytes(tensor) for tensor in select(call)]
+        element_bytes = sizes[0] if in_place else 1 if name in _COMPARISONS.split() else max(sizes)
+        return _count_broadcast_elements(select(call)) * element_bytes
 
     return Rule(
-        "elementwise", count_flops, lambda call: call.count_bytes(select(call)), _outputs_if_returned_or(count_written)
-    )
+        "elementwise", lambda call: call.count_bytes(select(call)), outputs_or(count_written),
+        lambda call: _count_broadcast_elements(select(call)),
+    )  # fmt: skip
 
 
 def _count_broadcast_elements(tensors: list[Tensor]) -> int:
@@ -98,118 +88,92 @@ def _count_broadcast_elements(tensors: list[Tensor]) -> int:
     return math.prod(next((size for size in sizes if size != 1), 1) for sizes in zip(*shapes, strict=True))
 
 
-def _outputs_if_returned_or(otherwise: Formula) -> Formula:
-    """Makes a formula: the bytes of the outputs, or another formula if they are unknown or not returned."""
-    return lambda call: call.count_bytes(call.outputs) if call.outputs else otherwise(call)
-
-
-def _foreach(name: str) -> Rule:
-    """Makes the rule of a pointwise operator on each tensor of a list; further arguments may be lists, too."""
-    read = bytes_of(*range(_TENSORS_READ[name]))
-    return Rule("optimizer", operations(1, 0), read, _outputs_if_returned_or(size_of(0)))
-
-
-def _optimizer(operations_per_parameter: float, written: tuple[int, ...]) -> Rule:
-    """Makes the rule of an optimizer that updates lists of tensors: the parameters at position 0, and its state."""
-    return Rule("optimizer", operations(operations_per_parameter, 0), bytes_of(), size_of(*written))
+def _optimizer(flops_per_parameter: float, written: tuple[int, ...]) -> Rule:
+    """Makes the rule of an operator that updates lists of tensors in place, such as parameters and their moments."""
+    return Rule("optimizer", bytes_of(), size_of(*written), operations(flops_per_parameter))
 
 
 # --- lookups and updates by index: they touch the elements that the indices select
 
 
-def _selected(index: int, values: int = 0) -> Formula:
-    """Makes a formula: the bytes of one element of ``values`` for each element of ``index``."""
-    return lambda call: count_elements(call.tensor(index)) * call.element_bytes(call.tensor(values))
+def _elements(index: int, table: int = 0) -> Formula:
+    """Makes a formula: the bytes of one element of a table for each element of an index."""
+    return lambda call: count_elements(call.tensor(index)) * call.element_bytes(call.tensor(table))
 
 
-def _selected_rows(index: int) -> Formula:
-    """Makes a formula: the bytes of one row of the table at position 0 for each element of ``index``."""
-
-    def count(call: Call) -> float:
-        table = call.tensor(0)
-        return count_elements(call.tensor(index)) * math.prod(table.shape[1:]) * call.element_bytes(table)
-
-    return count
+def _rows(call: Call) -> float:
+    """Returns the bytes that ``(table, index)`` selects: one row of the table for each element of the index."""
+    return float(math.prod(call.tensor(0).shape[1:]) * _elements(1)(call))
 
 
-def _selected_slices(call: Call) -> float:
-    """Returns the bytes that ``(self, dim, index)`` selects: a slice across the dimension for each index."""
-    table = call.tensor(0)
-    slice_elements = count_elements(table) // max(1, table.shape[int(call.value(1))])
-    return count_elements(call.tensor(2)) * slice_elements * call.element_bytes(table)
+def _slices(call: Call) -> float:
+    """Returns the bytes that ``(table, dim, index)`` selects: a slice across the dimension for each element."""
+    shape = call.tensor(0).shape
+    return math.prod(shape) // max(1, shape[int(call.value(1))]) * _elements(2)(call)
 
 
-def _put_elements(call: Call) -> float:
-    """Returns the bytes that ``index_put_(self, indices, values)`` writes; a mask does not tell how many it selects."""
+def _put(call: Call) -> float:
+    """Returns the bytes that ``(table, indices, values)`` writes. A mask does not tell how many elements it selects."""
     indices = [tensor for tensor in call.tensors(1) if tensor.dtype not in ("bool", "uint8")]
     elements = max(_count_broadcast_elements(indices) if indices else 0, count_elements(call.tensor(2)))
     return elements * call.element_bytes(call.tensor(0))
 
 
-def _put(call: Call) -> float:
-    """Returns the bytes that ``index_put_(self, indices, values, accumulate)`` reads."""
-    return bytes_of(1, 2)(call) + (_put_elements(call) if call.value(3, False) else 0.0)
+def _accumulated(call: Call) -> float:
+    """Returns the bytes that ``(table, indices, values, accumulate)`` reads of the table."""
+    return _put(call) if call.value(3, False) else 0.0
 
 
-def _outputs_are_read(call: Call) -> float:
-    """Returns the bytes of the outputs, as many of which are read from the source."""
+def _returned(call: Call) -> float:
+    """Returns the bytes of the outputs, as many of which are read from a table."""
     if call.outputs is None:
         raise call.unknown("outputs")
     return call.count_bytes(call.outputs)
 
 
 def _lookup(selected: Formula, *others: int) -> Rule:
-    """Makes the rule of an operator that returns selected elements, and reads the tensors at other positions."""
-    return Rule("embedding", nothing, add(selected, bytes_of(*others)), outputs_or(selected))
+    """Makes the rule of an operator that returns selected elements, and also reads the tensors at other positions."""
+    return Rule("embedding", add(selected, bytes_of(*others)), outputs_or(selected))
 
 
-def _update(selected: Formula, *others: int, reads_selected: bool = False) -> Rule:
-    """Makes the rule of an operator that changes the selected elements of the tensor at position 0."""
-    read = add(selected, bytes_of(*others)) if reads_selected else bytes_of(*others)
-    return Rule("embedding", nothing, read, selected)
+def _update(selected: Formula, *others: int, adds: bool = False) -> Rule:
+    """Makes the rule of an operator that writes the selected elements of a table, or adds to them."""
+    return Rule("embedding", add(selected if adds else nothing, bytes_of(*others)), selected)
 
 
 # --- other formulas
 
 
-def _given_elements(position: int, *, of_batch: bool = False) -> Formula:
-    """Makes a formula: the bytes of an output whose size is an argument; ``of_batch`` adds the dimensions 0 and 1."""
-
-    def count(call: Call) -> float:
-        source, sizes = call.tensor(0), call.value(position)
-        batch = math.prod(source.shape[:2]) if of_batch else 1
-        return batch * float(math.prod(sizes)) * call.element_bytes(source)
-
-    return count
-
-
-def _pooled(bytes_of_index: int) -> Formula:
-    """Makes a formula: the bytes of the output of ``pool(self, kernel_size, stride, padding)`` with indices."""
-
-    def count(call: Call) -> float:
-        source, kernel = call.tensor(0), call.value(1)
-        stride, padding = call.value(2, []) or kernel, call.value(3, 0)
-        dimensions = len(kernel)
-        padding = [padding] * dimensions if isinstance(padding, int) else padding
-        sizes = [
-            (size + 2 * pad - width) // step + 1
-            for size, pad, width, step in zip(source.shape[-dimensions:], padding, kernel, stride, strict=True)
-        ]
-        elements = math.prod(source.shape[:-dimensions]) * math.prod(sizes)
-        return float(elements) * (call.element_bytes(source) + bytes_of_index)
-
-    return count
-
-
-def _fft_operations(per_element: float) -> Formula:
-    """Makes a formula: the operations of a fast Fourier transform over the dimensions in the argument at position 1."""
+def _resized(position: int, *, of_batch: bool = False) -> Formula:
+    """Makes a formula: the bytes of an output with a given size, which excludes batch and channels if ``of_batch``."""
 
     def count(call: Call) -> float:
         source = call.tensor(0)
-        length = math.prod(source.shape[dimension] for dimension in call.value(1))
-        return per_element * count_elements(source) * math.log2(max(1, length))
+        batch = math.prod(source.shape[:2]) if of_batch else 1
+        return float(batch * math.prod(call.value(position)) * call.element_bytes(source))
 
     return count
+
+
+def _pooled(index_bytes: int) -> Formula:
+    """Makes a formula: the bytes of the output of ``pool(self, kernel_size, stride, padding)`` and of its indices."""
+
+    def count(call: Call) -> float:
+        source, kernel = call.tensor(0), call.value(1)
+        stride, padding = call.value(2, []) or kernel, call.value(3, [0] * len(kernel))
+        windows = zip(source.shape[-len(kernel) :], kernel, stride, padding, strict=True)
+        sizes = [(size + 2 * pad - width) // step + 1 for size, width, step, pad in windows]
+        elements = math.prod(source.shape[: -len(kernel)]) * math.prod(sizes)
+        return float(elements * (call.element_bytes(source) + index_bytes))
+
+    return count
+
+
+#: The kinds of the kernels of torch.compile by a word in their names. The first one that occurs applies.
+_TRITON_KINDS: tuple[tuple[str, OperatorKind], ...] = (
+    ("norm", "norm"), ("nll_loss", "cross entropy"), ("softmax", "softmax"), ("triton_poi", "elementwise"),
+    ("triton_for", "optimizer"), ("triton_red", "reduction"), ("triton_per", "reduction"),
+)  # fmt: skip
 
 
 def _make_triton_rule(name: str) -> Rule | None:
@@ -218,190 +182,125 @@ def _make_triton_rule(name: str) -> Rule | None:
     A kernel reads no more elements of a buffer than it has iterations, whose numbers are its last arguments. A buffer
     that is read and written counts once, because the arguments do not tell it from one that is only written.
     """
-    category, _, operators = name.removeprefix("triton::triton_").partition("_fused_")
-    if category not in ("poi", "red", "per", "for"):
-        return None
-    kinds: dict[str, OperatorKind] = {"norm": "norm", "softmax": "softmax", "nll_loss": "cross entropy"}
-    kind = next((kind for word, kind in kinds.items() if word in operators), None)
-    if kind is None:
-        kind = {"poi": "elementwise", "for": "optimizer"}.get(category, "reduction")  # type: ignore[assignment]
 
     def count(call: Call) -> float:
         numbers = [int(text) for text in call.signature.arguments if text.isdigit()]
         iterations = math.prod(numbers) if numbers else math.inf
         return sum(min(count_stored_elements(x), iterations) * call.element_bytes(x) for x in call.tensors())
 
-    return Rule(kind or "elementwise", nothing, count, nothing)
+    kind = next((kind for word, kind in _TRITON_KINDS if word in name), None)
+    return Rule(kind, count, nothing) if kind else None
 
 
 # --- the table
 
-_ONE_OPERATION = operations(1, 0)
-_AS_FIRST = outputs_or(size_of(0))
-_SMALL = outputs_or(nothing)  # outputs that are much smaller than the inputs
+_IF_KNOWN = outputs_or(nothing)  # outputs that are much smaller than the inputs
 
 #: The rules by names of operators; names without a namespace are in ``aten``. If the outputs are unknown, the source is
 #: a trace that also contains the operators that an operator calls, such as the one that fills a gradient with zeros.
 _TABLE: tuple[tuple[str, Rule], ...] = (
-    # --- lists of tensors, and optimizers
-    ("_foreach_copy_", Rule("optimizer", nothing, bytes_of(1), size_of(0))),
-    ("_foreach_zero_", Rule("optimizer", nothing, nothing, size_of(0))),
-    ("_foreach_norm _foreach_max _foreach_powsum", Rule("optimizer", operations(2, 0), bytes_of(0), _SMALL)),
-    ("_amp_foreach_non_finite_check_and_unscale_", _optimizer(2, (0,))),
-    # AdamW for each parameter: decay 1, first moment 3, second moment 4, denominator 3, step 3 (torch.optim.AdamW).
+    # Lists of tensors. AdamW for each parameter: decay 1, first moment 3, second moment 4, denominator 3, step 3. SGD:
+    # decay 2, momentum 2, step 2. Adagrad: sum of squares 2, denominator 2, step 2 (the formulas of torch.optim).
     ("_fused_adam_ _fused_adamw_", _optimizer(14, (0, 2, 3, 4))),
-    # SGD: decay 2, momentum 2, step 2 (torch.optim.SGD). Adagrad: sum of squares 2, denominator 2, step 2.
     ("_fused_sgd_ _fused_adagrad_", _optimizer(6, (0, 2))),
-    # --- norms: mean 1, variance 3, normalization 2, weight and bias 2; RMS norm: squares 2, scale 1, weight 1
-    (
-        """native_layer_norm native_group_norm native_batch_norm cudnn_batch_norm miopen_batch_norm
-        _native_batch_norm_legit _native_batch_norm_legit_functional _batch_norm_with_update""",
-        Rule("norm", operations(8, 0)),
-    ),
-    ("_fused_rms_norm batch_norm_elemt", Rule("norm", operations(4, 0))),
-    ("batch_norm_stats", Rule("norm", operations(4, 0), bytes_of(0), _SMALL)),
-    # Backward: normalized input 2, gradients of weight and bias 3, two sums 3, gradient of the input 6.
-    (
-        """native_layer_norm_backward native_batch_norm_backward batch_norm_backward cudnn_batch_norm_backward
-        miopen_batch_norm_backward native_group_norm_backward""",
-        Rule("norm", operations(14, 0)),
-    ),
-    ("_fused_rms_norm_backward", Rule("norm", operations(10, 0))),
-    ("batch_norm_backward_reduce", Rule("norm", operations(7, 0), bytes_of(), _SMALL)),
-    ("batch_norm_backward_elemt", Rule("norm", operations(7, 0))),
-    # --- softmax: maximum, difference, exponential, sum, quotient; backward: product, sum, difference, product
-    (
-        "_softmax _log_softmax _safe_softmax _masked_softmax",
-        Rule("softmax", operations(5, 0), bytes_of(0, 1), _AS_FIRST),
-    ),
-    (
-        "_softmax_backward_data _log_softmax_backward_data",
-        Rule("softmax", operations(4, 0), bytes_of(0, 1), _AS_FIRST),
-    ),
-    # --- losses: cross entropy reads one logarithm for each target
-    (
-        "nll_loss_forward nll_loss2d_forward",
-        Rule("cross entropy", nothing, add(_selected(1), bytes_of(1, 2)), _SMALL),
-    ),
-    (
-        "nll_loss_backward nll_loss2d_backward",
-        Rule("cross entropy", nothing, bytes_of(0, 2, 3, 6), outputs_or(_selected(2, 1))),
-    ),
-    (
-        "mse_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits",
-        Rule("reduction", operations(3, 0), bytes_of(0, 1, 2, 3), _SMALL),
-    ),
-    # --- reductions, scans and searches
-    (
-        """sum nansum mean amax amin max min aminmax argmax argmin prod std var std_mean var_mean norm
-        linalg_vector_norm all any logsumexp equal count_nonzero median nanmedian mode kthvalue""",
-        Rule("reduction", _ONE_OPERATION, bytes_of(0, 1), _SMALL),
-    ),
-    (
-        "cumsum cumsum_ cumprod cumprod_ logcumsumexp cummax cummin",
-        Rule("reduction", _ONE_OPERATION, bytes_of(0), _AS_FIRST),
-    ),
-    ("sort", Rule("other", nothing, bytes_of(0), _AS_FIRST)),
-    (
-        """topk unique_consecutive _unique2 unique_dim histc bincount multinomial nonzero masked_select searchsorted
-        bucketize""",
-        Rule("other", nothing, bytes_of(0, 1), _SMALL),
-    ),
-    ("_fft_c2c", Rule("other", _fft_operations(5), bytes_of(0), _AS_FIRST)),
-    ("_fft_r2c _fft_c2r", Rule("other", _fft_operations(2.5), bytes_of(0), _AS_FIRST)),
-    # --- pooling and interpolation
-    (
-        "max_pool2d_with_indices max_pool3d_with_indices",
-        Rule("reduction", _ONE_OPERATION, bytes_of(0), outputs_or(_pooled(8))),
-    ),
-    ("avg_pool2d avg_pool3d", Rule("reduction", _ONE_OPERATION, bytes_of(0), outputs_or(_pooled(0)))),
-    (
-        "_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d",
-        Rule("reduction", _ONE_OPERATION, bytes_of(0), outputs_or(_given_elements(1, of_batch=True))),
-    ),
-    (
-        "max_pool2d_with_indices_backward max_pool3d_with_indices_backward",
-        Rule("reduction", _ONE_OPERATION, bytes_of(0, 7), outputs_or(size_of(1))),
-    ),
-    (
-        "avg_pool2d_backward avg_pool3d_backward _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward",
-        Rule("reduction", _ONE_OPERATION, bytes_of(0), outputs_or(size_of(1))),
-    ),
-    (
-        """upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d
-        upsample_trilinear3d upsample_bicubic2d _upsample_nearest_exact2d _upsample_bilinear2d_aa""",
-        Rule("elementwise", nothing, bytes_of(0), outputs_or(_given_elements(1, of_batch=True))),
-    ),
-    (
-        """upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward
-        upsample_linear1d_backward upsample_bilinear2d_backward upsample_trilinear3d_backward
-        upsample_bicubic2d_backward _upsample_nearest_exact2d_backward _upsample_bilinear2d_aa_backward""",
-        Rule("elementwise", nothing, bytes_of(0), outputs_or(_given_elements(2))),
-    ),
-    # --- lookups and updates by index
-    ("embedding", _lookup(_selected_rows(1), 1)),
-    ("_embedding_bag", Rule("embedding", nothing, add(_selected_rows(1), bytes_of(1, 2, 6)), _SMALL)),
-    ("embedding_dense_backward", Rule("embedding", nothing, bytes_of(0, 1), _AS_FIRST)),
-    ("index_select", _lookup(_selected_slices, 2)),
-    ("gather", _lookup(_selected(2), 2)),
-    ("take", _lookup(_selected(1), 1)),
-    ("index", _lookup(_outputs_are_read, 1)),
-    ("index_put_ _index_put_impl_", Rule("embedding", nothing, _put, _put_elements)),
-    ("scatter_", _update(_selected(2), 2, 3)),
-    ("scatter_add_ scatter_reduce_", _update(_selected(2), 2, 3, reads_selected=True)),
-    ("index_add_ index_reduce_", _update(_selected_slices, 2, 3, reads_selected=True)),
-    ("index_copy_", _update(_selected_slices, 2, 3)),
-    ("index_fill_", _update(_selected_slices, 2)),
-    (
-        """scatter scatter_add scatter_reduce index_add index_reduce index_copy index_fill index_put slice_scatter
-        select_scatter""",
-        Rule("embedding", nothing, bytes_of(0, 1, 2, 3), _AS_FIRST),
-    ),
-    # --- copies and new tensors
-    ("copy_", Rule("copy", nothing, bytes_of(1), size_of(0))),
-    ("_local_scalar_dense", Rule("copy", nothing, bytes_of(0), nothing)),
-    (
-        """_to_copy clone cat stack _reshape_copy expand_copy permute_copy view_copy flip roll repeat
-        repeat_interleave constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d
-        replication_pad3d slice_backward select_backward im2col col2im unfold_backward pixel_shuffle pixel_unshuffle
-        channel_shuffle as_strided_copy slice_copy t_copy transpose_copy select_copy rot90""",
-        Rule("copy", nothing, bytes_of(0), _AS_FIRST),
-    ),
-    (
-        """split_with_sizes_copy _chunk_cat fsdp::all_gather_copy_in fsdp::split_with_sizes_copy fsdp::chunk_cat""",
-        Rule("copy", nothing, bytes_of(0), size_of(0)),
-    ),
-    (
-        """zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full fill_ zero_ normal_ uniform_
-        bernoulli_ exponential_ random_ log_normal_ cauchy_ geometric_ arange linspace logspace eye rand randn randint
-        rand_like randn_like randint_like randperm tril_indices triu_indices""",
-        Rule("copy", nothing, nothing, _AS_FIRST),
-    ),
-    (
-        "empty empty_like empty_strided new_empty new_empty_strided empty_permuted _unsafe_view resize_ set_",
-        Rule("other", nothing, nothing, nothing),
-    ),
-    # --- collectives: what this rank gives and receives
-    (
-        "c10d::allreduce_ c10d::allreduce_coalesced_ c10d::reduce_ _c10d_functional::all_reduce_",
-        Rule("collective", nothing, bytes_of(0), size_of(0)),
-    ),
-    ("c10d::broadcast_ c10d::send c10d::recv_", Rule("collective", nothing, bytes_of(0), nothing)),
-    (
-        """c10d::_allgather_base_ c10d::allgather_ c10d::allgather_into_tensor_coalesced_ c10d::_reduce_scatter_base_
-        c10d::reduce_scatter_ c10d::reduce_scatter_tensor_coalesced_ c10d::alltoall_base_ c10d::alltoall_
-        c10d::gather_ c10d::scatter_""",
-        Rule("collective", nothing, bytes_of(1), size_of(0)),
-    ),
-    (
-        """_c10d_functional::all_reduce _c10d_functional::all_gather_into_tensor _c10d_functional::broadcast
-        _c10d_functional::reduce_scatter_tensor _c10d_functional::all_to_all_single""",
-        Rule("collective", nothing, bytes_of(0), _AS_FIRST),
-    ),
-)
+    ("_amp_foreach_non_finite_check_and_unscale_", _optimizer(2, (0,))),
+    ("_foreach_copy_", Rule("optimizer", bytes_of(1), size_of(0))),
+    ("_foreach_zero_", Rule("optimizer", nothing, size_of(0))),
+    ("_foreach_norm _foreach_max _foreach_powsum", Rule("optimizer", bytes_of(0), _IF_KNOWN, operations(2))),
+    # Norms: mean 1, variance 3, normalization 2, weight and bias 2; RMS norm: squares 2, scale 1, weight 1. Backward:
+    # normalized input 2, gradients of weight and bias 3, two sums 3, gradient of the input 6.
+    ("native_layer_norm native_group_norm native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit"
+     " _native_batch_norm_legit_functional _batch_norm_with_update", Rule("norm", flops=operations(8))),
+    ("_fused_rms_norm batch_norm_elemt", Rule("norm", flops=operations(4))),
+    ("batch_norm_stats", Rule("norm", bytes_of(0), _IF_KNOWN, operations(4))),
+    ("native_layer_norm_backward native_group_norm_backward native_batch_norm_backward batch_norm_backward"
+     " cudnn_batch_norm_backward miopen_batch_norm_backward", Rule("norm", flops=operations(14))),
+    ("_fused_rms_norm_backward", Rule("norm", flops=operations(10))),
+    ("batch_norm_backward_reduce", Rule("norm", bytes_of(), _IF_KNOWN, operations(7))),
+    ("batch_norm_backward_elemt", Rule("norm", flops=operations(7))),
+    # Softmax: maximum, difference, exponential, sum, quotient. Backward: product, sum, difference, product.
+    ("_softmax _log_softmax _safe_softmax _masked_softmax", Rule("softmax", bytes_of(0, 1), flops=operations(5))),
+    ("_softmax_backward_data _log_softmax_backward_data", Rule("softmax", bytes_of(0, 1), flops=operations(4))),
+    # Losses. Cross entropy reads one logarithm for each target.
+    ("nll_loss_forward nll_loss2d_forward", Rule("cross entropy", add(_elements(1), bytes_of(1, 2)), _IF_KNOWN)),
+    ("nll_loss_backward nll_loss2d_backward",
+     Rule("cross entropy", bytes_of(0, 2, 3, 6), outputs_or(_elements(2, 1)))),
+    ("mse_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits",
+     Rule("reduction", bytes_of(0, 1, 2, 3), _IF_KNOWN, operations(3))),
+    # Reductions, scans and searches.
+    ("sum nansum mean amax amin max min aminmax argmax argmin prod std var std_mean var_mean norm linalg_vector_norm"
+     " all any logsumexp equal count_nonzero median nanmedian mode kthvalue",
+     Rule("reduction", bytes_of(0, 1), _IF_KNOWN, operations(1))),
+    ("cumsum cumsum_ cumprod cumprod_ logcumsumexp cummax cummin", Rule("reduction", bytes_of(0), flops=operations(1))),
+    ("sort _fft_c2c _fft_r2c _fft_c2r", Rule("other", bytes_of(0))),
+    ("topk unique_consecutive _unique2 unique_dim histc bincount multinomial nonzero masked_select searchsorted"
+     " bucketize isin", Rule("other", bytes_of(0, 1), _IF_KNOWN)),
+    # Pooling and interpolation.
+    ("max_pool2d_with_indices max_pool3d_with_indices", Rule("reduction", bytes_of(0), outputs_or(_pooled(8)))),
+    ("avg_pool2d avg_pool3d", Rule("reduction", bytes_of(0), outputs_or(_pooled(0)))),
+    ("_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d",
+     Rule("reduction", bytes_of(0), outputs_or(_resized(1, of_batch=True)))),
+    ("max_pool2d_with_indices_backward max_pool3d_with_indices_backward",
+     Rule("reduction", bytes_of(0, 7), outputs_or(size_of(1)))),
+    ("adaptive_max_pool2d_backward adaptive_max_pool3d_backward",
+     Rule("reduction", bytes_of(0, 2), outputs_or(size_of(1)))),
+    ("avg_pool2d_backward avg_pool3d_backward _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward",
+     Rule("reduction", bytes_of(0), outputs_or(size_of(1)))),
+    ("upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d"
+     " upsample_trilinear3d _upsample_nearest_exact2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa",
+     Rule("elementwise", bytes_of(0), outputs_or(_resized(1, of_batch=True)))),
+    ("upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward upsample_linear1d_backward"
+     " upsample_bilinear2d_backward upsample_bicubic2d_backward upsample_trilinear3d_backward"
+     " _upsample_nearest_exact2d_backward _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward",
+     Rule("elementwise", bytes_of(0), outputs_or(_resized(2)))),
+    # Lookups and updates by index.
+    ("embedding", _lookup(_rows, 1)),
+    ("_embedding_bag _embedding_bag_forward_only", Rule("embedding", add(_rows, bytes_of(1, 2, 6)), _IF_KNOWN)),
+    ("embedding_dense_backward", Rule("embedding", bytes_of(0, 1))),
+    ("index_select", _lookup(_slices, 2)),
+    ("gather", _lookup(_elements(2), 2)),
+    ("take", _lookup(_elements(1), 1)),
+    ("index _unsafe_index", _lookup(_returned, 1)),
+    ("index_put_ _index_put_impl_", Rule("embedding", add(_accumulated, bytes_of(1, 2)), _put)),
+    ("scatter_", _update(_elements(2), 2, 3)),
+    ("scatter_add_ scatter_reduce_", _update(_elements(2), 2, 3, adds=True)),
+    ("index_copy_ index_fill_", _update(_slices, 2, 3)),
+    ("index_add_ index_reduce_", _update(_slices, 2, 3, adds=True)),
+    ("scatter scatter_add scatter_reduce index_add index_reduce index_copy index_fill index_put _unsafe_index_put"
+     " slice_scatter select_scatter", Rule("embedding", bytes_of(0, 1, 2, 3))),
+    # Copies and new tensors.
+    ("copy_", Rule("copy", bytes_of(1), size_of(0))),
+    ("_local_scalar_dense", Rule("copy", bytes_of(0), nothing)),
+    ("_to_copy clone cat stack _reshape_copy expand_copy permute_copy view_copy flip roll repeat repeat_interleave"
+     " constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d replication_pad3d"
+     " slice_backward select_backward im2col col2im unfold_backward pixel_shuffle pixel_unshuffle channel_shuffle"
+     " as_strided_copy slice_copy t_copy transpose_copy select_copy rot90 diag_embed", Rule("copy", bytes_of(0))),
+    ("reflection_pad1d_backward reflection_pad2d_backward replication_pad1d_backward replication_pad2d_backward"
+     " replication_pad3d_backward", Rule("copy", bytes_of(0), outputs_or(size_of(1)))),
+    ("split_with_sizes_copy _chunk_cat fsdp::all_gather_copy_in fsdp::split_with_sizes_copy fsdp::chunk_cat",
+     Rule("copy", bytes_of(0), size_of(0))),
+    ("zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full fill_ zero_ normal_ uniform_"
+     " bernoulli_ exponential_ random_ log_normal_ cauchy_ geometric_ arange linspace logspace eye rand randn randint"
+     " rand_like randn_like randint_like randperm tril_indices triu_indices scalar_tensor", Rule("copy", nothing)),
+    ("empty empty_like empty_strided new_empty new_empty_strided empty_permuted _unsafe_view resize_ set_",
+     Rule("other", nothing, nothing)),
+    # Collectives: what this rank gives and receives.
+    ("c10d::allreduce_ c10d::allreduce_coalesced_ c10d::reduce_ _c10d_functional::all_reduce_",
+     Rule("collective", bytes_of(0), size_of(0))),
+    ("c10d::broadcast_ c10d::send c10d::recv_", Rule("collective", bytes_of(0), nothing)),
+    ("c10d::_allgather_base_ c10d::allgather_ c10d::allgather_into_tensor_coalesced_ c10d::_reduce_scatter_base_"
+     " c10d::reduce_scatter_ c10d::reduce_scatter_tensor_coalesced_ c10d::alltoall_base_ c10d::alltoall_ c10d::gather_"
+     " c10d::scatter_", Rule("collective", bytes_of(1), size_of(0))),
+    ("_c10d_functional::all_reduce _c10d_functional::all_gather_into_tensor _c10d_functional::reduce_scatter_tensor"
+     " _c10d_functional::all_to_all_single _c10d_functional::broadcast", Rule("collective", bytes_of(0))),
+)  # fmt: skip
 _DATA_RULES: dict[str, Rule] = {
     **{f"aten::{name}": _pointwise(name, in_place=False) for name in _TENSORS_READ},
     **{f"aten::{name}_": _pointwise(name, in_place=True) for name in _TENSORS_READ},
-    **{f"aten::_foreach_{name}{suffix}": _foreach(name) for name in _TENSORS_READ for suffix in ("", "_")},
+    **{
+        f"aten::_foreach_{name}{suffix}": Rule("optimizer", bytes_of(*range(count)), written, operations(1))
+        for name, count in _TENSORS_READ.items()
+        for suffix, written in (("", outputs_or(size_of(0))), ("_", size_of(0)))
+    },
     **{name if "::" in name else f"aten::{name}": rule for names, rule in _TABLE for name in names.split()},
 }

@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from nsys_analyzer.analysis.operators.operands import (
     Call,
     Rule,
+    add,
     bytes_of,
     count_elements,
+    nothing,
     outputs_or,
     size_of,
 )
-from nsys_analyzer.trace.operator_calls import Tensor
+from nsys_analyzer.trace.operator_calls import Signature, Tensor
+
+
+def find_matmul_rule(signature: Signature) -> Rule | None:
+    """Returns the rule of an operator that multiplies, or None for other operators."""
+    if signature.name.startswith("triton::triton_tem_"):
+        return _make_template_rule(signature.name)
+    return MATMUL_RULES.get(signature.name)
+
 
 # --- matmuls
 
@@ -38,7 +49,7 @@ def _count_linear_outputs(inputs: Tensor, weight: Tensor) -> int:
 
 
 def _count_grouped_outputs(left: Tensor, right: Tensor) -> int:
-    """Returns the number of output elements of a grouped matmul, as a mixture of experts has.
+    """Returns the number of output elements of a grouped matmul, which a mixture of experts has.
 
     Each row of a left operand with two dimensions belongs to one group, and each column of a right one. If both have
     two dimensions, the groups share the inner dimension, so that one matmul does the arithmetic of all groups.
@@ -47,14 +58,16 @@ def _count_grouped_outputs(left: Tensor, right: Tensor) -> int:
     return groups * left.shape[-2] * right.shape[-1]
 
 
-def _matmul(
-    left: int, right: int, last: int, count_outputs: Callable[[Tensor, Tensor], int] = _count_matmul_outputs
-) -> Rule:
+def _count_int4_outputs(inputs: Tensor, weight: Tensor) -> int:
+    """Returns the number of output elements for weights in tiles of 8 rows of ``_convert_weight_to_int4pack``."""
+    return inputs.shape[0] * weight.shape[0] * 8
+
+
+def _matmul(left: int, last: int, count_outputs: Callable[[Tensor, Tensor], int] = _count_matmul_outputs) -> Rule:
     """Makes the rule of a matmul.
 
     Args:
-        left: the position of the left operand, whose last dimension is the inner dimension.
-        right: the position of the right operand.
+        left: the position of the left operand, whose last dimension is the inner dimension. The right operand follows.
         last: the position of the last tensor that is read.
         count_outputs: returns the number of elements of the output.
     """
@@ -62,31 +75,37 @@ def _matmul(
     def count_flops(call: Call) -> float:
         operand = call.tensor(left)
         values_per_element = 2 if operand.dtype.startswith("float4") else 1  # a byte contains two values
-        return 2 * count_outputs(operand, call.tensor(right)) * operand.shape[-1] * values_per_element
+        return 2 * count_outputs(operand, call.tensor(left + 1)) * operand.shape[-1] * values_per_element
 
     def count_written(call: Call) -> float:
         operand = call.tensor(left)
-        return count_outputs(operand, call.tensor(right)) * call.element_bytes(operand)
+        return count_outputs(operand, call.tensor(left + 1)) * call.element_bytes(operand)
 
-    return Rule("matmul", count_flops, bytes_of(*range(last + 1)), outputs_or(count_written))
-
-
-def _count_packed_int4_outputs(inputs: Tensor, weight: Tensor) -> int:
-    """Returns the number of output elements for weights in tiles of 8 rows of ``_convert_weight_to_int4pack`` makes."""
-    return inputs.shape[0] * weight.shape[0] * 8
+    return Rule("matmul", bytes_of(*range(last + 1)), outputs_or(count_written), count_flops)
 
 
 _MATMULS = {
-    **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot", "matmul", "_int_mm"), _matmul(0, 1, 1)),
-    **dict.fromkeys(("addmm", "addmm_", "_addmm_activation", "addmv", "baddbmm", "baddbmm_"), _matmul(1, 2, 2)),
-    "linear": _matmul(0, 1, 2, _count_linear_outputs),
-    "_scaled_mm": _matmul(0, 1, 4),
-    "_scaled_mm_v2": _matmul(0, 1, 8),
-    "_grouped_mm": _matmul(0, 1, 3, _count_grouped_outputs),
-    "_scaled_grouped_mm": _matmul(0, 1, 5, _count_grouped_outputs),
-    "_weight_int8pack_mm": _matmul(0, 1, 2, _count_linear_outputs),
-    "_weight_int4pack_mm": _matmul(0, 1, 3, _count_packed_int4_outputs),
+    **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot", "matmul", "_int_mm"), _matmul(0, 1)),
+    **dict.fromkeys(("addmm", "addmm_", "_addmm_activation", "addmv", "baddbmm", "baddbmm_", "addbmm"), _matmul(1, 2)),
+    "linear": _matmul(0, 2, _count_linear_outputs),
+    "_scaled_mm": _matmul(0, 4),
+    "_scaled_mm_v2": _matmul(0, 8),
+    "_grouped_mm": _matmul(0, 3, _count_grouped_outputs),
+    "_scaled_grouped_mm": _matmul(0, 5, _count_grouped_outputs),
+    "_weight_int8pack_mm": _matmul(0, 2, _count_linear_outputs),
+    "_weight_int4pack_mm": _matmul(0, 3, _count_int4_outputs),
 }
+
+
+def _recurrent(passes: int) -> Rule:
+    """Makes the rule of a recurrent network: each token meets each weight matrix of the list at position 1."""
+
+    def count_flops(call: Call) -> float:
+        inputs = call.tensor(0)
+        weights = sum(count_elements(weight) for weight in call.tensors(1) if len(weight.shape) > 1)
+        return passes * 2.0 * weights * count_elements(inputs) / inputs.shape[-1]
+
+    return Rule("matmul", flops=count_flops)
 
 
 # --- convolutions
@@ -114,35 +133,23 @@ class _Convolution(NamedTuple):
         if call.outputs:
             return call.outputs[0].shape
         inputs, weight = call.tensor(0), call.tensor(1)
-        dimensions = len(weight.shape) - 2
+        dimensions, is_transposed = len(weight.shape) - 2, self.is_transposed(call)
 
-        def read(position: int | None, default: int) -> list[int]:
-            """Returns an argument for each dimension. PyTorch repeats a single number."""
+        def read(position: int | None, default: int, dimension: int) -> int:
+            """Returns an argument for a dimension. PyTorch repeats a single number."""
             value: Any = default if position is None else call.value(position, default)
-            sizes = [value] if isinstance(value, int) else [*value]
-            return sizes * dimensions if len(sizes) == 1 else sizes
+            return int(value if isinstance(value, int) else value[dimension % len(value)])
 
-        stride, dilation = read(self.stride, 1), read(self.dilation, 1)
-        extent = [spread * (size - 1) for spread, size in zip(dilation, weight.shape[2:], strict=True)]
-        padding = call.value(self.padding, 0)
-        if padding == "same":
-            paddings = extent
-        else:
-            paddings = [0] * dimensions if padding == "valid" else [2 * size for size in read(self.padding, 0)]
-        sizes = inputs.shape[-dimensions:]
-        if self.is_transposed(call):
-            channels = weight.shape[1] * (call.value(self.groups, 1) if self.groups else 1)
-            added = read(self.output_padding, 0)
-            spatial = [
-                (size - 1) * step - pad + reach + add + 1
-                for size, step, pad, reach, add in zip(sizes, stride, paddings, extent, added, strict=True)
-            ]
-        else:
-            channels = weight.shape[0]
-            spatial = [
-                (size + pad - reach - 1) // step + 1
-                for size, step, pad, reach in zip(sizes, stride, paddings, extent, strict=True)
-            ]
+        spatial = []
+        for dimension, (size, kernel) in enumerate(zip(inputs.shape[-dimensions:], weight.shape[2:], strict=True)):
+            stride, reach = read(self.stride, 1, dimension), read(self.dilation, 1, dimension) * (kernel - 1)
+            named_padding = {"same": reach, "valid": 0}.get(str(call.value(self.padding, 0)))
+            padding = 2 * read(self.padding, 0, dimension) if named_padding is None else named_padding
+            if is_transposed:
+                spatial.append((size - 1) * stride - padding + reach + read(self.output_padding, 0, dimension) + 1)
+            else:
+                spatial.append((size + padding - reach - 1) // stride + 1)
+        channels = weight.shape[1] * read(self.groups, 1, 0) if is_transposed else weight.shape[0]
         return (*inputs.shape[: -dimensions - 1], channels, *spatial)
 
 
@@ -171,14 +178,14 @@ def _convolution(positions: _Convolution) -> Rule:
         multiplied = call.tensor(0).shape if transposed else positions.find_output_shape(call)
         return _count_convolution_flops(call.tensor(1), multiplied)
 
-    def count_read(call: Call) -> float:
-        used_bytes = _count_used_bytes(call, call.tensor(0), call.tensor(1), positions.find_output_shape(call))
-        return used_bytes + call.count_bytes(call.tensors(1, 2, 3, 4))
+    def count_used(call: Call) -> float:
+        return _count_used_bytes(call, call.tensor(0), call.tensor(1), positions.find_output_shape(call))
 
     def count_written(call: Call) -> float:
         return math.prod(positions.find_output_shape(call)) * call.element_bytes(call.tensor(0))
 
-    return Rule("convolution", count_flops, count_read, outputs_or(count_written))
+    read = add(count_used, bytes_of(1, 2, 3, 4))  # the bias is at different positions
+    return Rule("convolution", read, outputs_or(count_written), count_flops)
 
 
 def _make_convolution_backward() -> Rule:
@@ -204,7 +211,7 @@ def _make_convolution_backward() -> Rule:
         _, inputs, weight, for_input, for_weight = read(call)
         return call.count_bytes([*([inputs] if for_input else []), *([weight] if for_weight else [])])
 
-    return Rule("convolution", count_flops, count_read, outputs_or(count_written))
+    return Rule("convolution", count_read, outputs_or(count_written), count_flops)
 
 
 _CONVOLUTIONS = {
@@ -213,15 +220,14 @@ _CONVOLUTIONS = {
     **dict.fromkeys(
         ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _Convolution(3, 4, 7, 6, 5, transposed=True)
     ),
+    **dict.fromkeys(("_conv_depthwise2d", "conv_depthwise3d"), _Convolution(4, 5, 6)),
     "cudnn_convolution": _Convolution(3, 2, 4),
     "cudnn_convolution_transpose": _Convolution(4, 2, 5, 6, 3, transposed=True),
     "cudnn_convolution_add_relu": _Convolution(5, 6, 7),
     "miopen_convolution": _Convolution(4, 3, 5),
-    "_conv_depthwise2d": _Convolution(4, 5, 6),
-    "conv_depthwise3d": _Convolution(4, 5, 6),
-    "thnn_conv2d": _Convolution(4, 5, None),
     "_slow_conv2d_forward": _Convolution(4, 5, None),
 }
+
 
 # --- attention
 
@@ -261,9 +267,8 @@ class _Attention(NamedTuple):
         if self.offsets is not None and (offsets := call.tensors(self.offsets)):
             sequences = offsets[0].shape[0] - 1  # sequences of equal length have the fewest pairs
             batch, queries, keys = batch * sequences, queries / sequences, keys / sequences
-        causal = int(call.value(self.causal, 0))
         pairs = queries * keys
-        if causal:
+        if causal := int(call.value(self.causal, 0)):
             triangle = min(queries, keys) ** 2 / 2
             has_only_triangle = (keys >= queries) != (self.ends_at_last or causal == 2)
             pairs = triangle if has_only_triangle else pairs - triangle
@@ -272,32 +277,31 @@ class _Attention(NamedTuple):
         return batch * heads * pairs
 
 
-def _attention(positions: _Attention) -> Rule:
+def _attention(positions: _Attention, key_matmuls: int, value_matmuls: int, last_like_output: int) -> Rule:
+    """Makes the rule of an attention operator.
+
+    Args:
+        positions: the positions of its arguments.
+        key_matmuls: the number of matmuls over the scores whose other side is as wide as a key.
+        value_matmuls: the number of matmuls over the scores whose other side is as wide as a value.
+        last_like_output: the number of tensors after the query that also have the shape of an output.
+    """
+
     def count_flops(call: Call) -> float:
-        """Each score is a product of a query and a key, and weighs a value."""
-        query, value = call.tensor(positions.query), call.tensor(positions.query + 2)
-        return 2 * (query.shape[-1] + value.shape[-1]) * positions.count_scores(call)
-
-    return Rule("attention", count_flops, written=outputs_or(size_of(positions.query)))
-
-
-def _attention_backward(positions: _Attention) -> Rule:
-    def count_flops(call: Call) -> float:
-        """Five matmuls: the scores again, and the gradients of the scores, the values, the queries and the keys."""
-        query, value = call.tensor(positions.query), call.tensor(positions.query + 2)
-        return 2 * (3 * query.shape[-1] + 2 * value.shape[-1]) * positions.count_scores(call)
+        key, value = call.tensor(positions.query + 1), call.tensor(positions.query + 2)
+        width = key_matmuls * key.shape[-1] + value_matmuls * value.shape[-1]
+        return 2 * width * positions.count_scores(call)
 
     def count_read(call: Call) -> float:
-        return bytes_of()(call) - bytes_of(*positions.written)(call) if positions.written else bytes_of()(call)
+        written = call.tensors(*positions.written) if positions.written else []
+        return call.count_bytes(call.tensors()) - call.count_bytes(written)
 
-    operands = range(positions.query, positions.query + 3)
-    written = size_of(*operands)
-    return Rule("attention", count_flops, count_read, written if positions.written else outputs_or(written))
+    outputs = size_of(*range(positions.query, positions.query + last_like_output + 1))
+    return Rule("attention", count_read, outputs if positions.written else outputs_or(outputs), count_flops)
 
 
 _ATTENTION = {
     "aten::scaled_dot_product_attention": _Attention(0, 5),
-    "aten::_scaled_dot_product_attention_math": _Attention(0, 5),
     "aten::_scaled_dot_product_flash_attention": _Attention(0, 4),
     "aten::_scaled_dot_product_efficient_attention": _Attention(0, 6),
     "aten::_scaled_dot_product_cudnn_attention": _Attention(0, 6),
@@ -325,27 +329,54 @@ _ATTENTION_BACKWARD = {
     ),
 }
 
-# --- recurrent networks
+# --- kernels of torch.compile
 
 
-def _recurrent(passes: int) -> Rule:
-    """Makes the rule of a recurrent network: each token meets each weight matrix of the list at position 1."""
+def _make_template_rule(name: str) -> Rule | None:
+    """Makes the rule of a kernel from a template of torch.compile, such as ``triton_tem_fused_addmm_gelu_0``.
 
-    def count_flops(call: Call) -> float:
-        inputs = call.tensor(0)
-        weights = sum(count_elements(weight) for weight in call.tensors(1) if len(weight.shape) > 1)
-        return passes * 2.0 * weights * count_elements(inputs) / inputs.shape[-1]
+    Its arguments are buffers, the output last. Each of them counts once.
+    """
 
-    return Rule("matmul", count_flops)
+    def count_matmul(call: Call) -> float:
+        """Returns the FLOPs of the first two consecutive buffers whose product is as large as a later buffer."""
+        tensors = call.tensors()
+        for position, (left, right) in enumerate(pairwise(tensors), 2):
+            if len(left.shape) == len(right.shape) >= 2 and left.shape[-1] == right.shape[-2]:
+                elements = _count_matmul_outputs(left, right)
+                if elements in map(count_elements, tensors[position:]):
+                    return 2 * elements * left.shape[-1]
+        raise call.unknown("operands")
+
+    def count_convolution(call: Call) -> float:
+        _, weight, *_, output = (tensor for tensor in call.tensors() if len(tensor.shape) > 2)
+        return _count_convolution_flops(weight, output.shape)
+
+    def count_attention(call: Call) -> float:
+        """Returns the FLOPs of FlexAttention. If a mask has several blocks, only its content tells which are used."""
+        query, key, value, *others = (tensor for tensor in call.tensors() if len(tensor.shape) == 4)
+        if any(tensor.dtype == "int32" and tensor.shape[-1] > 1 for tensor in others):
+            raise call.unknown("number of blocks")
+        keys, values = (3, 2) if "backward" in name else (1, 1)
+        scores = math.prod(query.shape[:3]) * key.shape[2]
+        return 2.0 * (keys * key.shape[-1] + values * value.shape[-1]) * scores
+
+    if "flex_attention" in name:
+        return Rule("attention", bytes_of(), nothing, count_attention)
+    if "convolution" in name:
+        return Rule("convolution", bytes_of(), nothing, count_convolution)
+    return Rule("matmul", bytes_of(), nothing, count_matmul) if "mm" in name else None
 
 
-#: The rules of operators that multiply, by the name of the operator.
+#: The rules of operators that multiply, by the name of the operator. The forward pass of attention multiplies queries
+#: with keys, and scores with values. The backward pass computes the scores again, and the gradients of the values, the
+#: scores, the queries and the keys.
 MATMUL_RULES: dict[str, Rule] = {
     **{f"aten::{name}": rule for name, rule in _MATMULS.items()},
     **{f"aten::{name}": _convolution(positions) for name, positions in _CONVOLUTIONS.items()},
     "aten::convolution_backward": _make_convolution_backward(),
-    **{name: _attention(positions) for name, positions in _ATTENTION.items()},
-    **{name: _attention_backward(positions) for name, positions in _ATTENTION_BACKWARD.items()},
+    **{name: _attention(positions, 1, 1, 0) for name, positions in _ATTENTION.items()},
+    **{name: _attention(positions, 3, 2, 2) for name, positions in _ATTENTION_BACKWARD.items()},
     "aten::_cudnn_rnn": _recurrent(1),
     "aten::_cudnn_rnn_backward": _recurrent(2),
 }

@@ -136,14 +136,14 @@ def nothing(_call: Call) -> float:
     return 0.0
 
 
+def add(*formulas: Formula) -> Formula:
+    """Makes a formula: the sum of formulas."""
+    return lambda call: sum(formula(call) for formula in formulas)
+
+
 def bytes_of(*positions: int) -> Formula:
     """Makes a formula: the bytes of the tensors at the given positions; without positions, of all tensors."""
     return lambda call: call.count_bytes(call.tensors(*positions))
-
-
-def outputs_or(otherwise: Formula) -> Formula:
-    """Makes a formula: the bytes of the outputs, or the result of a formula if the outputs are unknown."""
-    return lambda call: otherwise(call) if call.outputs is None else call.count_bytes(call.outputs)
 
 
 def size_of(*positions: int) -> Formula:
@@ -158,14 +158,14 @@ def size_of(*positions: int) -> Formula:
     return count
 
 
-def add(*formulas: Formula) -> Formula:
-    """Makes a formula: the sum of formulas."""
-    return lambda call: sum(formula(call) for formula in formulas)
+def outputs_or(otherwise: Formula) -> Formula:
+    """Makes a formula: the bytes of the outputs, or the result of a formula if the outputs are unknown."""
+    return lambda call: otherwise(call) if call.outputs is None else call.count_bytes(call.outputs)
 
 
-def operations(per_element: float, *positions: int) -> Formula:
-    """Makes a formula: a number of operations for each element of the tensors at the given positions."""
-    return lambda call: per_element * sum(map(count_elements, call.tensors(*positions)))
+def operations(per_element: float) -> Formula:
+    """Makes a formula: a number of operations for each element of the tensor, or the tensors, at position 0."""
+    return lambda call: per_element * sum(map(count_elements, call.tensors(0)))
 
 
 class Rule(NamedTuple):
@@ -173,12 +173,12 @@ class Rule(NamedTuple):
 
     Attributes:
         kind: the kind of the operator.
-        flops: the number of floating-point operations.
         read: the bytes of the inputs.
         written: the bytes of the outputs.
+        flops: the number of floating-point operations.
     """
 
     kind: OperatorKind
-    flops: Formula = nothing
     read: Formula = bytes_of()
     written: Formula = outputs_or(size_of(0))
+    flops: Formula = nothing
