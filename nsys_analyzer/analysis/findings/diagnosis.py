@@ -22,6 +22,7 @@ from nsys_analyzer.analysis.findings.finding import (
     Rule,
     StepsToExplain,
 )
+from nsys_analyzer.analysis.findings.host_lines import HOST_LINE, HOST_LINE_CAUSES, find_host_lines
 from nsys_analyzer.analysis.operators.account import StepAccount, make_account
 from nsys_analyzer.analysis.operators.matching import OperatorWork
 from nsys_analyzer.analysis.operators.pricing import price_operators
@@ -143,10 +144,12 @@ def diagnose(
                 for candidate in plugin_candidates:
                     _find_saving(steps, candidate, (), 0.0)  # raises if a change fails, so that the plugin is skipped
                 candidates += plugin_candidates
+        candidates += find_host_lines(steps, candidates)
         findings = list(_rank_candidates(steps, candidates))
         if priced:
             account = make_account(priced, baselines, scale, middle_ms, {row.cause: row.ms for row in step.causes})
     explained = {"unrecorded", "profiler", *(finding.place.name for finding in findings if finding.place)}
+    explained |= HOST_LINE_CAUSES if any(finding.id == HOST_LINE for finding in findings) else set()
     if waits_for_ranks:
         explained.add("communication")
     idle = _find_idle_gpu(step, profiled_ms if doubt else (low_ms + high_ms) / 2, explained)
@@ -344,7 +347,7 @@ def _find_saving(
     waits_ms = steps.pause_ms_per_step(steps.waited_ns[(replay.awaited >= 0) & (changed.awaited < 0)])
     name = candidate.place.name if candidate.place and candidate.saves_cpu_time else ""
     has_fewer_launches = candidate.operations is not None and (changed.cpu_ns < replay.cpu_ns).any()
-    causes = {"launch"} if has_fewer_launches else {name, *_CAUSES_AFTER_WAIT.get(name, ())}
+    causes = {"launch"} if has_fewer_launches else candidate.idle_causes or {name, *_CAUSES_AFTER_WAIT.get(name, ())}
     idle_ms = sum(row.ms for row in step.idle_by_cause if row.cause in causes) if step.idle_by_cause else step.idle_ms
     busy_ms = step.total_ms - step.idle_ms
     remaining_work_ms = min(busy_ms, steps.step_ms) * max(1 - work_ms / busy_ms, 0.0) if busy_ms else 0.0

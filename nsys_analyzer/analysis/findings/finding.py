@@ -268,6 +268,7 @@ class Candidate:
         operations: shape (operations,), True for the GPU work that the finding is about; None for the work of
             ``place``.
         lines: the lines of the program that cause the finding; empty if they follow from ``operations`` or ``place``.
+        idle_causes: the causes of the idle time that the changes can remove; empty for the cause of ``place``.
     """
 
     id: str
@@ -276,6 +277,7 @@ class Candidate:
     place: Place | None = None
     operations: Bools | None = None
     lines: tuple[Line, ...] = ()
+    idle_causes: frozenset[str] = frozenset()
 
     def find_lines(self, steps: StepsToExplain) -> tuple[Line, ...]:
         """Returns the lines of the program that launch the finding's work or cause its idle time."""

@@ -134,7 +134,11 @@ class SampledProgram:
         first = int(np.searchsorted(calls.start, started[0]))
         latest_end = np.maximum.accumulate(calls.end[: first + len(started)])
         start = np.append(started[0] if not first else latest_end[first - 1], latest_end[first:-1])
-        sample, call, weight = _find_samples(self._stacks, np.maximum(start, self._start[0]), latest_end[first:])
+        return self.samples_between(np.maximum(start, self._start[0]), latest_end[first:])
+
+    def samples_between(self, start: Ints, end: Ints) -> StackSamples:
+        """Returns the samples in the stretches [start, end), one for each call, which must not overlap."""
+        sample, call, weight = _find_samples(self._stacks, start, end)
         return StackSamples(call, self._stacks.stack[sample], weight, self._stacks)
 
     def _lines_of_loader(self) -> tuple[Line, ...]:
@@ -152,7 +156,7 @@ class SampledProgram:
         sample, _, weight = _find_samples(stacks, start, end)
         if len(np.unique(sample)) < _MIN_SAMPLES:
             return ()
-        return _rank_lines(stacks, stacks.stack[sample], weight, ms)
+        return rank_lines(stacks, stacks.stack[sample], weight, ms)
 
     def _cut_to_steps(self, stretches: Stretches) -> Stretches:
         """Returns the stretches that begin in a step. Where stretches overlap, the later stretch is shortened."""
@@ -196,14 +200,36 @@ class StackSamples:
         if launches.sum() < _MIN_SAMPLES:
             return ()
         sampled_positions, index = np.unique(position[self.call[launches]], return_inverse=True)
-        next_sampled = np.minimum(np.searchsorted(sampled_positions, position), len(sampled_positions) - 1)
-        last_sampled = np.maximum(next_sampled - 1, 0)
-        is_last_nearer = position - sampled_positions[last_sampled] <= sampled_positions[next_sampled] - position
-        nearest_index = np.where(is_last_nearer, last_sampled, next_sampled)
+        nearest_index = _find_nearest(sampled_positions, position)
         weight_at_position = np.bincount(index, self.weight[launches])
         work_per_weight = np.bincount(nearest_index, work_ns, len(sampled_positions)) / weight_at_position
         ms = float(work_ns.sum()) / steps / NS_PER_MS
-        return _rank_lines(self.stacks, self.stack[launches], self.weight[launches] * work_per_weight[index], ms)
+        return rank_lines(self.stacks, self.stack[launches], self.weight[launches] * work_per_weight[index], ms)
+
+    def divide_calls(self, position: Ints) -> tuple[Ints, Ints, Floats]:
+        """Divides the time of each call among the stacks that were sampled at the call's position in any step.
+
+        If there are no such samples, the samples at the nearest position are used.
+
+        Args:
+            position: shape (calls,), the position of each call in its step.
+
+        Returns:
+            For each pair of a call and a stack: both indices, and the stack's share of the call, 0 to 1.
+        """
+        first, pair = distinct_rows(position[self.call], self.stack)
+        pair_weight = np.bincount(pair, self.weight, len(first))
+        sampled_positions, index, pairs_at = np.unique(
+            position[self.call[first]], return_inverse=True, return_counts=True
+        )
+        share = pair_weight / np.bincount(index, pair_weight)[index]
+        order = np.argsort(index, kind="stable")
+        first_at = np.cumsum(pairs_at) - pairs_at
+        nearest = _find_nearest(sampled_positions, position)
+        call = np.repeat(np.arange(len(position)), pairs_at[nearest])
+        number = np.arange(len(call)) - np.repeat(np.cumsum(pairs_at[nearest]) - pairs_at[nearest], pairs_at[nearest])
+        row = order[first_at[nearest][call] + number]
+        return call, self.stack[first[row]], share[row]
 
     def find_first_line(self, calls: Bools, ms: float) -> tuple[Line, ...]:
         """Returns the outermost line of the program that executes the given calls and hardly any others.
@@ -229,11 +255,19 @@ class StackSamples:
                 total_weight, weight = weights[frame]
                 if weight >= least_share_at_line * total_weight and weight >= least_share_of_work * given_weight:
                     source = quote_source(self.stacks, frame.file, frame.line)
-                    return (Line(*_in_named_function(frame), "", weight / given_weight, ms, source),)
+                    return (Line(*in_named_function(frame), "", weight / given_weight, ms, source),)
         return ()
 
 
-def _rank_lines(stacks: Stacks, stack: Ints, weight: Floats, ms: float | None = None) -> tuple[Line, ...]:
+def _find_nearest(values: Ints, position: Ints) -> Ints:
+    """Returns the index of the value that is nearest to each position. ``values`` must be sorted."""
+    following = np.minimum(np.searchsorted(values, position), len(values) - 1)
+    preceding = np.maximum(following - 1, 0)
+    is_preceding_nearer = position - values[preceding] <= values[following] - position
+    return np.where(is_preceding_nearer, preceding, following)
+
+
+def rank_lines(stacks: Stacks, stack: Ints, weight: Floats, ms: float | None = None) -> tuple[Line, ...]:
     """Returns the lines of the given samples, the line with the largest total weight first.
 
     Args:
@@ -246,7 +280,7 @@ def _rank_lines(stacks: Stacks, stack: Ints, weight: Floats, ms: float | None = 
     used_stacks, position = np.unique(stack, return_inverse=True)
     for used_stack, ns in zip(used_stacks.tolist(), np.bincount(position, weight).tolist(), strict=True):
         if frames := stacks.stacks[used_stack]:
-            callers = weight_of_callers.setdefault(_in_named_function(frames[0]), {})
+            callers = weight_of_callers.setdefault(in_named_function(frames[0]), {})
             caller = _find_caller(frames)
             callers[caller] = callers.get(caller, 0.0) + ns
     ranked_frames = sorted(weight_of_callers, key=lambda frame: -sum(weight_of_callers[frame].values()))[:MAX_LINES]
@@ -296,14 +330,14 @@ def _find_samples(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, Ints, F
     return sample, stretch, (overlap_end - overlap_start + until_next_ns).astype(np.float64)
 
 
-def _in_named_function(frame: StackFrame) -> StackFrame:
+def in_named_function(frame: StackFrame) -> StackFrame:
     """Returns the frame with the named function instead of a part such as ``f.<lambda>``."""
     return frame._replace(function=_PART_OF_FUNCTION.sub("", frame.function))
 
 
 def _find_caller(frames: tuple[StackFrame, ...]) -> str:
     """Returns the file and line that call the innermost function of a stack, or an empty text."""
-    innermost = _in_named_function(frames[0])
-    outer_frames = (frame for frame in frames[1:] if _in_named_function(frame)[::2] != innermost[::2])
+    innermost = in_named_function(frames[0])
+    outer_frames = (frame for frame in frames[1:] if in_named_function(frame)[::2] != innermost[::2])
     caller = next(outer_frames, None)
     return f"{caller.file}:{caller.line}" if caller else ""

@@ -389,6 +389,11 @@ class Replay:
         saved_ns = np.where(calls, np.maximum(self.pause_ns - ns, 0.0), 0.0)
         return replace(self, cpu_ns=self.cpu_ns - saved_ns, pause_ns=self.pause_ns - saved_ns)
 
+    def without_cpu_time(self, saved_ns: Floats) -> Replay:
+        """Returns the steps without the time ``saved_ns``, shape (calls,), from each call to the next call."""
+        cpu_ns = np.maximum(self.cpu_ns - saved_ns, 0.0)
+        return replace(self, cpu_ns=cpu_ns, pause_ns=np.minimum(self.pause_ns, cpu_ns))
+
     def scale_launches(self, factor: Floats, max_saved_ns: float = np.inf) -> Replay:
         """Returns the steps with the launch time multiplied by a factor: the CPU's time without pauses.
 

@@ -120,6 +120,8 @@ class Study:
         gpu: the studied device; None if the trace does not describe it.
         lines: for each cause of idle time, the lines that the program executes during this idle time.
         call_samples: the samples that show which lines launch work; None if stacks were not sampled.
+        cpu_samples: the samples in the time from each call, or from the end of its wait, to the next call. This is the
+            time in ``replay.cpu_ns``. None if stacks were not sampled.
         group: the name of the group that the steps belong to.
         other_groups: the studies of the groups that are not measured.
     """
@@ -141,6 +143,7 @@ class Study:
     gpu: Gpu | None
     lines: Mapping[str, tuple[Line, ...]] = field(default_factory=dict)
     call_samples: StackSamples | None = None
+    cpu_samples: StackSamples | None = None
     group: str = "usual"
     other_groups: tuple[StudiedGroup, ...] = ()
 
@@ -287,10 +290,27 @@ class Study:
         is_not_backward = operations & ~self.in_phase("backward")
         work_ns = np.where(is_not_backward if is_not_backward.any() else operations, self.operations.exposed_ns, 0.0)
         launched_ns = np.bincount(self.replay.launch, work_ns, len(self.calls)).astype(np.float64)
-        # If all steps have the same number of calls, call i of a step corresponds to call i of any other step.
+        return self.call_samples.lines_of(launched_ns, self.call_positions, self.steps)
+
+    @property
+    def call_positions(self) -> Ints:
+        """Returns the position of each call in its step, shape (calls,), if all steps have the same number of calls.
+
+        Otherwise, calls of different steps do not correspond, and the result is the index of each call.
+        """
         lengths = set(np.diff(self.replay.first_call).tolist())
         period = lengths.pop() if len(lengths) == 1 else len(self.calls)
-        return self.call_samples.lines_of(launched_ns, np.arange(len(self.calls)) % period, self.steps)
+        return np.arange(len(self.calls)) % period
+
+    @property
+    def cpu_spans(self) -> tuple[Ints, Ints]:
+        """Returns the start and the end of the time in ``replay.cpu_ns`` of each call, ns of the capture's clock.
+
+        If the last call waits, the end of its wait is unknown, so its time is empty.
+        """
+        start, cpu_ns = self.calls.start, self.replay.cpu_ns.astype(np.int64)
+        last_ns = np.where(self.replay.awaited[-1:] >= 0, 0, cpu_ns[-1:])
+        return np.append(start[1:] - cpu_ns[:-1], start[-1:]), np.append(start[1:], start[-1:] + last_ns)
 
 
 def _mask_by_text(texts: Sequence[str], test: Callable[[str], object], codes: Integers) -> Bools:

@@ -116,7 +116,12 @@ def summarize_steps(work: ProcessWork, steps: Steps) -> tuple[StepSummary, Study
         lines: dict[str, tuple[Line, ...]] = {}
         for code, cause in enumerate(CAUSES):
             lines[cause] = program.lines_of_cause(code, None if cause == "copy" else summary.idle_of(cause))
-        study = replace(study, lines=lines, call_samples=program.samples_of_calls(study.calls.start))
+        study = replace(
+            study,
+            lines=lines,
+            call_samples=program.samples_of_calls(study.calls.start),
+            cpu_samples=program.samples_between(*study.cpu_spans),
+        )
     return summary, study
 
 

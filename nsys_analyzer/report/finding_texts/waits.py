@@ -7,6 +7,7 @@ from typing import Any
 
 from nsys_analyzer.analysis.findings.diagnosis import GpuIdleFigures
 from nsys_analyzer.analysis.findings.finding import Caller, FindingFigures, FindingTexts
+from nsys_analyzer.analysis.findings.host_lines import HostLineFigures
 from nsys_analyzer.analysis.findings.waits import (
     LONG_PAUSE_NS,
     PINNED_BYTES_PER_S,
@@ -25,7 +26,7 @@ from nsys_analyzer.analysis.findings.waits import (
 from nsys_analyzer.analysis.steps.process import Cause
 from nsys_analyzer.report.units import format_bytes, format_count, format_ms, rounded, rounded_percent
 from nsys_analyzer.text import StrOrText, join_names, list_first, phrase, plural
-from nsys_analyzer.trace.schema import NS_PER_MS
+from nsys_analyzer.trace.schema import NS_PER_MS, US_PER_MS
 
 
 def _say_off_cpu(share: float | None) -> Iterator[str]:
@@ -255,6 +256,39 @@ def describe_launch_bound(figures: LaunchBoundFigures) -> FindingTexts:
     )
 
 
+def describe_host_line(figures: HostLineFigures) -> FindingTexts:
+    """Returns the sentences of the finding on a line or function whose time on the CPU delays launches."""
+    kind = "function" if figures.is_function else "block of lines" if "-" in figures.name else "line"
+    launches = f"launches {format_count(figures.launches, 'operation')}"
+    if figures.launches < 1:
+        launches = "launches no operation" if not figures.launches else "launches less than one operation"
+    usual_ms = figures.launches * figures.launch_us / US_PER_MS
+    evidence: list[StrOrText] = [
+        phrase(
+            f"In each profiled step, the program's thread spends {format_ms(figures.cpu_ms)} in `{{}}` and {launches} "
+            f"there. At the usual {rounded(figures.launch_us)} µs per launch, this takes {format_ms(usual_ms)}.",
+            figures.name,
+        ),
+        f"The time is from {format_count(figures.samples, 'sample')} of the program's stack, and from the times of the "
+        "CUDA calls before and after it.",
+    ]
+    if figures.waits:
+        evidence.append(f"The program also waits for the GPU there, {format_count(figures.waits, 'time')} per step.")
+    return FindingTexts(
+        title=f"The GPU waits for a {kind} that runs on the CPU",
+        evidence=tuple(evidence),
+        derivation=f"The step is replayed as if the {kind} took only the usual time of its launches, and did not wait "
+        "for the GPU. The interval includes the statistical error of the number of samples.",
+        remedy=(
+            "# outside of the loop, or only in some steps: if step % 100 == 0: ...",
+            "# as one operation on a whole tensor on the GPU, instead of a Python loop over its elements",
+            "# in another thread or process, such as that of a DataLoader, while the GPU works",
+        ),
+        disproof=f"Leave the {kind} out for a run: if the step is no shorter, the GPU has enough queued work to stay "
+        "busy during this time.",
+    )
+
+
 _IDLE_TITLES: dict[Cause, str] = {
     "sync": "The GPU is idle because the program waits for it",
     "allocator": "The GPU is idle while memory is allocated or freed",
@@ -309,6 +343,7 @@ def describe_gpu_idle(figures: GpuIdleFigures) -> FindingTexts:
 TEXTS: dict[type[FindingFigures], Callable[[Any], FindingTexts]] = {
     DataLoadingFigures: describe_data_loading,
     HostSyncFigures: describe_host_sync,
+    HostLineFigures: describe_host_line,
     LaunchBoundFigures: describe_launch_bound,
     PageableCopyFigures: describe_pageable_copy,
     DeviceToHostCopyFigures: describe_device_to_host_copy,
