@@ -153,7 +153,7 @@ class _File(msgspec.Struct):
     keeps_graph: list[int]
     reads: list[tuple[int, ...]]
     writes: list[tuple[int, ...]]
-    offsets: list[tuple[int, ...]] = []  # noqa: RUF012 - msgspec copies the default
+    offsets: list[tuple[int, ...]] = []
 
 
 def find_operator_files(capture: Path) -> list[Path]:

@@ -15,6 +15,7 @@ from nsys_analyzer.analysis.comparison.comparison import (
     Comparison,
     FindingChange,
     KernelChange,
+    OperatorChange,
     PartChange,
     PhaseChange,
     Side,
@@ -32,6 +33,7 @@ from nsys_analyzer.analysis.comparison.estimates import (
 )
 from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.kernels.class_rules import MATMUL
+from nsys_analyzer.analysis.operators.account import OperatorRow, fold_rows
 from nsys_analyzer.analysis.steps.step import KernelTime, StepSummary
 from nsys_analyzer.analysis.summary.summary import PhaseSummary, Summary
 from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP
@@ -43,6 +45,8 @@ _Timed = TypeVar("_Timed", StepSummary, PhaseSummary)
 #: transposed (t) or not (n). For example ``sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8`` and
 #: ``nvjet_sm90_tst_96x64_64x10_1x2_h_bz_TNN``.
 _LAYOUT = re.compile(r"_([nt]{2})[nt]?(?![a-z0-9])", re.IGNORECASE)
+#: A size in the description of an operator's shapes.
+_SIZE = re.compile(r"\d+")
 
 
 def compare(before: Side, after: Side, cpu_spread: float = CPU_SPREAD) -> Comparison:
@@ -62,6 +66,7 @@ def compare(before: Side, after: Side, cpu_spread: float = CPU_SPREAD) -> Compar
         _compare_unprofiled(before, after, STEP, spread),
         tuple(_compare_phases(before, after, spread)),
         _compare_findings(before, after),
+        _compare_operators(before, after),
         find_obstacles(before, after),
         [*map(_make_fingerprint, before.runs)] == [*map(_make_fingerprint, after.runs)],
     )
@@ -186,6 +191,61 @@ def match_kernels(
             by_work[kernel.kernel_class, layout, round(kernel.launches, 2)][side].append(kernel)
     pairs = (pair for kernels in by_work.values() for pair in zip_longest(*kernels))
     return (*(pair for pair in by_name if pair[1]), *pairs)
+
+
+# --- operators
+
+
+def _compare_operators(before: Side, after: Side) -> tuple[OperatorChange, ...] | None:
+    """Returns the operators whose kernel time differs, the largest change first; None if a side has no account.
+
+    Operators are paired by name and shapes. A remaining operator is paired with the most similar shapes of an operator
+    with the same name and number of calls, because its shapes may have changed. Lines are not compared, because they move when a program is edited.
+    """
+    counts, tables = [], []
+    for side in (before, after):
+        accounts = [run.account for run in side.runs if run.account]
+        rows = fold_rows((row for account in accounts for row in account.operators), _operator_key)
+        counts.append(len(accounts))
+        tables.append({_operator_key(row): row for row in rows})
+    if not all(counts):
+        return None
+    pairs: list[tuple[OperatorRow | None, OperatorRow | None]] = []
+    pairs += [(tables[0].pop(key), tables[1].pop(key)) for key in [*tables[0]] if key in tables[1]]
+    unpaired = sorted(tables[1].values(), key=lambda row: -row.ms)
+    for row in sorted(tables[0].values(), key=lambda row: -row.ms):
+        calls = row.calls / counts[0]
+        alike = [other for other in unpaired if (other.operator, other.calls / counts[1]) == (row.operator, calls)]
+        counterpart = max(alike, key=lambda other: _count_equal_sizes(row, other), default=None)
+        pairs.append((row, counterpart))
+        unpaired = [other for other in unpaired if other is not counterpart]
+    pairs += [(None, row) for row in unpaired]
+    changes = []
+    for first, second in pairs:
+        before_ms, after_ms = first.ms / counts[0] if first else 0.0, second.ms / counts[1] if second else 0.0
+        changes.append(
+            OperatorChange(
+                operator=(first or second).operator,
+                before_shapes=first.shapes if first else None,
+                after_shapes=second.shapes if second else None,
+                before_calls=first.calls / counts[0] if first else 0.0,
+                after_calls=second.calls / counts[1] if second else 0.0,
+                before_ms=before_ms,
+                after_ms=after_ms,
+                ms=after_ms - before_ms,
+            )
+        )
+    return tuple(sorted((change for change in changes if change.ms), key=lambda change: -abs(change.ms)))
+
+
+def _count_equal_sizes(row: OperatorRow, other: OperatorRow) -> int:
+    """Returns the number of sizes that two descriptions of shapes have in common, by position."""
+    sizes = zip(_SIZE.findall(row.shapes), _SIZE.findall(other.shapes), strict=False)
+    return sum(size == other_size for size, other_size in sizes)
+
+
+def _operator_key(row: OperatorRow) -> tuple[str, str]:
+    return row.operator, row.shapes
 
 
 # --- phases, times without the profiler, findings

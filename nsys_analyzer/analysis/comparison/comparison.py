@@ -171,6 +171,28 @@ class PhaseChange:
 
 
 @dataclass(frozen=True)
+class OperatorChange:
+    """The change of the kernel time of an operator in a step, or of two operators that differ in their shapes only.
+
+    Attributes:
+        operator: the name of the operator, such as ``aten::mm``.
+        before_shapes, after_shapes: the shapes and types of its tensors; None if a side has no such operator.
+        before_calls, after_calls: the mean number of calls per step.
+        before_ms, after_ms: the mean kernel time per step, ms.
+        ms: the difference of the times, ms.
+    """
+
+    operator: str
+    before_shapes: str | None
+    after_shapes: str | None
+    before_calls: float
+    after_calls: float
+    before_ms: float
+    after_ms: float
+    ms: float
+
+
+@dataclass(frozen=True)
 class FindingChange:
     """A finding of one side or of both sides; None for a side that does not have the finding."""
 
@@ -215,6 +237,8 @@ class Comparison:
         unprofiled: the step without the profiler; None if it was not measured on both sides.
         phases: the phases that all runs have.
         findings: the findings of most runs of a side, with median savings; None if a side has no known findings.
+        operators: the operators whose kernel time differs, the largest change first; None if the operators of a side
+            are not known.
         cautions: the reasons against comparing the sides. They are compared nevertheless if ``--force`` is given.
         same: whether both sides are the same capture.
         budgets: the given budgets, with the values of ``after``.
@@ -227,6 +251,7 @@ class Comparison:
     unprofiled: Change | None
     phases: tuple[PhaseChange, ...]
     findings: tuple[FindingChange, ...] | None
+    operators: tuple[OperatorChange, ...] | None = None
     cautions: tuple[Obstacle, ...] = ()
     same: bool = False
     budgets: tuple[Budget, ...] = ()

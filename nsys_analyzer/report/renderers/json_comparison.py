@@ -20,7 +20,10 @@ A comparison contains
   the phase is ``synchronized``;
 - ``findings``: the status of each finding (gone, new, changed, stays), and its savings before and after. A side with
   several runs has the findings that most of its runs have, with medians of the savings. The key is null if the
-  findings of one side are not known.
+  findings of one side are not known;
+- ``operators``: the at most 50 operators whose kernel time differs most, with the keys operator, before_shapes,
+  after_shapes, before_calls, after_calls, before_ms, after_ms and ms. The key is null if the operators of one side are
+  not known.
 
 A change has ``before_ms``, ``after_ms`` and their difference ``ms``. The interval of the change is ``low_ms`` to
 ``high_ms``, null if there is only one instance. ``share``, ``low_share`` and ``high_share`` are ``ms``, ``low_ms`` and
@@ -40,6 +43,8 @@ from nsys_analyzer.inputs.saved_reports import GENERATOR
 from nsys_analyzer.report.renderers.json_report import SCHEMA_VERSION, to_plain_data
 from nsys_analyzer.report.sections.comparison import caution_sentences, describe_obstacle
 
+#: The maximum number of changed operators.
+_MAX_OPERATORS = 50
 _PLAIN_KEYS = ("budgets", "differences", "unprofiled", "phases", "step")
 
 
@@ -73,6 +78,7 @@ def comparison_data(comparisons: Comparisons, limit: float) -> dict[str, Any]:
                 "cautions": to_plain_data(caution_sentences(pair)),
                 **{key: to_plain_data(getattr(pair, key)) for key in _PLAIN_KEYS},
                 "findings": None if pair.findings is None else findings,
+                "operators": to_plain_data(pair.operators and pair.operators[:_MAX_OPERATORS]),
             }
         )
     unmatched = [

@@ -12,6 +12,7 @@ from nsys_analyzer.analysis.comparison.comparison import (
     FindingChange,
     KernelChange,
     Obstacle,
+    OperatorChange,
     PartChange,
     StepChange,
     find_timing_methods,
@@ -174,11 +175,17 @@ def _describe_pair(pair: Comparison, limit: float) -> Iterator[Block]:
         figures.append(_tabulate_changes("time", time_rows, "percent", "Times, ms:", title))
     if pair.step and (kernels := _tabulate_kernels(pair.step, title)).rows:
         figures.append(kernels)
+    if pair.step and (operators := _tabulate_operators(pair, pair.step, title)).rows:
+        figures.append(operators)
     if pair.findings:
         caption = "Findings and their savings (of several runs: the findings of most runs, and median savings):"
         figures += [Paragraph(caption, title), Listing(tuple(map(_describe_finding, pair.findings)), capture=title)]
     if figures:
-        yield Details("Times, kernels and findings", tuple(figures), title)
+        yield Details(
+            "Times, kernels, operators and findings" if pair.operators else "Times, kernels and findings",
+            tuple(figures),
+            title,
+        )
 
 
 _BUDGET_FIELDS: tuple[Field[Budget], ...] = (
@@ -347,6 +354,28 @@ def _tabulate_kernels(step: StepChange, title: str) -> Table:
     caption = "The kernels whose time per step changed most, ms, and their launches per step:"
     largest = sorted(changed, key=lambda row: -abs(row[1].change.ms))[:_MAX_KERNEL_ROWS]
     return make_table(fields, largest, caption, capture=title, names=2)
+
+
+def _tabulate_operators(pair: Comparison, step: StepChange, title: str) -> Table:
+    """Returns the table of the operators whose kernel time changed most."""
+
+    def shapes(row: OperatorChange) -> str:
+        """Returns the shapes of an operator, before and after if they differ."""
+        side = " (only before)" if row.after_shapes is None else " (only after)" if row.before_shapes is None else ""
+        return " → ".join(dict.fromkeys(filter(None, (row.before_shapes, row.after_shapes)))) + side
+
+    threshold_ms = _MIN_ROW_SHARE * max(step.wall.before_ms, step.wall.after_ms) / 2
+    fields: tuple[Field[OperatorChange], ...] = (
+        Field("operator", "code", lambda row: row.operator.removeprefix("aten::")),
+        Field("shapes", "text", shapes),
+        Field("calls", "text", lambda row: _format_launches(row.before_calls, row.after_calls)),
+        Field("before", "ms", lambda row: row.before_ms),
+        Field("after", "ms", lambda row: row.after_ms),
+        Field("change", "ms", lambda row: SignedChange(row.ms)),
+    )
+    changed = [row for row in pair.operators or () if abs(row.ms) >= threshold_ms][:_MAX_KERNEL_ROWS]
+    caption = "The operators whose kernel time per step changed most, ms, and their calls per step:"
+    return make_table(fields, changed, caption, capture=title, names=2)
 
 
 def _list_kernel_names(kernel: KernelChange) -> tuple[str, ...]:
