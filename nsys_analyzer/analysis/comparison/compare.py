@@ -199,8 +199,9 @@ def match_kernels(
 def _compare_operators(before: Side, after: Side) -> tuple[OperatorChange, ...] | None:
     """Returns the operators whose kernel time differs, the largest change first; None if a side has no account.
 
-    Operators are paired by name and shapes. A remaining operator is paired with the most similar shapes of an operator
-    with the same name and number of calls, because its shapes may have changed. Lines are not compared, because they move when a program is edited.
+    Operators are paired by name and shapes. A remaining operator may have other shapes on the other side: it is paired
+    with the most similar shapes of an operator with the same name and number of calls. Lines are not compared, because
+    they move when a program is edited.
     """
     counts, tables = [], []
     for side in (before, after):
@@ -225,7 +226,7 @@ def _compare_operators(before: Side, after: Side) -> tuple[OperatorChange, ...] 
         before_ms, after_ms = first.ms / counts[0] if first else 0.0, second.ms / counts[1] if second else 0.0
         changes.append(
             OperatorChange(
-                operator=(first or second).operator,
+                operator=next(row.operator for row in (first, second) if row),
                 before_shapes=first.shapes if first else None,
                 after_shapes=second.shapes if second else None,
                 before_calls=first.calls / counts[0] if first else 0.0,

@@ -70,6 +70,7 @@ class Stream(Track):
     """The GPU's work on one stream.
 
     Attributes:
+        operation: shape (boxes,), the index of each operation in the trace.
         phase, module, path: shape (boxes,), indices into ``Tracks.phases``, ``Tracks.modules`` and ``Tracks.paths``:
             the phase and module of each operation, and the ranges around its launch. The first text of each is empty.
         wait: shape (boxes,), the time from the launch of each operation to its start, ns; -1 if the launch is unknown.
@@ -78,6 +79,7 @@ class Stream(Track):
         critical: shape (boxes,), True if the operation is on the critical path of the steps.
     """
 
+    operation: Ints
     phase: Ints
     module: Ints
     path: Ints
@@ -323,6 +325,7 @@ class _TrackMaker:
                 self._name_operations(index),
                 self.groups.codes(self.work.classes, self.work.class_code[index]),
                 _find_depths(start, end),
+                operation=index,
                 phase=phase[index],
                 module=self._find_modules(index),
                 path=self.paths.codes(paths, path_codes[index]),

@@ -19,6 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from nsys_analyzer.analysis.intervals import NONE
+from nsys_analyzer.analysis.operators.account import describe_shapes
+from nsys_analyzer.analysis.operators.attainable import find_attainable_rates
+from nsys_analyzer.analysis.operators.costs import estimate_cost
+from nsys_analyzer.analysis.operators.pricing import find_attainable_times
 from nsys_analyzer.analysis.ranks.run import ParallelRun, RankFigures
 from nsys_analyzer.analysis.steps.process import CAUSES
 from nsys_analyzer.analysis.steps.tracks import IdleTrack, Stream, Tracks
@@ -355,6 +360,7 @@ def _make_run_view(
 
 def _encode_capture(capture: CaptureSummary, tracks: Tracks, labels: Mapping[str, str]) -> dict[str, Any]:
     encoded_tracks = []
+    operators, operator_of_call = _list_operators(capture)
     for track in tracks.tracks:
         columns: dict[str, Any] = {"title": visible(track.title), "kind": track.kind}
         columns["start"] = _encode_differences(track.start)
@@ -364,6 +370,8 @@ def _encode_capture(capture: CaptureSummary, tracks: Tracks, labels: Mapping[str
             keys += _STREAM_COLUMNS
             if capture.step and capture.step.critical_path:
                 columns["critical"] = _encode_differences(np.flatnonzero(track.critical))
+            if capture.operators:
+                columns["operator"] = operator_of_call[capture.operators.call[track.operation]].tolist()
         elif isinstance(track, IdleTrack):
             keys.append("stack")
         encoded_tracks.append(columns | {key: getattr(track, key).tolist() for key in keys})
@@ -378,6 +386,7 @@ def _encode_capture(capture: CaptureSummary, tracks: Tracks, labels: Mapping[str
         "phases": list(map(visible, tracks.phases)),
         "modules": list(map(visible, tracks.modules)),
         "paths": list(map(visible, tracks.paths)),
+        "operators": operators,
         "usual": {
             f"{row.cause} {visible(row.range or '')}": visible(f"{row.lines[0].place} in {row.lines[0].function}")
             for row in (capture.step.idle_by_cause if capture.step else ())
@@ -387,6 +396,29 @@ def _encode_capture(capture: CaptureSummary, tracks: Tracks, labels: Mapping[str
         "memory": {"time": _encode_differences(tracks.memory[0]), "bytes": _encode_differences(tracks.memory[1])},
         "tracks": encoded_tracks,
     }
+
+
+def _list_operators(capture: CaptureSummary) -> tuple[list[tuple[str, str, str, float | None]], Ints]:
+    """Returns the operators of a capture, and the index of the operator of each call, followed by -1 for no call.
+
+    An operator has its name, its shapes, its line, and its attainable time in ns, which is None if it is unknown.
+    """
+    work = capture.operators
+    if work is None:
+        return [], np.array([NONE])
+    calls, rates = work.calls, find_attainable_rates(capture.study.gpu if capture.study else None)
+    times_ns = find_attainable_times(calls, [estimate_cost(signature) for signature in calls.signatures], rates)
+    pairs, operator_of_call = np.unique(np.stack([calls.signature, calls.line]), axis=1, return_inverse=True)
+    operators = [
+        (
+            visible(calls.signatures[signature].name),
+            visible(describe_shapes(calls.signatures[signature])),
+            visible(calls.lines[line]) if line >= 0 else "",
+            None if np.isnan(times_ns[signature]) else round(times_ns[signature]),
+        )
+        for signature, line in pairs.T.tolist()
+    ]
+    return operators, np.append(operator_of_call.ravel(), NONE)
 
 
 def _encode_differences(values: Ints) -> list[int]:

@@ -353,6 +353,13 @@ class Timeline {
     if (lane.kind === "stream") {
       properties.push(["class", capture.groups[track.group[box]]], ["phase", capture.phases[track.phase[box]] || "outside the phases"]);
       if (capture.modules[track.module[box]]) properties.push(["module", capture.modules[track.module[box]]]);
+      const operator = track.operator && capture.operators[track.operator[box]];
+      if (operator) {
+        const [name, shapes, line, attainable] = operator;
+        properties.push(["operator", `${name} ${shapes}`]);
+        if (line) properties.push(["line", line]);
+        properties.push(["attainable time of the operator", attainable === null ? "unknown" : formatDuration(attainable)]);
+      }
       if (lane.critical) properties.push(["on the critical path", lane.critical.index[countUntil(lane.critical.index, box) - 1] === box ? "yes" : "no"]);
       properties.push(["ranges", capture.paths[track.path[box]] || "none"]);
     }
