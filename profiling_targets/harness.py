@@ -67,22 +67,22 @@ class _Range(AbstractContextManager[None]):
         self.name = name
 
     def __enter__(self) -> None:
-        _range_functions()[0](self.name)
+        range_functions()[0](self.name)
 
     def __exit__(self, *_: object) -> None:
-        _range_functions()[1]()
+        range_functions()[1]()
 
 
 def open_range(name: str) -> Callable[[], None]:
     """Starts a range that may overlap other ranges, and returns the function that ends it."""
     if not _ranges_enabled:
         return lambda: None
-    _, _, start, end = _range_functions()
+    _, _, start, end = range_functions()
     return partial(end, start(name))
 
 
 @cache
-def _range_functions() -> tuple[Callable[..., Any], ...]:
+def range_functions() -> tuple[Callable[..., Any], ...]:
     """Returns the functions push, pop, start and end of torch.cuda.nvtx.
 
     In a CPU build of PyTorch these functions fail. Then those of the package ``nvtx`` are used, if it is installed.
@@ -112,6 +112,7 @@ def run(
     results: Path | None,
     *,
     ranges: bool = True,
+    finish: Callable[[Phases], None] | None = None,
 ) -> int:
     """Builds the workload, measures it, prints and writes the results, and returns the exit code.
 
@@ -124,11 +125,14 @@ def run(
         described: the configuration as the results record it.
         results: the JSON file for the manifest entries and the times of the run, or None to write no file.
         ranges: whether NVTX ranges are written.
+        finish: is called inside the capture range after the measured steps, with the phases as they are before any of
+            them is captured.
     """
 
     def measure(times: Times) -> Mapping[str, Any]:
         """Warms up and measures the phases of each step."""
-        phases, device = build().phases(), options.device
+        original_phases, device = build().phases(), options.device
+        phases = original_phases
         with annotate("warmup"):
             if options.cuda_graph:
                 phases = capture_graphs(phases)
@@ -139,6 +143,8 @@ def run(
         for _ in range(options.steps):
             for phase, ns in run_step_ns(phases, device).items():
                 times.setdefault(phase, []).append(ns / NS_PER_MS)
+        if finish:
+            finish(original_phases)
         switch_profiler("stop", device)
         return {}
 

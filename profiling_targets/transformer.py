@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from nsys_analyzer.errors import ConfigurationError
 from profiling_targets import harness
 from profiling_targets.harness import Config, annotate, make_parser, read_options
+from profiling_targets.operator_step import record_operators
 
 ROPE_THETA = 10_000.0
 
@@ -212,7 +213,10 @@ def main() -> int:
     try:
         parser = make_parser("transformer", "Trains a transformer for a few steps, with NVTX ranges.")
         config, parsed = read_options(parser, sys.argv[1:])
-        return harness.run(lambda: Training(config), config, config.run(), parsed.results, ranges=not parsed.no_ranges)
+        finish = None if parsed.no_ranges else record_operators
+        return harness.run(
+            lambda: Training(config), config, config.run(), parsed.results, ranges=not parsed.no_ranges, finish=finish
+        )
     except ConfigurationError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2

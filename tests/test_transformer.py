@@ -124,9 +124,9 @@ def ranges(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranges]:
     recorded = Ranges()
     for name in ("mark", "range_push", "range_pop"):
         monkeypatch.setattr(torch.cuda.nvtx, name, getattr(recorded, name))
-    harness._range_functions.cache_clear()
+    harness.range_functions.cache_clear()
     yield recorded
-    harness._range_functions.cache_clear()
+    harness.range_functions.cache_clear()
     monkeypatch.setattr(harness, "_ranges_enabled", True)
 
 

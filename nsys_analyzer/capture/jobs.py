@@ -25,6 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nsys_analyzer.capture.hooks.operators import FILE_VARIABLE
 from nsys_analyzer.capture.launcher import rank_log, take_process_ids
 from nsys_analyzer.capture.nsys import PROCESS_ID_VARIABLE
 from nsys_analyzer.capture.profilers import Profiler, make_hook_variables, make_import_variables, make_timed_command
@@ -298,6 +299,8 @@ def _record_target(target: Target, work_folder: Path, profiler: Profiler, timeou
     stacks = work_folder / f"capture{RANK_SUFFIX if target.ranks else ''}{STACKS_SUFFIX}"
     operators = work_folder / f"capture{RANK_SUFFIX if target.ranks else ''}{OPERATORS_SUFFIX}"
     environment = make_hook_variables(target.annotation, stacks=stacks, operators=operators)
+    if target.timed:
+        environment[FILE_VARIABLE] = str(operators.absolute())
     if profiler.name == "torch" and not target.timed:  # the program's Python may lack this package
         environment |= make_import_variables()
     if profiler.is_server:

@@ -28,6 +28,7 @@ from nsys_analyzer.share.names import (
 from nsys_analyzer.system.atomic_write import atomic_write, check_parent_folder, check_regular
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Frame, Ints, arrow_integers, arrow_table, iterate_rows
+from nsys_analyzer.trace.operator_calls import find_operator_files
 from nsys_analyzer.trace.ranks import read_nccl_calls, read_nccl_ranges, read_ranks
 from nsys_analyzer.trace.reader import Reader, write_sqlite
 from nsys_analyzer.trace.schema import Table
@@ -78,20 +79,21 @@ def share(
         output: the copy, with the suffix ``.sqlite``. Its folder is created if needed.
         force: whether to replace an existing file. The trace itself is never replaced.
         keep: patterns of names that remain unchanged. A pattern must match the whole name.
-        keep_source: whether to copy the stacks files beside the trace, which contain paths and lines of the program.
+        keep_source: whether to copy the files of stacks and operators beside the trace, which contain paths, lines and
+            modules of the program.
 
     Raises:
         TraceError: the trace cannot be read.
         NsysAnalyzerError: the output is the trace itself, exists already, or cannot be written.
     """
-    stacks = {
+    files = {
         path: output.with_name(path.name.replace(trace_stem(trace), output.stem, 1))
-        for path in (find_stack_files(trace) if keep_source else ())
+        for path in ((*find_stack_files(trace), *find_operator_files(trace)) if keep_source else ())
     }
     _check_copy_path(trace, output, force=force)
-    for path, target in list(stacks.items()):
+    for path, target in list(files.items()):
         if target.exists() and target.samefile(path):
-            del stacks[path]
+            del files[path]
         else:
             _check_replaceable(target, force=force and not target.is_symlink())
     reader = open_capture(trace)
@@ -108,7 +110,7 @@ def share(
         output.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(output) as unfinished:
             write_sqlite(tables, unfinished)
-        for path, target in stacks.items():
+        for path, target in files.items():
             with atomic_write(target) as unfinished:
                 shutil.copyfile(path, unfinished)
     except OSError as error:

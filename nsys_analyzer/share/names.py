@@ -28,6 +28,7 @@ from nsys_analyzer.analysis.steps.process import is_loading
 from nsys_analyzer.analysis.transformer.peaks import find_peaks
 from nsys_analyzer.trace.columns import UNNAMED_KERNEL
 from nsys_analyzer.trace.metadata import is_irrelevant_message
+from nsys_analyzer.trace.operator_calls import OPERATOR_RANGE, OPERATOR_STEP
 from nsys_analyzer.trace.phase_names import (
     DEFAULT_NAMES,
     MODULE_RANGE_PREFIX,
@@ -176,6 +177,8 @@ def is_public(text: str, role: str) -> bool:
     if alias and (not alias.kernel_class or {alias.kernel_class, *alias.part_of} <= CLASSES.keys()):
         return True
     if not text or _TORCH_NAME.fullmatch(text) or CLOCK_RANGE.fullmatch(text) or _is_phase(text):
+        return True
+    if text == OPERATOR_STEP or OPERATOR_RANGE.fullmatch(text):  # figures leave out the step by these names
         return True
     if role == KERNEL:
         return not _ADDRESS_OR_CARD.search(text) and _is_library_kernel(text)

@@ -24,6 +24,8 @@ from .modules import Modules
 from .ranges import RANK_PLACEHOLDER, Ranges
 from .stacks import is_of_program, relative_path
 
+#: The environment variable with the file that a target of this package writes, because it uses the step without hooks.
+FILE_VARIABLE = "NSYS_ANALYZE_OPERATORS"
 #: The name of the range around the step, and the beginning of the names of the ranges around the operators.
 _STEP_RANGE, _OPERATOR_RANGE = "nsys-analyze operators", "nsys-analyze operator "
 _SUFFIX = ".operators.gz"
