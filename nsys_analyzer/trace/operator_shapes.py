@@ -19,7 +19,7 @@ from nsys_analyzer.trace.operator_calls import Signature, Tensor, TensorArgument
 
 #: PyTorch's names of data types by the names that its profiler writes, which are those of C++. Types with a name such
 #: as ``c10::Float8_e4m3fn`` have this name in lower case.
-_TYPES = {
+TYPES = {
     "c10::BFloat16": "bfloat16", "c10::Half": "float16", "float": "float32", "double": "float64",
     "bool": "bool", "unsigned char": "uint8", "signed char": "int8", "short": "int16", "short int": "int16",
     "int": "int32", "long": "int64", "long int": "int64", "long long": "int64", "__int64": "int64",
@@ -71,7 +71,7 @@ def _parse_argument(shape: Any, type_name: Any, strides: Any) -> TensorArgument:
     if type_name == _TENSOR_LIST and isinstance(shape, list):
         parts = strides if isinstance(strides, list) and len(strides) == len(shape) else [None] * len(shape)
         return tuple(_parse_tensor(*pair, "") for pair in zip(shape, parts, strict=True))
-    dtype = _TYPES.get(str(type_name), "")
+    dtype = TYPES.get(str(type_name), "")
     if str(type_name).startswith(_SMALL_TYPE_PREFIXES):
         dtype = str(type_name).removeprefix("c10::").lower()
     return _parse_tensor(shape, strides, dtype) if dtype or shape else None

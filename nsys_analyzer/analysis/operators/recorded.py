@@ -3,16 +3,18 @@
 The operator of a GPU operation is the innermost operator around its launch whose tensors were recorded. Ranges of
 autograd's nodes are not operators. For a node of a CUDA graph, the capture of the node counts as its launch.
 
-Where types or lists of tensors are missing, they are inferred. nsys records no types: if all matmuls multiply in one
-precision by the names of their kernels, all tensors have the type of this precision. PyTorch's profiler records no
-types of the tensors in lists: they have the type that tensors of equal shape have in the step. It does not record lists
-of more than 30 tensors: the lists that an optimizer takes contain the tensors whose gradients the step accumulates.
+Where types or lists of tensors are missing, they are inferred. nsys records no types, and PyTorch's profiler records no
+types of the tensors in lists. Such tensors have the type in the name of PyTorch's kernel that the operator launched;
+else the type of the recorded tensors of their shape; else the type in which all matmuls of the capture multiply, by the
+names of their kernels. PyTorch's profiler does not record lists of more than 30 tensors: the lists that an optimizer
+takes contain the tensors whose gradients the step accumulates.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from functools import cache
 
 import numpy as np
 
@@ -21,7 +23,6 @@ from nsys_analyzer.analysis.kernels.classes import find_innermost_operators, fin
 from nsys_analyzer.analysis.ranges.calls import AUTOGRAD_NODE, CallFinder, find_module_calls
 from nsys_analyzer.analysis.steps.process import ProcessWork
 from nsys_analyzer.analysis.steps.windows import Windows
-from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Ints, distinct, mask_by_name
 from nsys_analyzer.trace.columns import FROM_HOST, INTO_HOST, process_of
 from nsys_analyzer.trace.kineto import is_operator
@@ -33,13 +34,20 @@ from nsys_analyzer.trace.operator_calls import (
     TensorArgument,
     name_operations,
 )
-from nsys_analyzer.trace.operator_shapes import parse_signature
+from nsys_analyzer.trace.operator_shapes import TYPES, parse_signature
 
 #: The data types of matrices by the precision that the names of matmul kernels show.
 _TYPE_OF_PRECISION = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "tf32": "float32", "fp64": "float64"}
 #: The beginning of the names of kernels that torch.compile generated, and their namespace in signatures.
 _COMPILED_KERNEL, _COMPILED_NAMESPACE = "triton_", "triton::"
 _COPY = "aten::copy_"
+#: Matches the first floating-point type among the template arguments of PyTorch's own kernels.
+_KERNEL_TYPE = re.compile(r"\bat::native\b.*?[<(, ](float|double|c10::BFloat16|c10::Half)\b")
+#: Matches the kernels that convert a tensor in float32 to 16 bits, and the kernels that convert from any type.
+_NARROWING_COPY, _CONVERTING_COPY = (
+    re.compile(r"\b(b?float16)_copy_kernel"),
+    re.compile(r"direct_copy_kernel.*LoadWithCast"),
+)
 #: Matches the node that accumulates the gradient of a parameter.
 _ACCUMULATION = re.compile(r"(?:torch::autograd::)?AccumulateGrad")
 #: Matches the collectives of programs in which a rank updates only a part of each parameter, or some parameters.
@@ -119,41 +127,77 @@ def _describe_calls(work: ProcessWork, called: Ints, operations: Ints, call: Int
     host_arguments = np.full(len(called), NONE)  # the argument of a copy that is in host memory
     for argument, kinds in ((1, FROM_HOST), (0, INTO_HOST)):
         host_arguments[call[position[np.isin(copies, kinds)]]] = argument
-    signature, signatures = _make_signatures(work, called, host_arguments)
+    kernels = trace.operations.name[operations[position]]
+    shows_type = np.array([*(bool(find_kernel_types(name)) for name in trace.operations.names), False])[kernels]
+    kernel = np.full(len(called), NONE)  # the first kernel of each call whose name shows a type
+    kernel[call[position][shows_type][::-1]] = kernels[shows_type][::-1]
+    signature, signatures = _make_signatures(work, called, host_arguments, kernel)
     return OperatorCalls(
         signature, module, np.full(len(called), NONE), phase, number_in_step, keeps_graph, signatures, modules,
         phases=phases,
     )  # fmt: skip
 
 
-def _make_signatures(work: ProcessWork, called: Ints, host_arguments: Ints) -> tuple[Ints, tuple[Signature, ...]]:
+def _make_signatures(
+    work: ProcessWork, called: Ints, host_arguments: Ints, kernel: Ints
+) -> tuple[Ints, tuple[Signature, ...]]:
     """Returns the index of the signature of each call, and the signatures.
 
     Args:
         work: the work of the process.
         called: shape (calls,), the index of the operator of each call.
         host_arguments: shape (calls,), the position of the argument of a copy that is in host memory, or -1.
+        kernel: shape (calls,), the index of the name of the kernel that shows a type, or -1.
     """
-    operators = work.attributed.trace.operators
-    columns = (operators.name[called], operators.arguments[called], host_arguments)
+    operators, kernel_names = work.attributed.trace.operators, (*work.attributed.trace.operations.names, "")
+    columns = (operators.name[called], operators.arguments[called], host_arguments, kernel)
     keys = [*zip(*(column.tolist() for column in columns), strict=True)]
     index_of_key = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+    common_type = _find_common_type(work)
     signatures = []
-    for name_code, arguments, host_argument in index_of_key:
+    for name_code, arguments, host_argument, kernel_code in index_of_key:
         name = operators.names[name_code]
         text = operators.argument_texts[arguments] if arguments != NONE else ""
         signature = parse_signature(name, text) or Signature(name, ())
-        source = signature.inputs[host_argument] if 0 <= host_argument < len(signature.inputs) else None
-        if name == _COPY and isinstance(source, Tensor):
-            inputs = [*signature.inputs]
-            inputs[host_argument] = source._replace(device="cpu")
-            signature = signature._replace(inputs=tuple(inputs))
-        if name.startswith(_COMPILED_KERNEL):
-            signature = signature._replace(name=f"{_COMPILED_NAMESPACE}{name}")
-        signatures.append(signature)
-    index = np.array([index_of_key[key] for key in keys], np.int64)
-    signatures = _complete_types(signatures, _find_common_type(work))
-    return index, tuple(_complete_lists(work, called, index, signatures))
+        types = find_kernel_types(kernel_names[kernel_code], common_type)
+        inputs = [
+            _with_type(argument, types[min(position, len(types) - 1)]) if types else argument
+            for position, argument in enumerate(signature.inputs)
+        ]
+        if name == _COPY and 0 <= host_argument < len(inputs) and isinstance(tensor := inputs[host_argument], Tensor):
+            inputs[host_argument] = tensor._replace(device="cpu")
+        namespace = _COMPILED_NAMESPACE if name.startswith(_COMPILED_KERNEL) else ""
+        signatures.append(signature._replace(name=f"{namespace}{name}", inputs=tuple(inputs)))
+    signatures = _complete_types(signatures, common_type)
+    index_of_signature = {signature: index for index, signature in enumerate(dict.fromkeys(signatures))}
+    index = np.array([index_of_signature[signatures[index_of_key[key]]] for key in keys], np.int64)
+    return index, tuple(_complete_lists(work, called, index, [*index_of_signature]))
+
+
+@cache
+def find_kernel_types(name: str, common_type: str = "") -> tuple[str, ...]:
+    """Returns the types of an operator's tensors by the name of its kernel; empty if the name shows none.
+
+    The last type is that of all further tensors. A kernel that converts has two types: that of the target comes first.
+
+    Args:
+        name: the full name of the kernel.
+        common_type: the type from which a kernel converts that reads any type.
+    """
+    if narrowing := _NARROWING_COPY.search(name):
+        return narrowing[1], "float32"
+    match = _KERNEL_TYPE.search(name)
+    if not match:
+        return ()
+    dtype = TYPES[match[1]]
+    return (dtype, common_type) if _CONVERTING_COPY.search(name) and common_type != dtype else (dtype,)
+
+
+def _with_type(argument: TensorArgument, dtype: str) -> TensorArgument:
+    """Returns an argument whose tensors have the given type, unless their types were recorded."""
+    if isinstance(argument, Tensor):
+        return argument if argument.dtype else argument._replace(dtype=dtype)
+    return argument and tuple(tensor if tensor.dtype else tensor._replace(dtype=dtype) for tensor in argument)
 
 
 def _complete_types(signatures: list[Signature], common_type: str) -> list[Signature]:
@@ -167,30 +211,19 @@ def _complete_types(signatures: list[Signature], common_type: str) -> list[Signa
             if isinstance(argument, Tensor) and argument.dtype:
                 types_of_shape[argument.shape].add(argument.dtype)
 
-    def complete(tensor: Tensor) -> Tensor:
-        """Returns the tensor with its type."""
-        types = types_of_shape[tensor.shape]
-        return tensor if tensor.dtype else tensor._replace(dtype=min(types) if len(types) == 1 else common_type)
-
-    def complete_argument(argument: TensorArgument) -> TensorArgument:
+    def complete(argument: TensorArgument) -> TensorArgument:
         """Returns the argument with the types of its tensors."""
-        return complete(argument) if isinstance(argument, Tensor) else argument and tuple(map(complete, argument))
+        if isinstance(argument, Tensor):
+            types = types_of_shape[argument.shape]
+            return _with_type(argument, min(types) if len(types) == 1 else common_type)
+        return argument and tuple(tensor for part in argument if isinstance(tensor := complete(part), Tensor))
 
-    return [
-        signature._replace(inputs=tuple(complete_argument(argument) for argument in signature.inputs))
-        for signature in signatures
-    ]
+    return [signature._replace(inputs=tuple(map(complete, signature.inputs))) for signature in signatures]
 
 
 def _find_common_type(work: ProcessWork) -> str:
-    """Returns the type in which all matmuls of an nsys trace multiply; empty if they have several types.
-
-    PyTorch's profiler records types, so the function returns an empty text for its traces.
-    """
-    trace = work.attributed.trace
-    if schema.OPERATORS.key in trace.tables:
-        return ""
-    precisions = {find_precision(name) for name in trace.operations.names} - {None}
+    """Returns the type in which all matmuls of the trace multiply; empty if they have several types."""
+    precisions = {find_precision(name) for name in work.attributed.trace.operations.names} - {None}
     return _TYPE_OF_PRECISION.get(str(precisions.pop()), "") if len(precisions) == 1 else ""
 
 
