@@ -317,7 +317,7 @@ def _make_launches(frame: Frame, strings: dict[int, str]) -> tuple[Launches, Boo
 # ``nsys --pytorch=autograd-nvtx`` and PyTorch's ``emit_nvtx`` annotate the names of operators with the sequence number
 # of the autograd node: ``aten::mm, seq = 9157, op_id = 91984``. If shapes are recorded, the sizes of the operator's
 # inputs follow: ``sizes = [[8192, 768], [768, 3072]], input_op_ids = [(91979,0), (657,0)]``.
-_ATEN_PREFIX = "aten::"
+ATEN_PREFIX = "aten::"
 _ANNOTATION = re.compile(r",\s*(?:seq|op_id|sizes|input_op_ids)\s*=.*")
 _SIZES = re.compile(r",\s*sizes\s*=\s*(\[.*?\])\s*(?:,\s*input_op_ids|$)")
 _SEQUENCE = re.compile(r",\s*seq\s*=\s*(\d{1,18})(?:\D|$)", re.ASCII)
@@ -336,7 +336,7 @@ def _make_ranges(frame: Frame, strings: Mapping[int, str]) -> tuple[Ranges, Ints
     annotated = {name for name, text in zip(bare, written, strict=True) if len(name) < len(text)}
     names, codes = distinct_texts([normalize_module_name(name) if name.startswith("{") else name for name in bare])
     ranges = Ranges(frame["start"], frame["end"], frame["thread"], codes[text_code], names)
-    are_operators = np.array([name in annotated or name.startswith(_ATEN_PREFIX) for name in names], np.bool_)
+    are_operators = np.array([name in annotated or name.startswith(ATEN_PREFIX) for name in names], np.bool_)
     index = np.flatnonzero(are_operators[ranges.name])
     matches = (_SEQUENCE.search(text) if "=" in text else None for text in written)
     sequence = np.array([int(match[1]) if match else -1 for match in matches], np.int64)[text_code[index]]

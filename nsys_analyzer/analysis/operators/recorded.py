@@ -1,7 +1,9 @@
 """Finds the calls of operators whose shapes a profiler recorded, and the GPU operations that they launched.
 
 The operator of a GPU operation is the innermost operator around its launch whose tensors were recorded. Ranges of
-autograd's nodes are not operators. For a node of a CUDA graph, the capture of the node counts as its launch.
+autograd's nodes are not operators. If one of PyTorch's own operators launches operations itself, the operators that it
+calls are a part of it: ``nll_loss_backward`` first calls ``fill_``. For a node of a CUDA graph, the capture of the node
+counts as its launch.
 
 Where types or lists of tensors are missing, they are inferred. nsys records no types, and PyTorch's profiler records no
 types of the tensors in lists. Such tensors have the type in the name of PyTorch's kernel that the operator launched;
@@ -20,11 +22,11 @@ import numpy as np
 
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.kernels.classes import find_innermost_operators, find_precision
-from nsys_analyzer.analysis.ranges.calls import AUTOGRAD_NODE, CallFinder, find_module_calls
+from nsys_analyzer.analysis.ranges.calls import AUTOGRAD_NODE, CallFinder, find_module_calls, find_parents
 from nsys_analyzer.analysis.steps.process import ProcessWork
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.trace.arrays import Ints, distinct, mask_by_name
-from nsys_analyzer.trace.columns import FROM_HOST, INTO_HOST, process_of
+from nsys_analyzer.trace.columns import FROM_HOST, INTO_HOST, Operators, process_of
 from nsys_analyzer.trace.kineto import is_operator
 from nsys_analyzer.trace.operator_calls import (
     OperatorCalls,
@@ -35,6 +37,7 @@ from nsys_analyzer.trace.operator_calls import (
     name_operations,
 )
 from nsys_analyzer.trace.operator_shapes import TYPES, parse_signature
+from nsys_analyzer.trace.trace import ATEN_PREFIX
 
 #: The data types of matrices by the precision that the names of matmul kernels show.
 _TYPE_OF_PRECISION = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "tf32": "float32", "fp64": "float64"}
@@ -70,7 +73,7 @@ def find_recorded_step(work: ProcessWork, windows: Windows) -> OperatorStep | No
         find_innermost_operators(trace, attribution, operations, np.flatnonzero(mask))
         for mask in (has_shapes, is_computing)
     )
-    operator = np.where(operator == NONE, any_operator, operator)
+    operator = _include_inner_operators(operators, np.where(operator == NONE, any_operator, operator))
     called = distinct(operator[operator != NONE])
     called = called[np.argsort(operators.start[called], kind="stable")]
     call_of_operator = np.full(len(operators) + 1, NONE)
@@ -78,6 +81,24 @@ def find_recorded_step(work: ProcessWork, windows: Windows) -> OperatorStep | No
     call = call_of_operator[operator]
     calls = _describe_calls(work, called, operations, call)
     return OperatorStep(calls, name_operations(trace, operations), call)
+
+
+def _include_inner_operators(operators: Operators, operator: Ints) -> Ints:
+    """Returns the operators of operations, with an operator around them in place of the operators that it calls.
+
+    Args:
+        operators: the operators of the trace.
+        operator: shape (operations,), the innermost operator around the launch of each operation, or -1.
+    """
+    called = distinct(np.sort(operator[operator != NONE]))
+    called = called[np.lexsort((-operators.end[called], operators.start[called]))]  # outer operators come first
+    thread, start, end = (column[called] for column in (operators.thread, operators.start, operators.end))
+    outermost = np.append(np.arange(len(operators)), NONE)
+    for inner, parent in zip(called.tolist(), find_parents(thread, start, end).tolist(), strict=True):
+        if parent >= 0 and operators.names[operators.name[called[parent]]].startswith(ATEN_PREFIX):
+            outermost[inner] = outermost[called[parent]]
+    result: Ints = outermost[operator]
+    return result
 
 
 def _find_typical_step(work: ProcessWork, windows: Windows) -> Ints:
