@@ -142,8 +142,8 @@ def _describe_calls(work: ProcessWork, called: Ints, operations: Ints, call: Int
     module, modules = np.full(len(called), NONE), tuple[str, ...]()
     if module_calls := find_module_calls(attributed):
         module = np.append(module_calls.path, NONE)[CallFinder(attributed, module_calls).find_calls(first)]
-        names = zip(module_calls.paths, module_calls.kinds, strict=True)
-        modules = tuple(f"{path[0]}/{'.'.join(path[1:])}: {kind}" for path, kind in names)
+        paths = (".".join(path).replace(".", "/", 1) for path in module_calls.paths)
+        modules = tuple(": ".join(filter(None, pair)) for pair in zip(paths, module_calls.kinds, strict=True))
     copies = trace.operations.copy[operations[position]]
     host_arguments = np.full(len(called), NONE)  # the argument of a copy that is in host memory
     for argument, kinds in ((1, FROM_HOST), (0, INTO_HOST)):
