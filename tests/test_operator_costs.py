@@ -38,7 +38,10 @@ def cost(
     tensors = tuple(None if isinstance(value, str) else value for value in inputs)
     texts = tuple(value if isinstance(value, str) else "" for value in inputs)
     written = None if outputs is None else tuple(outputs)
-    return estimate_cost(Signature(name if "::" in name else f"aten::{name}", tensors, written, texts), default_dtype)
+    return estimate_cost(
+        Signature(name if "::" in name or name.startswith("triton_") else f"aten::{name}", tensors, written, texts),
+        default_dtype,
+    )
 
 
 def fp8(*shape: int) -> Tensor:
@@ -101,6 +104,8 @@ TEMPLATES = [
     (cost("triton::triton_tem_fused_addmm_gelu_0", bf16(16), bf16(4, 8), bf16(8, 16), bf16(4, 16)),
      "matmul", 2 * 64 * 8, 2 * (16 + 32 + 128 + 64)),
     (cost("triton::triton_tem_fused_mm_4", bf16(8, 8), bf16(8, 8), bf16(8, 8)), "matmul", 2 * 64 * 8, 2 * 3 * 64),
+    (cost("triton_tem_fused_mm_5", bf16(8, 8), bf16(8, 8), "None", outputs=[bf16(8, 8)]),
+     "matmul", 2 * 64 * 8, 2 * 3 * 64),
     (cost("triton::triton_tem_fused_bmm_1", bf16(3, 4, 8), bf16(3, 8, 2), bf16(3, 4, 2)),
      "matmul", 2 * 24 * 8, 2 * (96 + 48 + 24)),
     (cost("triton::triton_tem_fused_convolution_2", bf16(1, 3, 8, 8), bf16(6, 3, 3, 3), bf16(1, 6, 6, 6)),

@@ -8,6 +8,7 @@ They are 0 for operators that compute less than one operation for each element t
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from nsys_analyzer.analysis.operators.operands import (
     Call,
@@ -28,7 +29,7 @@ from nsys_analyzer.trace.operator_calls import Signature, Tensor
 
 def find_data_rule(signature: Signature) -> Rule | None:
     """Returns the rule of an operator that moves data, or None if the operator is unknown."""
-    if signature.name.startswith("triton::triton_"):
+    if signature.name.removeprefix("triton::").startswith("triton_"):
         return _make_triton_rule(signature.name)
     return _DATA_RULES.get(signature.name)
 
@@ -179,17 +180,19 @@ _TRITON_KINDS: tuple[tuple[str, OperatorKind], ...] = (
 def _make_triton_rule(name: str) -> Rule | None:
     """Makes the rule of a kernel of torch.compile, ``triton_poi_fused_add_mul_0``, or returns None for other kernels.
 
-    A kernel reads no more elements of a buffer than it has iterations, whose numbers are its last arguments. A buffer
-    that is read and written counts once, because the arguments do not tell it from one that is only written.
+    A kernel reads and writes no more elements of a buffer than it has iterations, whose numbers are its last arguments.
+    In a source without outputs, a buffer that is read and written counts once.
     """
 
-    def count(call: Call) -> float:
+    def count_used(call: Call, tensors: Iterable[Tensor]) -> float:
         numbers = [int(text) for text in call.signature.arguments if text.isdigit()]
         iterations = math.prod(numbers) if numbers else math.inf
-        return sum(min(count_stored_elements(x), iterations) * call.element_bytes(x) for x in call.tensors())
+        return sum(min(count_stored_elements(x), iterations) * call.element_bytes(x) for x in tensors)
 
     kind = next((kind for word, kind in _TRITON_KINDS if word in name), None)
-    return Rule(kind, count, nothing) if kind else None
+    if kind is None:
+        return None
+    return Rule(kind, lambda call: count_used(call, call.tensors()), lambda call: count_used(call, call.outputs or ()))
 
 
 # --- the table

@@ -26,7 +26,7 @@ from nsys_analyzer.trace.operator_calls import Signature, Tensor
 
 def find_matmul_rule(signature: Signature) -> Rule | None:
     """Returns the rule of an operator that multiplies, or None for other operators."""
-    if signature.name.startswith("triton::triton_tem_"):
+    if signature.name.removeprefix("triton::").startswith("triton_tem_"):
         return _make_template_rule(signature.name)
     return MATMUL_RULES.get(signature.name)
 
@@ -335,21 +335,24 @@ _ATTENTION_BACKWARD = {
 def _make_template_rule(name: str) -> Rule | None:
     """Makes the rule of a kernel from a template of torch.compile, such as ``triton_tem_fused_addmm_gelu_0``.
 
-    Its arguments are buffers, the output last. Each of them counts once.
+    In a source without outputs, the last buffers among the inputs are the outputs.
     """
+
+    def find_buffers(call: Call) -> list[Tensor]:
+        return [*call.tensors(), *(call.outputs or ())]
 
     def count_matmul(call: Call) -> float:
         """Returns the FLOPs of the first two consecutive buffers whose product is as large as a later buffer."""
-        tensors = call.tensors()
-        for position, (left, right) in enumerate(pairwise(tensors), 2):
+        buffers = find_buffers(call)
+        for position, (left, right) in enumerate(pairwise(buffers), 2):
             if len(left.shape) == len(right.shape) >= 2 and left.shape[-1] == right.shape[-2]:
                 elements = _count_matmul_outputs(left, right)
-                if elements in map(count_elements, tensors[position:]):
+                if elements in map(count_elements, buffers[position:]):
                     return 2 * elements * left.shape[-1]
         raise call.unknown("operands")
 
     def count_convolution(call: Call) -> float:
-        _, weight, *_, output = (tensor for tensor in call.tensors() if len(tensor.shape) > 2)
+        _, weight, *_, output = (tensor for tensor in find_buffers(call) if len(tensor.shape) > 2)
         return _count_convolution_flops(weight, output.shape)
 
     def count_attention(call: Call) -> float:
@@ -361,11 +364,12 @@ def _make_template_rule(name: str) -> Rule | None:
         scores = math.prod(query.shape[:3]) * key.shape[2]
         return 2.0 * (keys * key.shape[-1] + values * value.shape[-1]) * scores
 
+    written = outputs_or(nothing)
     if "flex_attention" in name:
-        return Rule("attention", bytes_of(), nothing, count_attention)
+        return Rule("attention", bytes_of(), written, count_attention)
     if "convolution" in name:
-        return Rule("convolution", bytes_of(), nothing, count_convolution)
-    return Rule("matmul", bytes_of(), nothing, count_matmul) if "mm" in name else None
+        return Rule("convolution", bytes_of(), written, count_convolution)
+    return Rule("matmul", bytes_of(), written, count_matmul) if "mm" in name else None
 
 
 #: The rules of operators that multiply, by the name of the operator. The forward pass of attention multiplies queries

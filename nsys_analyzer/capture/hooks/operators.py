@@ -16,7 +16,7 @@ import sys
 import threading
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -202,7 +202,7 @@ class _Calls:
 
     def run(
         self, operator: str, arguments: Sequence[Any], written: Sequence[int], function: Callable[[], Any],
-        *, returns: bool = True,
+        *, returns: bool = True, unread: Collection[int] = (),
     ) -> Any:  # fmt: skip
         """Runs an operator inside the range of its call, and returns its result.
 
@@ -212,8 +212,9 @@ class _Calls:
             written: the positions of the arguments whose memory the operator writes.
             function: runs the operator.
             returns: whether the operator returns tensors. Otherwise, its outputs are the arguments that it writes.
+            unread: the positions of the arguments that the operator writes without reading them. They are no inputs.
         """
-        call = self._begin(operator, arguments, written)
+        call = self._begin(operator, arguments, written, unread)
         result: Any = ()
         try:
             result = function()
@@ -222,7 +223,9 @@ class _Calls:
                 self._end(call, result, returns=returns)
         return result
 
-    def _begin(self, operator: str, arguments: Sequence[Any], written: Sequence[int]) -> _Call | None:
+    def _begin(
+        self, operator: str, arguments: Sequence[Any], written: Sequence[int], unread: Collection[int]
+    ) -> _Call | None:
         """Describes the arguments and the caller of an operator, and opens its range."""
         try:
             inputs = [self._as_tensors(value) for value in arguments]
@@ -230,14 +233,15 @@ class _Calls:
                 "" if given is not None else _format_argument(value)
                 for given, value in zip(inputs, arguments, strict=True)
             )
-            stored = [tensor for argument in inputs for tensor in self._stored(argument)]
+            read = [None if position in unread else argument for position, argument in enumerate(inputs)]
+            stored = [tensor for argument in read for tensor in self._stored(argument)]
             phase = self._find_phase()
             node = self._torch._C._current_autograd_node()
             if phase == "recomputed" and node is None:
                 phase = "backward"  # the gradient of the loss itself
             with self._lock:
                 index = len(self._callers)
-                described = tuple(self._index_tensors(argument) for argument in inputs)
+                described = tuple(self._index_tensors(argument) for argument in read)
                 module, line = self._find_caller(index, phase, node)
                 row = {
                     "signature": _UNKNOWN,
@@ -443,8 +447,11 @@ def _patch_compiled_kernels(step: OperatorStep, stack: contextlib.ExitStack) -> 
             return original(self, *arguments, **keywords)
         names = getattr(self.fn, "arg_names", ())
         written = [position for position, name in enumerate(names[: len(arguments)]) if "out_ptr" in name]
-        name = f"triton::{getattr(self.fn, '__name__', '')}"
-        return calls.run(name, arguments, written, lambda: original(self, *arguments, **keywords), returns=False)
+        return calls.run(
+            f"triton::{getattr(self.fn, '__name__', '')}", arguments, written,
+            lambda: original(self, *arguments, **keywords), returns=False,
+            unread=[position for position in written if not names[position].startswith("in_out_ptr")],
+        )  # fmt: skip
 
     autotuner.run = run
     stack.callback(setattr, autotuner, "run", original)
