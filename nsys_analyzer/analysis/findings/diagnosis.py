@@ -279,7 +279,7 @@ def _rank_candidates(steps: StepsToExplain, candidates: Sequence[Candidate]) -> 
             explained_ms += saving.high if candidate.is_specific_cause else 0.0
     ranked.sort(key=lambda pair: -pair[1].middle)
     if steps.operators:
-        ranked = [*_without_explained_work(steps.study, ranked)]
+        ranked = _without_explained_work(steps.study, ranked)
     remaining = list(steps.baselines)
     for candidate, saving in ranked:
         # The first change of a candidate saves least. It is not made if it lengthens a step after the other changes.
@@ -305,16 +305,17 @@ def _rank_candidates(steps: StepsToExplain, candidates: Sequence[Candidate]) -> 
 
 def _without_explained_work(
     study: Study, ranked: Sequence[tuple[Candidate, _SavingInterval]]
-) -> Iterator[tuple[Candidate, _SavingInterval]]:
-    """Yields the candidates whose GPU work is not mostly the work of candidates that save more."""
-    explained = np.zeros(len(study.operations), np.bool_)
-    for candidate, saving in ranked:
+) -> list[tuple[Candidate, _SavingInterval]]:
+    """Returns the candidates whose GPU work is not mostly that of others, which save more or know a reason."""
+    explained, kept = np.zeros(len(study.operations), np.bool_), []
+    for candidate, saving in sorted(ranked, key=lambda pair: pair[0].is_symptom):
         if candidate.operations is not None:
             work_ms = study.work_ms(candidate.operations)
             if study.work_ms(candidate.operations & explained) > _MAX_EXPLAINED_SHARE * work_ms:
                 continue
             explained |= candidate.operations
-        yield candidate, saving
+        kept.append((candidate, saving))
+    return sorted(kept, key=lambda pair: -pair[1].middle)
 
 
 def _find_saving(

@@ -269,6 +269,8 @@ class Candidate:
             ``place``.
         lines: the lines of the program that cause the finding; empty if they follow from ``operations`` or ``place``.
         idle_causes: the causes of the idle time that the changes can remove; empty for the cause of ``place``.
+        is_symptom: whether the finding says that work is slow without a reason, so that any other finding about this
+            work explains more.
     """
 
     id: str
@@ -278,6 +280,7 @@ class Candidate:
     operations: Bools | None = None
     lines: tuple[Line, ...] = ()
     idle_causes: frozenset[str] = frozenset()
+    is_symptom: bool = False
 
     def find_lines(self, steps: StepsToExplain) -> tuple[Line, ...]:
         """Returns the lines of the program that launch the finding's work or cause its idle time."""

@@ -182,7 +182,7 @@ def find_small_grids(steps: StepsToExplain) -> Iterator[Candidate]:
         study.operations_per_step(small), study.work_ms(small), multiprocessors, mean_blocks, longest
     )
     changes = tuple(saved_work(share * idle_share) for share in SMALL_GRID_SAVINGS)
-    yield Candidate("small_grids", figures, changes, Place("kernel", longest), small)
+    yield Candidate("small_grids", figures, changes, Place("kernel", longest), small, is_symptom=True)
 
 
 @dataclass(frozen=True)
@@ -217,6 +217,12 @@ def find_unfused_attention(steps: StepsToExplain) -> Iterator[Candidate]:
         _shorten_with_calls(on_scores + matmuls * (1 - ratio), calls, 0.0) for ratio in FUSED_ATTENTION_RATIOS
     )
     yield Candidate("unfused_attention", figures, changes, Place("class", "softmax"), matmuls | on_scores)
+
+
+def find_unfused_scores(study: Study) -> Bools:
+    """Returns True for each operation of unfused attention that works on its scores; shape (operations,)."""
+    on_scores = _find_attention(study)[1]
+    return on_scores & (not study.of_class("fused attention").any())
 
 
 def _find_attention(study: Study) -> tuple[Bools, Bools]:

@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from nsys_analyzer.analysis.findings.finding import (
     saved_launches,
     saved_work,
 )
+from nsys_analyzer.analysis.findings.kernels import find_unfused_scores
 from nsys_analyzer.analysis.findings.waits import LEAST_IDLE_SHARE
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.operators.account import describe_shapes
@@ -32,6 +34,7 @@ from nsys_analyzer.analysis.operators.costs import Cost, estimate_cost
 from nsys_analyzer.analysis.operators.operands import Call
 from nsys_analyzer.analysis.operators.pricing import PricedOperators
 from nsys_analyzer.analysis.operators.redundancy import Redundancy
+from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.trace.arrays import Bools, Floats
 from nsys_analyzer.trace.operator_calls import Signature, Tensor, TensorArgument
@@ -43,7 +46,10 @@ _LEAST_SHARE_OF_STEP = 0.02
 _MAX_OPERATORS = 3
 #: The smallest and the largest share of the time above the attainable time that is saved if no test tells the reason.
 SLOW_OPERATOR_SAVINGS = (0.0, 1.0)
-#: The same shares if images are stored as channels_last. A ResNet-50 in bf16 on an H100 saved 73 % of this time.
+#: The smallest and the largest share of the time of copies that is saved without them.
+COPY_SAVINGS = (0.3, 1.0)
+#: The smallest and the largest share of the time above the attainable time that is saved if images are stored as
+#: channels_last. A ResNet-50 in bf16 on an H100 saved 73 % of this time.
 MEMORY_FORMAT_SAVINGS = (0.5, 0.9)
 #: A matrix is aligned if the length of its rows is a multiple of this number of bytes.
 ALIGNMENT_BYTES = 16
@@ -134,20 +140,44 @@ def find_redundant_work(steps: StepsToExplain) -> Iterator[Candidate]:
         operations = operators.operations_of(calls)
         if not operations.any():
             continue
-        names = {operators.calls.modules[index] for index in np.unique(operators.calls.module[calls]) if index >= 0}
-        paths = {name.partition(":")[0] for name in names}
-        inner = {path for path in paths if any(path.startswith((f"{outer}.", f"{outer}/")) for outer in paths)}
-        figures = RedundantWorkFigures(*_describe(steps, calls), kind=kind, modules=len(paths - inner))
-        samples, ms = steps.study.call_samples, steps.study.work_ms(operations)
-        lines = samples.find_first_line(steps.study.calls_of(operations), ms) if samples else ()
-        changes = (saved_launches(steps, operations.astype(np.float64)), _without_calls(steps, operations))
+        outer = _find_outer_modules(operators, calls)
+        module = Counter(name.rpartition(": ")[2] for name in outer).most_common(1)[0][0] if outer else ""
+        described = _describe(steps, calls)._replace(module=module)
+        figures = RedundantWorkFigures(*described, kind=kind, modules=len(outer))
+        lines: tuple[Line, ...] = ()
+        if samples := steps.study.call_samples:
+            if kind == "recomputed":
+                lines = samples.find_callers(f"{module}.forward")
+            elif kind == "no_backward":
+                lines = samples.find_first_line(steps.study.calls_of(operations), steps.study.work_ms(operations))
+        changes = tuple(_without_calls(steps, operations, prepares=prepares) for prepares in (False, True))
         yield Candidate(f"{kind}_work", figures, changes, None, operations, lines)
 
 
-def _without_calls(steps: StepsToExplain, operations: Bools) -> ReplayChange:
+def _find_outer_modules(operators: PricedOperators, calls: Bools) -> list[str]:
+    """Returns the modules that make the given calls, without the modules that are inside of others."""
+    names = [
+        operators.calls.modules[index] for index in np.unique(operators.calls.module[calls]).tolist() if index >= 0
+    ]
+    paths = [name.partition(":")[0] for name in names]
+    return [
+        name
+        for name, path in zip(names, paths, strict=True)
+        if not any(path.startswith((f"{outer}.", f"{outer}/")) for outer in paths)
+    ]
+
+
+def _without_calls(steps: StepsToExplain, operations: Bools, *, prepares: bool) -> ReplayChange:
     """Returns a change that removes operations and the time in which the program launches them.
 
-    The time from the launch of an operation to the next launch is removed if the next launch is removed, too.
+    The time from the launch of an operation to the next launch is removed if the next launch is removed, too. Else,
+    the usual time of a launch is removed.
+
+    Args:
+        steps: the steps.
+        operations: shape (operations,), True for the removed operations.
+        prepares: whether the program prepares the removed work before its first launch, so that only the usual time of
+            a launch remains there, and whether pauses between its launches are part of it.
     """
     calls, launch = len(steps.study.calls), steps.study.replay.launch
     launched, removed = np.bincount(launch, minlength=calls), np.bincount(launch[operations], minlength=calls)
@@ -155,12 +185,16 @@ def _without_calls(steps: StepsToExplain, operations: Bools) -> ReplayChange:
     is_removed = np.append(removed[launching] == launched[launching], False)
     position = np.searchsorted(launching, np.arange(calls), side="right")
     is_inside = is_removed[position - 1] & is_removed[position]
+    is_before = is_removed[position] & ~is_inside
     remove_launches = saved_launches(steps, operations.astype(np.float64))
 
     def change(replay: Replay) -> Replay:
         changed = remove_launches(replay)
-        cpu_ns, pause_ns = (np.where(is_inside, 0.0, times_ns) for times_ns in (changed.cpu_ns, changed.pause_ns))
-        return replace(changed, cpu_ns=cpu_ns, pause_ns=pause_ns)
+        cpu_ns = np.where(is_inside, replay.pause_ns, changed.cpu_ns)
+        if not prepares:
+            return replace(changed, cpu_ns=cpu_ns)
+        limit_ns = np.where(is_inside, 0.0, np.where(is_before, replay.median_launch_ns, np.inf))
+        return replace(changed, cpu_ns=np.minimum(cpu_ns, limit_ns), pause_ns=np.minimum(replay.pause_ns, limit_ns))
 
     return change
 
@@ -186,6 +220,16 @@ def _pending_calls(operators: PricedOperators) -> Bools:
     """Returns True for each call with work that a step needs."""
     pending: Bools = (operators.measured_ns > 0) & ~np.any([*operators.redundant.values()], axis=0)
     return pending
+
+
+def _unexplained_calls(operators: PricedOperators) -> Bools:
+    """Returns True for each call with work that a step needs, if neither its shapes nor another rule tell a reason."""
+    unexplained = _pending_calls(operators)
+    for reason in _explain_calls(operators).values():
+        unexplained &= ~reason.calls
+    # Another rule reports unfused attention.
+    unexplained &= operators.measure_ns(find_unfused_scores(operators.study)) == 0
+    return unexplained
 
 
 def _explain_calls(operators: PricedOperators) -> Mapping[str, _Explained]:
@@ -383,6 +427,7 @@ class UnfusedChainsFigures(OperatorsFigures):
     """Chains of operators that one kernel could do, at the lines of one class or function.
 
     Attributes:
+        place: the class of the modules, or the function outside of modules.
         chains: the number of chains.
         longest_chain: the names of the operators in the chain with the most time, in order.
         moved_bytes: the bytes that the chains read and write.
@@ -392,6 +437,7 @@ class UnfusedChainsFigures(OperatorsFigures):
         saves_launches: whether the launches of the other operators are saved as well.
     """
 
+    place: str
     chains: int
     longest_chain: tuple[str, ...]
     moved_bytes: float
@@ -410,13 +456,11 @@ def find_unfused_chains(steps: StepsToExplain) -> Iterator[Candidate]:
     operators = steps.operators
     if operators is None or not steps.has_data_flow:
         return
-    explained = _explain_calls(operators)
-    pending = _pending_calls(operators) & ~np.any([reason.calls for reason in explained.values()], axis=0)
     chains_of = defaultdict[str, list[list[int]]](list)
-    for chain in find_chains(operators, pending):
+    for chain in find_chains(operators, _unexplained_calls(operators)):
         longest = max(chain, key=lambda index: operators.measured_ns[index])
         chains_of[_name_place(operators, longest)].append(chain)
-    for chains in chains_of.values():
+    for place, chains in chains_of.items():
         calls, totals = np.zeros(len(operators.calls), np.bool_), np.zeros(4)
         least_ns, most_ns = np.zeros((2, len(calls)))
         for chain in chains:
@@ -430,6 +474,7 @@ def find_unfused_chains(steps: StepsToExplain) -> Iterator[Candidate]:
         longest_chain = max(chains, key=lambda chain: operators.measured_ns[chain].sum())
         figures = UnfusedChainsFigures(
             *_describe(steps, calls),
+            place=place.rpartition(" ")[2],
             chains=len(chains),
             longest_chain=tuple(_operator_name(operators, index) for index in longest_chain),
             moved_bytes=totals[0],
@@ -499,6 +544,43 @@ def _count_bytes(operators: PricedOperators, chain: Sequence[int]) -> tuple[floa
     return moved_bytes, max(moved_bytes - saved_bytes, 0.0)
 
 
+def _without_chains(operators: PricedOperators, calls: Bools) -> Bools:
+    """Returns the given calls without those that are in chains."""
+    remaining = calls.copy()
+    for chain in find_chains(operators, _unexplained_calls(operators)) if operators.calls.reads else ():
+        remaining[chain] = False
+    return remaining
+
+
+class CopiesFigures(OperatorsFigures):
+    """Operators that copy tensors."""
+
+
+def find_copied_tensors(steps: StepsToExplain) -> Iterator[Candidate]:
+    """Finds operators that only copy tensors, for example into another type or memory format, one finding per line.
+
+    Copies that belong to a chain are part of the finding on chains.
+    """
+    operators = steps.operators
+    if operators is None or not steps.has_data_flow:
+        return
+    least, most = COPY_SAVINGS
+    copies = _without_chains(operators, _unexplained_calls(operators) & _copies(operators))
+    for group in _groups_by_line(operators, copies):
+        explained = _Explained(group, operators.measured_ns * (1 - most), operators.measured_ns * (1 - least))
+        yield from _make_candidate(steps, "copied_tensors", CopiesFigures(*_describe(steps, group)), explained)
+
+
+def _copies(operators: PricedOperators) -> Bools:
+    """Returns True for each call that only copies tensors; shape (calls,)."""
+    is_copy = [
+        bool(cost and cost.kind == "copy" and Call(signature).tensors())
+        for signature, cost in zip(operators.calls.signatures, operators.costs, strict=True)
+    ]
+    copies: Bools = np.array([*is_copy, False])[operators.calls.signature]
+    return copies
+
+
 # --- operators above their attainable time for no reason that the shapes tell
 
 
@@ -524,11 +606,8 @@ def find_slow_operators(steps: StepsToExplain) -> Iterator[Candidate]:
     operators, study = steps.operators, steps.study
     if operators is None or operators.rates is None:
         return
-    calls = _pending_calls(operators) & (operators.excess_ns > 0)
-    calls &= ~np.any([reason.calls for reason in _explain_calls(operators).values()], axis=0)
-    if steps.has_data_flow:
-        for chain in find_chains(operators, calls.copy()):
-            calls[chain] = False
+    calls = _without_chains(operators, _unexplained_calls(operators) & (operators.excess_ns > 0))
+    calls &= ~_copies(operators)
     least, most = SLOW_OPERATOR_SAVINGS
     measured_ns, excess_ns = operators.measured_ns, operators.excess_ns
     for group in _groups_by_line(operators, calls):
@@ -561,7 +640,18 @@ def _reduces_apart(signature: Signature) -> bool:
 # --- what the rules share
 
 
-def _describe(steps: StepsToExplain, calls: Bools) -> tuple[int, float, float, float, tuple[OperatorTime, ...], str]:
+class _Description(NamedTuple):
+    """The values of ``OperatorsFigures``."""
+
+    calls: int
+    ms: float
+    attainable_ms: float
+    share: float
+    operators: tuple[OperatorTime, ...]
+    module: str
+
+
+def _describe(steps: StepsToExplain, calls: Bools) -> _Description:
     """Returns the values of ``OperatorsFigures`` for the given calls."""
     operators = steps.operators
     assert operators is not None
@@ -587,7 +677,7 @@ def _describe(steps: StepsToExplain, calls: Bools) -> tuple[int, float, float, f
     attainable_ms = float(operators.attainable_ns[with_work].sum()) / NS_PER_MS
     module = module_ns.most_common(1)[0][0] if module_ns else ""
     share = ms / steps.step_ms if steps.step_ms else 0.0
-    return len(with_work), ms, attainable_ms, share, tuple(times[:_MAX_OPERATORS]), module
+    return _Description(len(with_work), ms, attainable_ms, share, tuple(times[:_MAX_OPERATORS]), module)
 
 
 def _make_candidate(
@@ -609,9 +699,9 @@ def _make_candidate(
         return
     changes = tuple(save(operators.spread(share, default=0.0)) for share in shares)
     saved_ns = shares[1] * operators.measured_ns
-    yield Candidate(
-        finding_id, figures, changes, None, operators.operations_of(explained.calls), operators.lines_of(saved_ns)
-    )
+    operations, lines = operators.operations_of(explained.calls), operators.lines_of(saved_ns)
+    is_symptom = isinstance(figures, SlowOperatorsFigures)
+    yield Candidate(finding_id, figures, changes, None, operations, lines, is_symptom)
 
 
 def _groups_by_line(operators: PricedOperators, calls: Bools) -> Iterator[Bools]:
@@ -649,5 +739,5 @@ def _operator_name(operators: PricedOperators, index: int) -> str:
 #: The rules of this file. If two findings save equal time, the finding of the earlier rule comes first.
 RULES: tuple[Rule, ...] = (
     find_redundant_work, find_fp32_operators, find_memory_format, find_misaligned_operators, find_unfused_chains,
-    find_slow_operators,
+    find_copied_tensors, find_slow_operators,
 )  # fmt: skip

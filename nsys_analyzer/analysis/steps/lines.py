@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -257,6 +258,20 @@ class StackSamples:
                     source = quote_source(self.stacks, frame.file, frame.line)
                     return (Line(*in_named_function(frame), "", weight / given_weight, ms, source),)
         return ()
+
+    def find_callers(self, function: str) -> tuple[Line, ...]:
+        """Returns the lines of the program that call a function, such as ``Block.forward``, longest first."""
+        weights: dict[StackFrame, float] = {}
+        for stack, weight in zip(self.stack.tolist(), self.weight.tolist(), strict=True):
+            for frame, caller in pairwise(self.stacks.stacks[stack]):
+                if frame.function == function and caller.function != function:
+                    weights[caller] = weights.get(caller, 0.0) + weight
+        callers = sorted(weights, key=lambda frame: -weights[frame])[:MAX_LINES]
+        total = sum(weights.values())
+        return tuple(
+            Line(*_in_named_function(frame), "", weights[frame] / total, None, quote_source(self.stacks, *frame[:2]))
+            for frame in callers
+        )
 
 
 def _find_nearest(values: Ints, position: Ints) -> Ints:

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 from nsys_analyzer.analysis.findings.finding import FindingFigures, FindingTexts
 from nsys_analyzer.analysis.findings.operators import (
     ALIGNMENT_BYTES,
+    COPY_SAVINGS,
     MEMORY_FORMAT_SAVINGS,
     SLOW_OPERATOR_SAVINGS,
+    CopiesFigures,
     Fp32OperatorsFigures,
     MemoryFormatFigures,
     MisalignedFigures,
@@ -105,13 +107,13 @@ def describe_redundant_work(figures: RedundantWorkFigures) -> FindingTexts:
     words = _REDUNDANCY[figures.kind]
     calls, take = format_count(figures.calls, "call"), "takes" if figures.calls == 1 else "take"
     where = f" in {format_count(figures.modules, 'module')}" if figures.modules > 1 else ""
-    inside = f" of {figures.module}" if figures.module else ""
+    where += f" of the class {figures.module}" if where and figures.module else ""
     return FindingTexts(
         title=words.title,
         evidence=(
             words.cause,
             f"In each step, {calls}{where} {take} {format_ms(figures.ms)} ({rounded_percent(figures.share)} of the "
-            f"step). Most of this time is in operators{inside}, such as {figures.operators[0].operator}.",
+            f"step). The operator with the most time is {figures.operators[0].operator}.",
         ),
         derivation="The step is replayed without this work and its launches. The lower bound assumes that each launch "
         "saves the time of a usual launch. The upper bound assumes that the program needs no time at all between "
@@ -183,12 +185,16 @@ def describe_fp32_operators(figures: Fp32OperatorsFigures) -> FindingTexts:
     )
 
 
-#: Functions of PyTorch that replace a chain: the names of operators in the chain, and the line to type.
-_FUSED_FUNCTIONS: tuple[tuple[frozenset[str], str], ...] = (
-    (frozenset({"exp", "log", "sum"}), "loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten())"),
-    (frozenset({"exp", "sum", "div"}), "y = x.softmax(-1)"),
-    (frozenset({"mean", "rsqrt"}), "y = F.rms_norm(x, x.shape[-1:], weight)  # or F.layer_norm"),
-    (frozenset({"tanh", "pow"}), 'y = F.gelu(x, approximate="tanh")'),
+#: Functions of PyTorch that replace a chain: the operators in the chain, the name of the function, and a line to type.
+_FUSED_FUNCTIONS: tuple[tuple[frozenset[str], str, str], ...] = (
+    (
+        frozenset({"exp", "log", "sum"}),
+        "A log-softmax",
+        "loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten())  # or F.log_softmax(logits, -1)",
+    ),
+    (frozenset({"exp", "sum", "div"}), "A softmax", "y = x.softmax(-1)"),
+    (frozenset({"mean", "rsqrt"}), "A norm", "y = F.rms_norm(x, x.shape[-1:], weight)  # or F.layer_norm"),
+    (frozenset({"tanh", "pow"}), "GELU", 'y = F.gelu(x, approximate="tanh")'),
 )
 
 
@@ -199,13 +205,17 @@ def describe_unfused_chains(figures: UnfusedChainsFigures) -> FindingTexts:
     hidden = len(names) - _MAX_OPERATORS_OF_CHAIN
     more = f" and {hidden} more" if hidden > 0 else ""
     moved_gb, needed_gb = figures.moved_bytes / 1e9, figures.needed_bytes / 1e9
-    function = next((line for operators, line in _FUSED_FUNCTIONS if operators.issubset(names)), None)
-    compiled = "model = torch.compile(model)  # or block.compile() for each block: it compiles faster"
-    if not figures.module:
-        compiled = "f = torch.compile(f)  # the function of these lines"
+    title, remedy = "Chains of operators are not fused", list[str]()
+    for operators, name, line in _FUSED_FUNCTIONS:
+        if not remedy and operators.issubset(names):
+            title, remedy = f"{name} is computed by separate operators", [line]
+    if figures.module:
+        remedy.append("model = torch.compile(model)  # or block.compile() for each block: it compiles faster")
+    else:
+        remedy.append(f"{figures.place or 'f'} = torch.compile({figures.place or 'f'})  # fuses the function")
     launches = "" if figures.saves_launches else " Launching limits the step, so no launch is saved."
     return FindingTexts(
-        title="Chains of operators are not fused" + (f" in {figures.module}" if figures.module else ""),
+        title=f"{title} in {figures.place}" if figures.place else title,
         evidence=(
             f"In each step, {format_count(figures.calls, 'call')} in {format_count(figures.chains, 'chain')} take "
             f"{format_ms(figures.ms)} ({rounded_percent(figures.share)} of the step). Each chain reads what it has "
@@ -217,9 +227,25 @@ def describe_unfused_chains(figures: UnfusedChainsFigures) -> FindingTexts:
         derivation="The step is replayed with one kernel for each chain. It takes between the time of the longest "
         f"operator and that of the two longest operators of the chain, in total {format_ms(figures.longest_ms)} to "
         f"{format_ms(figures.two_longest_ms)}, but at least the time to read and write what remains.{launches}",
-        remedy=(*((function,) if function else ()), compiled),
+        remedy=tuple(remedy),
         disproof="After the change, fewer kernels replace the chains. If the step is no shorter then, the chains do "
         "not limit it.",
+    )
+
+
+def describe_copies(figures: CopiesFigures) -> FindingTexts:
+    """Returns the sentences of the finding on copies of tensors."""
+    least, most = COPY_SAVINGS
+    return FindingTexts(
+        title="Tensors are copied" + (f" in {figures.module}" if figures.module else ""),
+        evidence=(_say_time(figures), *_say_operators(figures)),
+        derivation=f"The step is replayed without {rounded_percent(least)} to {rounded_percent(most)} of the copies.",
+        remedy=(
+            "x = x.transpose(1, 2)  # a view: leave .contiguous() out until a kernel asks for it",
+            "x = x.expand(n, -1)    # instead of x.repeat(n, 1), and write into a buffer instead of torch.cat",
+        ),
+        disproof="Leave the copies out for one run: if the step is no shorter, or an operator then fails, they are "
+        "necessary.",
     )
 
 
@@ -256,5 +282,6 @@ TEXTS: dict[type[FindingFigures], Callable[[Any], FindingTexts]] = {
     MemoryFormatFigures: describe_memory_format,
     MisalignedFigures: describe_misaligned,
     UnfusedChainsFigures: describe_unfused_chains,
+    CopiesFigures: describe_copies,
     SlowOperatorsFigures: describe_slow_operators,
 }

@@ -1,0 +1,383 @@
+"""Tests the findings about operators, by calls that are worked out by hand.
+
+The GPU's work takes longer than the launches where nothing else is said, so a step takes the sum of its kernels, and a
+change saves what it takes from them. The attainable times are those of the H200 in ``attainable_times.csv``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nsys_analyzer.analysis.findings import operators as rules
+from nsys_analyzer.analysis.findings.diagnosis import _without_explained_work
+from nsys_analyzer.analysis.findings.finding import Candidate, Rule, StepsToExplain
+from nsys_analyzer.analysis.findings.kernels import find_layout_copies, find_small_grids, find_unfused_elementwise
+from nsys_analyzer.analysis.operators.costs import estimate_cost
+from nsys_analyzer.analysis.steps.lines import StackSamples
+from nsys_analyzer.report.finding_texts import TEXTS
+from nsys_analyzer.text import plain
+from nsys_analyzer.trace.operator_calls import Signature
+from nsys_analyzer.trace.stacks import StackFrame, Stacks
+from tests.support.operator_calls import OperatorSteps, tensor
+from tests.support.steps import US
+
+#: 64 MB in bf16, and in fp32.
+LARGE, LARGE_FP32 = tensor(8192, 4096), tensor(8192, 4096, dtype="float32")
+
+
+def saved_us(steps: StepsToExplain, candidate: Candidate) -> list[float]:
+    """What each assumption saves of a step, µs."""
+    (baseline,) = steps.baselines
+    return [(baseline.step_ns - change(baseline).step_ns) / US for change in candidate.changes]
+
+
+def only(rule: Rule, steps: StepsToExplain) -> Candidate:
+    (candidate,) = rule(steps)
+    return candidate
+
+
+def text_of(candidate: Candidate) -> str:
+    texts = TEXTS[type(candidate.figures)](candidate.figures)
+    sentences = (texts.title, *texts.evidence, texts.derivation, *texts.remedy, texts.disproof)
+    said = " ".join(map(plain, sentences)).replace("\xa0", " ")
+    assert not any(word in said for word in ("nan", "inf ", "None", "-0"))
+    return said
+
+
+def places(candidate: Candidate, steps: StepsToExplain) -> list[str]:
+    return [line.place for line in candidate.find_lines(steps)]
+
+
+# --- redundant work
+
+
+def checkpointed(us: float) -> OperatorSteps:
+    """A forward pass of two calls, which the backward pass runs again before its own call reads what they write."""
+    steps = OperatorSteps()
+    for phase, value in (("forward", 1), ("recomputed", 3)):
+        options = {"us": us, "phase": phase, "line": "model.py:7 in forward"}
+        steps.call("relu", LARGE, out=[LARGE], reads=[0], writes=[value], module="model.0: Block", **options)
+        steps.call("sin", LARGE, out=[LARGE], reads=[value], writes=[value + 1], module="model.0.act: Sine", **options)
+    return steps.call("cos", LARGE, out=[LARGE], us=us, reads=[2, 4], writes=[5], phase="backward")
+
+
+def test_recomputed_work_is_removed() -> None:
+    """Two of five calls, of 100 µs each, are recomputed. Launches do not limit the step."""
+    steps = checkpointed(100).case(lasting=[5])
+    candidate = only(rules.find_redundant_work, steps)
+    assert candidate.id == "recomputed_work"
+    assert saved_us(steps, candidate) == pytest.approx([200, 200])
+    assert places(candidate, steps) == ["model.py:7"]
+    said = text_of(candidate)
+    assert "Activations are recomputed" in said
+    assert "memory" in said
+    assert "2 calls take 0.2 ms (40 % of the step)" in said
+
+
+def test_recomputed_work_is_removed_with_its_launches() -> None:
+    """Each of five launches takes 10 µs, and its work 1 µs: two launches are removed of 50 µs."""
+    steps = checkpointed(1).case(lasting=[5])
+    assert saved_us(steps, only(rules.find_redundant_work, steps)) == pytest.approx([20, 20])
+
+
+def test_the_first_and_the_last_launch_of_redundant_work_save_at_most_a_usual_launch() -> None:
+    """The recomputed calls take 10 and 40 µs of the CPU: the time up to backward is limited to the usual 10 µs."""
+    steps = OperatorSteps()
+    for value, (phase, after) in enumerate((("forward", 10), ("recomputed", 10), ("recomputed", 40), ("backward", 10))):
+        options = {"us": 1, "phase": phase, "after": after}
+        steps.call("relu", LARGE, out=[LARGE], reads=[value], writes=[value + 1], **options)
+    case = steps.case(lasting=[4])
+    assert saved_us(case, only(rules.find_redundant_work, case)) == pytest.approx([10 + 10, 10 + 10])
+
+
+def evaluation(*, backward_reads: int) -> OperatorSteps:
+    """Two forward passes; the backward pass reads a value of one or of none of them."""
+    steps = OperatorSteps()
+    steps.call("relu", LARGE, out=[LARGE], writes=[1], line="train.py:3 in main")
+    steps.call("sin", LARGE, out=[LARGE], writes=[2], instance=2, line="train.py:9 in main")
+    return steps.call("cos", LARGE, out=[LARGE], reads=[1, backward_reads], writes=[3], phase="backward")
+
+
+def test_a_forward_pass_without_backward_pass() -> None:
+    """One of three calls of 100 µs."""
+    steps = evaluation(backward_reads=1).case(lasting=[2, 3])
+    candidate = only(rules.find_redundant_work, steps)
+    assert candidate.id == "no_backward_work"
+    assert saved_us(steps, candidate) == pytest.approx([100, 100])
+    assert places(candidate, steps) == ["train.py:9"]
+    assert "torch.no_grad()" in text_of(candidate)
+
+
+def test_two_forward_passes_of_one_backward_pass_are_needed() -> None:
+    assert [*rules.find_redundant_work(evaluation(backward_reads=2).case(lasting=[3]))] == []
+
+
+def test_every_kind_of_redundant_work_has_sentences() -> None:
+    """``sin`` repeats, ``cos`` is unused, and the cast to float32 is undone."""
+    steps = OperatorSteps()
+    for value in (2, 3):
+        steps.call("sin", LARGE, out=[LARGE], reads=[1], writes=[value])
+    steps.call("cos", LARGE, out=[LARGE], reads=[1], writes=[4])
+    steps.call("_to_copy", LARGE, out=[LARGE_FP32], reads=[2], writes=[5])
+    steps.call("_to_copy", LARGE_FP32, out=[LARGE], reads=[5], writes=[6])
+    case = steps.case(lasting=[3, 6])
+    candidates = {candidate.id: candidate for candidate in rules.find_redundant_work(case)}
+    assert candidates.keys() == {"repeated_work", "unused_work", "undone_work"}
+    assert {key: round(saved_us(case, one)[0]) for key, one in candidates.items()} == {
+        "repeated_work": 100, "unused_work": 100, "undone_work": 200,
+    }  # fmt: skip
+    assert all(map(text_of, candidates.values()))
+
+
+# --- the reason that shapes tell
+
+
+def head(vocabulary: int, us: float) -> StepsToExplain:
+    """A matmul with the vocabulary, and one without it that takes 1.1 times its attainable time."""
+    steps = OperatorSteps()
+    inner = (tensor(8192, 1024), tensor(1024, 4096))
+    inner_us = attainable_us("mm", *inner, out=[tensor(8192, 4096)])
+    steps.call("mm", *inner, out=[tensor(8192, 4096)], us=1.1 * inner_us, line="model.py:3 in forward")
+    operands = (tensor(8192, 1024), tensor(1024, vocabulary, strides=(1, 1024)))
+    return steps.call("mm", *operands, out=[tensor(8192, vocabulary)], us=us, line="model.py:9 in forward").case()
+
+
+def attainable_us(name: str, *inputs: object, out: object) -> float:
+    steps = OperatorSteps().call(name, *inputs, out=out).case()
+    return float(steps.operators.attainable_ns[0]) / US
+
+
+def test_a_size_that_does_not_suit_tensor_cores() -> None:
+    """Of 32,003 columns in bf16, rows have 64,006 bytes, no multiple of 16. The next multiple of 64 is 32,064.
+
+    The matmul takes 5,000 µs. The padded one takes its attainable time, or 1.1 times as long, as the other matmul does.
+    """
+    steps = head(32_003, 5_000)
+    padded_us = attainable_us("mm", tensor(8192, 1024), tensor(1024, 32_064), out=[tensor(8192, 32_064)])
+    candidate = only(rules.find_misaligned_operators, steps)
+    assert saved_us(steps, candidate) == pytest.approx([5_000 - 1.1 * padded_us, 5_000 - padded_us])
+    assert places(candidate, steps) == ["model.py:9"]
+    assert "The size 32003 does not suit tensor cores" in text_of(candidate)
+    assert "32003 -> 32064" in text_of(candidate)
+
+
+def test_a_suitable_size_is_slow_for_another_reason() -> None:
+    """32,000 columns: the same time has no reason. Of the time above the attainable time, none or all is saved."""
+    steps = head(32_000, 5_000)
+    assert [*rules.find_misaligned_operators(steps)] == []
+    candidate = only(rules.find_slow_operators, steps)
+    excess_us = 5_000 - attainable_us("mm", tensor(8192, 1024), tensor(1024, 32_000), out=[tensor(8192, 32_000)])
+    assert saved_us(steps, candidate) == pytest.approx([0, excess_us])
+    assert places(candidate, steps) == ["model.py:9"]
+    assert "mm takes longer than attainable" in text_of(candidate)
+
+
+def test_operators_at_their_attainable_time_are_no_finding() -> None:
+    us = attainable_us("mm", tensor(8192, 1024), tensor(1024, 32_000), out=[tensor(8192, 32_000)])
+    steps = head(32_000, us)
+    assert [found for rule in rules.RULES for found in rule(steps)] == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "name", "sizes"),
+    [((64, 72), "mm", []), ((64, 65), "mm", [65]), ((64, 68), "mm", [68]), ((64, 1), "mm", [])],
+)
+def test_misaligned_sizes(shape: tuple[int, ...], name: str, sizes: list[int]) -> None:
+    """Rows of 72, 65, 68 and 1 elements in bf16 have 144 = 9 · 16, 130, 136 and 2 bytes. A vector needs no rows."""
+    signature = Signature(f"aten::{name}", (tensor(128, 64), tensor(*shape)), (tensor(128, shape[1]),))
+    assert sorted(rules.find_misaligned_sizes(signature, estimate_cost(signature))) == sizes
+
+
+CHANNELS = (64, 64, 56, 56)
+CHANNELS_LAST = (64 * 56 * 56, 1, 64 * 56, 64)
+CONVOLUTION = ("", "", "", "[1, 1]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1")
+
+
+def images(strides: tuple[int, ...] | None, us: float = 1_000) -> StepsToExplain:
+    """A convolution of 3 × 3 and a norm."""
+    image, weight = tensor(*CHANNELS, strides=strides), tensor(64, 64, 3, 3)
+    steps = OperatorSteps().call("convolution", image, weight, None, out=[image], us=us, arguments=CONVOLUTION)
+    return steps.call("native_batch_norm", image, tensor(64), tensor(64), out=[image], us=us).case()
+
+
+def test_images_that_are_not_channels_last() -> None:
+    """50 to 90 % of the time above the attainable time of both operators is saved."""
+    steps = images(None)
+    candidate = only(rules.find_memory_format, steps)
+    excess_us = 2_000 - float(steps.operators.attainable_ns.sum()) / US
+    assert excess_us > 1_000
+    assert saved_us(steps, candidate) == pytest.approx([0.5 * excess_us, 0.9 * excess_us])
+    assert "channels_last" in text_of(candidate)
+
+
+def test_images_that_are_channels_last() -> None:
+    assert [*rules.find_memory_format(images(CHANNELS_LAST))] == []
+
+
+def test_matmuls_in_fp32_without_tensor_cores() -> None:
+    """It takes 10 times the time in TF32: that in TF32 or that in bf16 remains. At TF32's time, it is no finding."""
+    operands = [(tensor(4096, 4096, dtype=dtype),) * 2 for dtype in ("float32", "bfloat16")]
+    steps = OperatorSteps().call("mm", *operands[0], out=operands[0][:1]).case()
+    rates, cost = steps.operators.rates, steps.operators.costs[0]
+    tf32_us = rates.time_ns(cost._replace(precision="tf32")) / US
+    bf16_us = attainable_us("mm", *operands[1], out=operands[1][:1])
+    steps = OperatorSteps().call("mm", *operands[0], out=operands[0][:1], us=10 * tf32_us).case()
+    candidate = only(rules.find_fp32_operators, steps)
+    assert saved_us(steps, candidate) == pytest.approx([9 * tf32_us, 10 * tf32_us - bf16_us])
+    assert "TF32" in text_of(candidate)
+    steps = OperatorSteps().call("mm", *operands[0], out=operands[0][:1], us=tf32_us).case()
+    assert [*rules.find_fp32_operators(steps)] == []
+
+
+# --- chains
+
+
+def chain(*us: float, between: bool = False, reads: bool = True) -> OperatorSteps:
+    """Calls that each read what the one before wrote, with a matmul behind the first where it is asked for."""
+    steps = OperatorSteps()
+    for number, time in enumerate(us):
+        line = f"loss.py:{number + 1} in loss"
+        steps.call("exp", LARGE, out=[LARGE], us=time, reads=[number] if reads else [], writes=[number + 1], line=line)
+        if between and not number:
+            steps.call("mm", tensor(64, 64), tensor(64, 64), out=[tensor(64, 64)], us=5)
+    return steps
+
+
+def test_a_chain_that_one_kernel_could_do() -> None:
+    """Of 100 + 300 + 200 µs, the two longest or the longest remain: 100 or 300 µs are saved.
+
+    The three operators read and write 64 MiB each: 6 · 64 MiB. Value 0 enters the chain and value 3 leaves it.
+    """
+    steps = chain(100, 300, 200).case(lasting=[3])
+    candidate = only(rules.find_unfused_chains, steps)
+    assert saved_us(steps, candidate) == pytest.approx([100, 300])
+    size = 8192 * 4096 * 2
+    assert (candidate.figures.moved_bytes, candidate.figures.needed_bytes) == (6 * size, 2 * size)
+    assert places(candidate, steps) == ["loss.py:2", "loss.py:3", "loss.py:1"]
+    assert "in loss" in text_of(candidate)
+
+
+def test_a_value_that_is_read_outside_of_a_chain_is_written() -> None:
+    """Value 1 outlives the step: it is written, but not read: 3 · 64 MiB."""
+    candidate = only(rules.find_unfused_chains, chain(100, 300, 200).case(lasting=[1, 3]))
+    assert candidate.figures.needed_bytes == 3 * 8192 * 4096 * 2
+
+
+def test_a_chain_takes_at_least_the_time_of_its_inputs_and_outputs() -> None:
+    """Reading and writing 2 · 64 MiB takes longer than the two longest operators, of 2 µs each."""
+    assert [*rules.find_unfused_chains(chain(1, 2, 2).case(lasting=[3]))] == []
+
+
+def test_a_matmul_ends_a_chain() -> None:
+    """What remains are a single operator and a chain of two."""
+    candidate = only(rules.find_unfused_chains, chain(100, 300, 200, between=True).case(lasting=[3]))
+    assert candidate.figures.calls == 2
+
+
+def test_operators_on_other_data_are_no_chain() -> None:
+    assert [*rules.find_unfused_chains(chain(100, 300, 200, reads=False).case(lasting=[1, 2, 3]))] == []
+
+
+def test_chains_replace_the_rules_on_kernels() -> None:
+    """The rules on elementwise kernels and on copies know less."""
+    steps = chain(100, 300, 200).case(lasting=[3])
+    assert [*find_unfused_elementwise(steps), *find_layout_copies(steps)] == []
+
+
+def test_a_softmax_by_separate_operators_is_named() -> None:
+    steps = OperatorSteps()
+    for number, name in enumerate(("exp", "sum", "log", "sub")):
+        steps.call(name, LARGE, out=[LARGE], reads=[number], writes=[number + 1], line="loss.py:4 in loss_of")
+    candidate = only(rules.find_unfused_chains, steps.case(lasting=[4]))
+    assert "A log-softmax is computed by separate operators in loss_of" in text_of(candidate)
+    assert "F.cross_entropy" in text_of(candidate)
+
+
+# --- copies, and operators that are slow for no reason that shapes tell
+
+
+def test_copies_at_a_line() -> None:
+    """A copy of 400 µs that feeds a matmul: 30 or 100 % is saved."""
+    steps = OperatorSteps().call("clone", LARGE, out=[LARGE], us=400, reads=[0], writes=[1], after=1)
+    factors, product = (tensor(8192, 4096), tensor(4096, 64)), [tensor(8192, 64)]
+    us = attainable_us("mm", *factors, out=product)
+    steps.call("mm", *factors, out=product, us=us, reads=[1], writes=[2], after=1)
+    case = steps.case(lasting=[2])
+    candidate = only(rules.find_copied_tensors, case)
+    assert saved_us(case, candidate) == pytest.approx([0.3 * 400, 400])
+    assert "Tensors are copied" in text_of(candidate)
+    assert [*rules.find_slow_operators(case)] == []
+
+
+def test_copies_in_a_chain_are_part_of_it() -> None:
+    steps = OperatorSteps().call("clone", LARGE, out=[LARGE], us=400, reads=[0], writes=[1])
+    case = steps.call("exp", LARGE, out=[LARGE], us=400, reads=[1], writes=[2]).case(lasting=[2])
+    assert [*rules.find_copied_tensors(case)] == []
+
+
+def test_what_is_known_of_a_slow_operator() -> None:
+    """8 kernels of 8 blocks per call, which sum over rows: elements that are 4,096 apart."""
+    total = tensor(4096)
+    steps = OperatorSteps().call(
+        "sum", LARGE, out=[total], us=4_000, kernels=8, blocks=8, arguments=("", "[0]", "False"), writes=[1]
+    ).case(lasting=[1])  # fmt: skip
+    said = text_of(only(rules.find_slow_operators, steps))
+    assert "Each call launches 8 kernels on average." in said
+    assert "100 % of this time is in kernels that have fewer blocks" in said
+    assert "not stored one after the other" in said
+
+
+# --- findings about the same work
+
+
+def test_small_grids_are_left_out_if_another_finding_explains_them() -> None:
+    """The memory format explains the same kernels, and saves more."""
+    image = tensor(*CHANNELS)
+    steps = OperatorSteps().call(
+        "convolution", image, tensor(64, 64, 3, 3), None, out=[image], us=4_000, arguments=CONVOLUTION, blocks=100
+    ).case()  # fmt: skip
+    assert [*find_small_grids(steps)] != []
+    candidates = [only(find_small_grids, steps), only(rules.find_memory_format, steps)]
+    saving = type("Saving", (), {"middle": 1.0})
+    kept = _without_explained_work(steps.study, [(candidate, saving) for candidate in candidates])
+    assert [candidate.id for candidate, _ in kept] == ["memory_format"]
+
+
+# --- lines
+
+
+def samples(*stacks: tuple[str, ...]) -> StackSamples:
+    """A sample of 1 ms in each call, with its frames from the outermost: ``file:line function``."""
+    frames = []
+    for stack in stacks:
+        parsed = [(place.split(":"), function) for place, function in (frame.split(" ") for frame in reversed(stack))]
+        frames.append(tuple(StackFrame(file, int(line), function) for (file, line), function in parsed))
+    number = np.arange(len(stacks))
+    sampled = Stacks(number, number, 1_000_000, number, tuple(frames), {"train.py": {9: "loss = f(x)"}})
+    return StackSamples(number, number, np.full(len(stacks), 1e6), sampled)
+
+
+TRAINING, EVALUATION = ("train.py:20 <module>", "train.py:3 main"), ("train.py:20 <module>", "train.py:9 main")
+
+
+def test_the_outermost_line_of_some_calls() -> None:
+    """Line 20 executes other calls as well, line 9 only these. ``model.py:5`` is inside."""
+    one = samples(*[(*TRAINING, "model.py:5 Block.forward")] * 3, *[(*EVALUATION, "model.py:5 Block.forward")] * 3)
+    (line,) = one.find_first_line(np.arange(6) >= 3, 2.0)
+    assert (line.place, line.function, line.ms, line.source) == ("train.py:9", "main", 2.0, (">    9 loss = f(x)",))
+
+
+def test_calls_that_share_their_lines_with_others_have_no_first_line() -> None:
+    one = samples(*[(*TRAINING, "model.py:5 Block.forward")] * 6)
+    assert one.find_first_line(np.arange(6) >= 3, 2.0) == ()
+
+
+def test_the_callers_of_a_function() -> None:
+    """Line 7 calls Block.forward in two of three samples; the call inside of Block.forward is not one."""
+    block = "model.py:5 Block.forward"
+    calling = (*TRAINING, "model.py:7 M.forward", block)
+    one = samples(calling, (*calling, block), (*TRAINING, block))
+    assert [(line.place, round(line.share, 2)) for line in one.find_callers("Block.forward")] == [
+        ("model.py:7", 0.67), ("train.py:3", 0.33),
+    ]  # fmt: skip
