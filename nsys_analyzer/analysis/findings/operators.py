@@ -701,7 +701,7 @@ def _make_candidate(
     saved_ns = shares[1] * operators.measured_ns
     operations, lines = operators.operations_of(explained.calls), operators.lines_of(saved_ns)
     is_symptom = isinstance(figures, SlowOperatorsFigures)
-    yield Candidate(finding_id, figures, changes, None, operations, lines, is_symptom)
+    yield Candidate(finding_id, figures, changes, None, operations, lines, is_symptom=is_symptom)
 
 
 def _groups_by_line(operators: PricedOperators, calls: Bools) -> Iterator[Bools]:
