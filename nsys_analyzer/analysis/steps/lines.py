@@ -269,7 +269,7 @@ class StackSamples:
         callers = sorted(weights, key=lambda frame: -weights[frame])[:MAX_LINES]
         total = sum(weights.values())
         return tuple(
-            Line(*_in_named_function(frame), "", weights[frame] / total, None, quote_source(self.stacks, *frame[:2]))
+            Line(*in_named_function(frame), "", weights[frame] / total, None, quote_source(self.stacks, *frame[:2]))
             for frame in callers
         )
 
