@@ -31,17 +31,13 @@ class Cost(NamedTuple):
     bytes: float
 
 
-def estimate_cost(signature: Signature, default_dtype: str = "") -> Cost | None:
+def estimate_cost(signature: Signature) -> Cost | None:
     """Returns the cost of an operator, or None if no formula fits its name and its arguments.
 
-    Copies between the CPU and the GPU, and operators on the CPU, have no cost.
-
-    Args:
-        signature: the operator and its arguments.
-        default_dtype: the type of tensors whose type is unknown, such as ``bfloat16``. Without it, an operator that
-            only moves data has no cost if a type is unknown.
+    Copies between the CPU and the GPU, and operators on the CPU, have no cost. An operator that only moves data has no
+    cost if a type is unknown.
     """
-    call = Call(signature, default_dtype)
+    call = Call(signature)
     if any(tensor.device == "cpu" and tensor.shape for tensor in (*call.tensors(), *(call.outputs or ()))):
         return None
     matmul_rule = find_matmul_rule(signature)

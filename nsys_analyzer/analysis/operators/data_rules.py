@@ -29,7 +29,7 @@ from nsys_analyzer.trace.operator_calls import Signature, Tensor
 
 def find_data_rule(signature: Signature) -> Rule | None:
     """Returns the rule of an operator that moves data, or None if the operator is unknown."""
-    if signature.name.removeprefix("triton::").startswith("triton_"):
+    if signature.name.startswith("triton::triton_"):
         return _make_triton_rule(signature.name)
     return _DATA_RULES.get(signature.name)
 
@@ -111,6 +111,12 @@ def _slices(call: Call) -> float:
     """Returns the bytes that ``(table, dim, index)`` selects: a slice across the dimension for each element."""
     shape = call.tensor(0).shape
     return math.prod(shape) // max(1, shape[int(call.value(1))]) * _elements(2)(call)
+
+
+def _table_gradient(call: Call) -> float:
+    """Returns the bytes of the output of ``embedding_dense_backward(gradient, indices, rows)``: the whole table."""
+    gradient = call.tensor(0)
+    return float(call.value(2) * gradient.shape[-1] * call.element_bytes(gradient))
 
 
 def _put(call: Call) -> float:
@@ -199,8 +205,7 @@ def _make_triton_rule(name: str) -> Rule | None:
 
 _IF_KNOWN = outputs_or(nothing)  # outputs that are much smaller than the inputs
 
-#: The rules by names of operators; names without a namespace are in ``aten``. If the outputs are unknown, the source is
-#: a trace that also contains the operators that an operator calls, such as the one that fills a gradient with zeros.
+#: The rules by names of operators; names without a namespace are in ``aten``.
 _TABLE: tuple[tuple[str, Rule], ...] = (
     # Lists of tensors. AdamW for each parameter: decay 1, first moment 3, second moment 4, denominator 3, step 3. SGD:
     # decay 2, momentum 2, step 2. Adagrad: sum of squares 2, denominator 2, step 2 (the formulas of torch.optim).
@@ -227,7 +232,7 @@ _TABLE: tuple[tuple[str, Rule], ...] = (
     # Losses. Cross entropy reads one logarithm for each target.
     ("nll_loss_forward nll_loss2d_forward", Rule("cross entropy", add(_elements(1), bytes_of(1, 2)), _IF_KNOWN)),
     ("nll_loss_backward nll_loss2d_backward",
-     Rule("cross entropy", bytes_of(0, 2, 3, 6), outputs_or(_elements(2, 1)))),
+     Rule("cross entropy", bytes_of(0, 2, 3, 6), outputs_or(size_of(1)))),
     ("mse_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits",
      Rule("reduction", bytes_of(0, 1, 2, 3), _IF_KNOWN, operations(3))),
     # Reductions, scans and searches.
@@ -259,7 +264,7 @@ _TABLE: tuple[tuple[str, Rule], ...] = (
     # Lookups and updates by index.
     ("embedding", _lookup(_rows, 1)),
     ("_embedding_bag _embedding_bag_forward_only", Rule("embedding", add(_rows, bytes_of(1, 2, 6)), _IF_KNOWN)),
-    ("embedding_dense_backward", Rule("embedding", bytes_of(0, 1))),
+    ("embedding_dense_backward", Rule("embedding", bytes_of(0, 1), outputs_or(_table_gradient))),
     ("index_select", _lookup(_slices, 2)),
     ("gather", _lookup(_elements(2), 2)),
     ("take", _lookup(_elements(1), 1)),

@@ -26,7 +26,7 @@ from nsys_analyzer.trace.operator_calls import Signature, Tensor
 
 def find_matmul_rule(signature: Signature) -> Rule | None:
     """Returns the rule of an operator that multiplies, or None for other operators."""
-    if signature.name.removeprefix("triton::").startswith("triton_tem_"):
+    if signature.name.startswith("triton::triton_tem_"):
         return _make_template_rule(signature.name)
     return MATMUL_RULES.get(signature.name)
 

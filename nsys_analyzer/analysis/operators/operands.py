@@ -36,10 +36,8 @@ class Call:
         outputs: the tensors that the operator returns; None if the source does not contain them.
     """
 
-    def __init__(self, signature: Signature, default_dtype: str = "") -> None:
-        """Prepares a call. The types of tensors that are unknown are ``default_dtype``."""
-        self.signature, self._default_dtype = signature, default_dtype
-        self.outputs = signature.outputs
+    def __init__(self, signature: Signature) -> None:
+        self.signature, self.outputs = signature, signature.outputs
 
     def tensor(self, position: int) -> Tensor:
         """Returns the tensor at a position of the arguments.
@@ -89,17 +87,16 @@ class Call:
         Raises:
             UnknownOperandError: the data type of the tensor is unknown.
         """
-        dtype = tensor.dtype or self._default_dtype
-        if dtype == "bool":
+        if tensor.dtype == "bool":
             return 1
-        bits = re.search(r"\d+", dtype)  # types with fewer than 8 bits are packed into bytes: float4_e2m1fn_x2
+        bits = re.search(r"\d+", tensor.dtype)  # types with fewer than 8 bits are packed into bytes: float4_e2m1fn_x2
         if bits is None:
             raise self.unknown("type of a tensor")
         return max(1, int(bits[0]) // 8)
 
     def has_types(self) -> bool:
         """Returns whether the types of all tensors are known."""
-        return all(tensor.dtype or self._default_dtype for tensor in self.tensors())
+        return all(tensor.dtype for tensor in self.tensors())
 
     def unknown(self, operand: str) -> UnknownOperandError:
         """Returns the error that the source of the call does not contain an operand."""
@@ -108,7 +105,7 @@ class Call:
     def find_precision(self) -> str:
         """Returns the precision of the first tensor of a type that has a precision, or an empty text."""
         for tensor in (*self.tensors(), *(self.outputs or ())):
-            if precision := _PRECISIONS.get((tensor.dtype or self._default_dtype).partition("_")[0]):
+            if precision := _PRECISIONS.get(tensor.dtype.partition("_")[0]):
                 return precision
         return ""
 
