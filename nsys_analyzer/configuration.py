@@ -147,6 +147,21 @@ NestedFlops: TypeAlias = dict[str, dict[str, Flops]]
 
 
 @dataclass(frozen=True, kw_only=True)
+class CompiledCode:
+    """The graph breaks and the recompilations of a program that uses torch.compile.
+
+    Attributes:
+        graph_breaks: the number of compilations in which torch.compile had to end a graph, by the line and the reason
+            (``model.py:7 in forward: Failed to trace builtin operator``).
+        recompiles: the number of recompilations during the measured steps, by the function and the reason
+            (``model.py:5 in forward: tensor 'x' size mismatch at index 0. expected 4, actual 6``).
+    """
+
+    graph_breaks: dict[str, Count] = field(default_factory=dict)
+    recompiles: dict[str, Count] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class CountedFlops:
     """The FLOPs of one step of a program, counted while its operators ran.
 
@@ -206,6 +221,7 @@ class Run(Options[None]):
         weights_bytes: the bytes of weights that each pass of a decoding model reads.
         cache_bytes: the bytes of keys and values of one position in all layers.
         flops: the FLOPs that were counted while the user's program ran.
+        compiled: the graph breaks and recompilations of the user's program; None if torch.compile was not used.
         waits: the number of waits for the GPU per step, by line of the program, from PyTorch's warnings.
         lines: the file and line of each module class's ``forward``, and of the first call of each phase.
         hooks_ms: the CPU time that the hooks take in a step of the timed run.
@@ -248,6 +264,7 @@ class Run(Options[None]):
     weights_bytes: CountFromZero | None = None
     cache_bytes: CountFromZero | None = None
     flops: CountedFlops | None = field(default=None, hash=False)
+    compiled: CompiledCode | None = field(default=None, hash=False)
     waits: dict[str, CountFromZero] | None = field(default=None, hash=False)
     lines: dict[str, str] | None = field(default=None, hash=False)
     timed_by: str | None = None
@@ -276,7 +293,7 @@ def manifest_values(run: Run) -> dict[str, Any]:
     """Returns the keys of a manifest whose values are known, with these values."""
     values = {declared.name: getattr(run, declared.name) for declared in fields(run)}
     return {
-        name: asdict(value) if isinstance(value, CountedFlops) else value
+        name: asdict(value) if isinstance(value, (CountedFlops, CompiledCode)) else value
         for name, value in values.items()
         if value is not None
     }

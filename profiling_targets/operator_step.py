@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from nsys_analyzer.capture.hooks.compiled import has_compiled
 from nsys_analyzer.capture.hooks.modules import Modules
 from nsys_analyzer.capture.hooks.operators import FILE_VARIABLE, OperatorStep
-from nsys_analyzer.capture.hooks.session import has_compiled
 from profiling_targets.harness import Phases, range_functions
 
 

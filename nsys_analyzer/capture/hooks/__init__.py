@@ -21,7 +21,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from .session import Phase, Session, has_compiled
+from .compiled import has_compiled
+from .session import Phase, Session
 
 Function = Callable[..., Any]
 

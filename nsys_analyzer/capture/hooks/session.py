@@ -22,6 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from .compiled import CompiledCode, has_compiled
 from .flops import CountedStep
 from .modules import Backward, Modules
 from .operators import OperatorStep
@@ -67,14 +68,6 @@ def harmless(method: Method) -> Method:
     return cast(Method, guarded)
 
 
-def has_compiled() -> bool:
-    """Returns whether torch.compile has compiled anything in this process."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    counters = utils.counters if utils is not None else {}
-    kinds = (("frames", "total"), ("stats", "unique_graphs"))
-    return any(counters[kind][name] for kind, name in kinds if kind in counters)
-
-
 class Phase:
     """A phase that is active: its name, whether the hooks opened a range for it, and its start time if it is timed."""
 
@@ -113,6 +106,7 @@ class Session:
         self.training = False
         self.ranges = Ranges(torch, settings.spellings, self.note_own_window_opened, self.note_own_window_closed)
         self.sampler, self._waits = Sampler(settings.samples, self.ranges), Waits(torch)
+        self._compiled_code = CompiledCode()
         self._lines = SourceLines() if settings.stacks and settings.results else None
         self.modules = Modules(torch, self.ranges)
         self.root_classes: set[type] = set()
@@ -499,6 +493,7 @@ class Session:
         self.modules.is_tracking = self.modules.writes_ranges = self.settings.modules and self.settings.results is None
         if self.settings.results is not None:
             self._wait_for_turn()
+            self._compiled_code.start()
             self._clock = Clock(self.torch)
             self.results.is_measured = True
 
@@ -534,6 +529,7 @@ class Session:
             **self._clock.read_machine(),
             **steps,
             **self._counted_step.manifest,
+            "compiled": self._compiled_code.describe(),
             "waits": self._waits.counts_by_line or None,
             "lines": {name: line for name, line in self._lines.line_of_name.items() if line} if self._lines else None,
             "times_ms": self._clock.times_ms(),
