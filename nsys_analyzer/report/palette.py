@@ -43,11 +43,6 @@ PART_COLORS = {
     "waiting": ORANGE,
     "transferring": CLASS_COLORS["communication"],
     "exposed communication": CLASS_COLORS["communication"],
-    "attainable": GREEN,
-    "excess of operators": CRIMSON,
-    "redundant work": PLUM,
-    "launching and waiting": ORANGE,
-    "unexplained": GRAY,
 }
 
 #: The color of each cause of idle time. These colors differ from the colors of kernel classes, which are drawn beside
@@ -63,6 +58,15 @@ CAUSE_COLORS = {
     "unrecorded": "#781eff",
     "profiler": "#961e3c",
     "unknown": "#554455",
+}
+#: The parts of the bar from the attainable step to the step have colors of causes, because the bar is drawn beside the
+#: bar of kernel classes.
+PART_COLORS |= {
+    "attainable": CAUSE_COLORS["data"],
+    "excess of operators": CAUSE_COLORS["allocator"],
+    "redundant work": CAUSE_COLORS["unrecorded"],
+    "launching and waiting": CAUSE_COLORS["host"],
+    "unexplained": CAUSE_COLORS["unknown"],
 }
 
 
