@@ -16,6 +16,7 @@ from nsys_analyzer.analysis.ranks.join import find_runs
 from nsys_analyzer.analysis.ranks.run import CollectiveFigures, ParallelRun
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.inputs.gather import gather
+from nsys_analyzer.report.finding_texts import write_run_texts
 from nsys_analyzer.report.renderers.json_report import captures_data
 from nsys_analyzer.report.sections.ranks import describe_joins
 from nsys_analyzer.text import plain
@@ -781,3 +782,59 @@ def test_nothing_comes_of_nothing() -> None:
 
 def test_the_worlds_communicator_is_above_63_bits() -> None:
     assert WORLD >= 2**63  # else nothing here shows that such a one is read
+
+
+# --- gradients that are reduced in each of several backward passes
+
+
+def accumulate(sizes: Sequence[Sequence[int]], folder: Path) -> ParallelRun:
+    """Two ranks, each of whose steps has backward passes of 240 µs, which reduce messages of so many MiB each.
+
+    In a pass, rank 0 computes for 100 µs and rank 1 for 140; the reductions end at 200, one behind the other.
+    """
+    ranks = own_captures(2)
+    for number in range(3):
+        for rank in ranks:
+            at = number * STEP
+            rank.step(at, at + STEP)
+            for place, messages in enumerate(sizes):
+                begin = at + (10 + 240 * place) * US
+                rank.step(begin, begin + 230 * US, "backward")
+                computed = begin + (140 if rank.number else 100) * US
+                rank.kernel(begin, computed)
+                for index, size in enumerate(messages):
+                    ends = begin + (200 - 10 * (len(messages) - 1 - index)) * US
+                    rank.collective(
+                        "all-reduce", computed if not index else ends - 10 * US, ends, begin, size=size << 20
+                    )
+    return joined(ranks, folder)
+
+
+def test_gradients_that_are_reduced_in_each_backward_pass(tmp_path: Path) -> None:
+    """Four passes each reduce 25 and 8 MiB: of 4·60 µs that are transferred, three quarters are saved.
+
+    Rank 0 waits for 4·40 µs and rank 1 for nothing: 80 on average, of which three quarters may be saved as well. No
+    rank counts as late, because the programs need the whole step. One reduction stays exposed: 60 µs.
+    """
+    run = accumulate([(25, 8)] * 4, tmp_path)
+    assert (run.strategies, run.reductions) == (("data parallel (DDP)",), 4)
+    by_id = {one.id: one for one in run.findings}
+    saving = by_id["repeated_reductions"]
+    assert saving.saves_ms_low == pytest.approx(0.18 * 0.97)
+    assert saving.saves_ms_high == pytest.approx((0.18 + 0.06) * 1.03)
+    assert by_id["exposed_communication"].saves_ms_high == pytest.approx(0.06)
+    assert write_run_texts(run).findings[0].title == "Gradients are reduced 4 times per step"
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [(), (), (), (25, 8)],  # as no_sync() does
+        [(25, 8), (30, 2)],  # two models, such as those of a GAN
+        [(25, 25, 25)],  # equal buckets of one backward pass
+    ],
+)
+def test_gradients_that_are_reduced_once(tmp_path: Path, sizes: Sequence[Sequence[int]]) -> None:
+    run = accumulate(sizes, tmp_path)
+    assert run.reductions == 1
+    assert "repeated_reductions" not in [one.id for one in run.findings]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -165,6 +165,30 @@ def _group_collectives(
             key = kind, name, size, ranks or ranks_of.get(communicator, all_ranks)
             groups[key].append((position, in_groups[first_position:end]))
     return groups
+
+
+def count_reductions(members: Sequence[Member], steps: Sequence[Ints]) -> int:
+    """Returns how many times per step each rank reduces the same gradients: in so many backward passes.
+
+    Args:
+        members: the members of the run.
+        steps: the indices of the compared steps among the steps of each member.
+    """
+    counts: list[int] = []
+    for member, of_member in zip(members, steps, strict=True):
+        collectives = member.collectives
+        is_backward = np.array([*(name == "backward" for name in collectives.names), False])[collectives.phase]
+        reduces = np.isin(collectives.kind, (ALL_REDUCE, REDUCE_SCATTER)) & is_backward
+        reduces &= (collectives.bytes < 0) | (collectives.bytes > _SMALL_MESSAGE_BYTES)
+        for step in of_member.tolist():
+            index = np.flatnonzero(reduces & (collectives.step == step))
+            columns = (collectives.instance, collectives.kind, collectives.communicator, collectives.bytes)
+            reduced: dict[int, Counter[tuple[int, ...]]] = defaultdict(Counter)
+            for instance, *message in zip(*(column[index].tolist() for column in columns), strict=True):
+                reduced[instance][tuple(message)] += 1
+            passes = Counter(frozenset(messages.items()) for messages in reduced.values())
+            counts.append(max(passes.values(), default=1))
+    return round(float(np.median(counts))) if counts else 1
 
 
 def _count_link_bytes(kind: int, size: int, ranks: int) -> float | None:

@@ -144,11 +144,14 @@ def find_run_findings(run: ParallelRun) -> tuple[FindingWithFigures, ...]:
         return ()
     # No step is shorter than the GPU's own work, whatever the other ranks do.
     most_ms = max(run.step_ms - slowest.compute_ms - slowest.exposed_copy_ms, 0.0)
-    savings = [*_find_late_rank(run, slowest), *_find_large_buckets(run, slowest)]
+    late = [*_find_late_rank(run, slowest)]
+    repeated = [*_find_repeated_reductions(run, slowest, sum(saving.middle_ms for saving in late))]
+    # If gradients are reduced too often, the saving of other buckets is that of this cause.
+    savings = [*late, *(repeated or _find_large_buckets(run, slowest))]
     # If large buckets do not explain exposed communication, all of it is assumed to be avoidable. The stages of a
     # pipeline wait by design.
     if not run.is_pipeline and all(saving.id != "large_buckets" for saving in savings):
-        exposed_ms = slowest.exposed_transfer_ms or 0.0
+        exposed_ms = (slowest.exposed_transfer_ms or 0.0) / (run.reductions if repeated else 1)
         has_replicas = not {DATA_PARALLEL, SHARDED}.isdisjoint(run.strategies)
         figures = ExposedCommunicationFigures(slowest.label, slowest.transfer_ms or 0.0, exposed_ms, has_replicas)
         savings.append(_RunSaving("exposed_communication", figures, 0.0, exposed_ms))
@@ -241,6 +244,46 @@ def _find_late_rank(run: ParallelRun, slowest: RankFigures) -> Iterator[_RunSavi
     low_ms = max(least_ms, 0.0) * (1 - tolerance)
     high_ms = min(max(middle_ms, 0.0) * (1 + tolerance), most_ms)
     yield _RunSaving("late_rank", figures, low_ms, high_ms, largest_loss.lines if largest_loss else ())
+
+
+@dataclass(frozen=True)
+class RepeatedReductionFigures(FindingFigures):
+    """The reductions of the same gradients in several backward passes of a step, under the profiler.
+
+    Attributes:
+        reductions: the number of backward passes per step that reduce the gradients.
+        is_sharded: whether each rank has a shard of the model (FSDP).
+        transfer_ms: the transfer time of the slowest rank's collectives per step.
+        exposed_ms: the part of the transfer time that nothing hides.
+        waiting_ms: the time per step in which a rank waits for other ranks in collectives, as a mean over the ranks.
+    """
+
+    reductions: int
+    is_sharded: bool
+    transfer_ms: float
+    exposed_ms: float
+    waiting_ms: float
+
+
+def _find_repeated_reductions(run: ParallelRun, slowest: RankFigures, late_ms: float) -> Iterator[_RunSaving]:
+    """Yields the saving if gradients were reduced once per step, in the last of its backward passes.
+
+    At least the exposed transfers of the other passes are saved. At most, the ranks also wait for each other in one
+    pass only. ``late_ms`` is the saving if no rank were late, which does not depend on the number of reductions.
+    """
+    if run.reductions < 2 or {DATA_PARALLEL, SHARDED}.isdisjoint(run.strategies):
+        return
+    exposed_ms = slowest.exposed_transfer_ms or 0.0
+    waiting_ms = sum(rank.exposed_waiting_ms or 0.0 for rank in run.ranks) / len(run.ranks)
+    saved_share = (run.reductions - 1) / run.reductions
+    profiled_ms = max(rank.step_ms.median or 0.0 for rank in run.ranks)
+    pace = run.step_ms / profiled_ms if profiled_ms else 1.0  # launching, and so waiting, is shorter without a profiler
+    figures = RepeatedReductionFigures(
+        run.reductions, SHARDED in run.strategies, slowest.transfer_ms or 0.0, exposed_ms, waiting_ms
+    )
+    low_ms = saved_share * exposed_ms * (1 - GPU_TIME_TOLERANCE)
+    high_ms = saved_share * (exposed_ms + max(waiting_ms * pace - late_ms, 0.0)) * (1 + GPU_TIME_TOLERANCE)
+    yield _RunSaving("repeated_reductions", figures, low_ms, high_ms)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,13 @@ from msgspec import structs
 
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
-from nsys_analyzer.analysis.ranks.collectives import Waits, find_waits, name_strategies, summarize_collectives
+from nsys_analyzer.analysis.ranks.collectives import (
+    Waits,
+    count_reductions,
+    find_waits,
+    name_strategies,
+    summarize_collectives,
+)
 from nsys_analyzer.analysis.ranks.findings import find_losses, find_run_findings
 from nsys_analyzer.analysis.ranks.matching import (
     Clock,
@@ -174,6 +180,7 @@ class JoinedRanks:
             skew_ms=skew,
             alignment=self.alignment,
             ranks_from=self.ranks_from,
+            reductions=count_reductions(self.members, self.steps),
             notes=(*self._group_notes, *self._find_notes()),
         )
 

@@ -225,6 +225,7 @@ class ParallelRun(msgspec.Struct, frozen=True):
             part of its GPU. The sum of ``lost`` minus this value is the mean difference of the two ranks' own times.
         alignment: how well the ranks' clocks agree; None if the clocks could not be aligned.
         ranks_from: the source of the rank numbers, if neither captures nor manifests contain them.
+        reductions: the number of backward passes per step that reduce the same gradients.
         findings: changes that would make the step shorter, the largest saving first.
         notes: the notes on how the ranks were joined.
     """
@@ -245,6 +246,7 @@ class ParallelRun(msgspec.Struct, frozen=True):
     slowed_ms: float = 0.0
     alignment: Alignment | None = msgspec.field(default=None, name="clocks")
     ranks_from: RanksFrom | None = None
+    reductions: int = msgspec.field(default=1, name="gradient_reductions")
     findings: tuple[Finding, ...] = msgspec.field(default=(), name="run_findings")
     notes: tuple[JoinNote, ...] = msgspec.field(default=(), name="run_notes")
 

@@ -60,6 +60,7 @@ class Collectives(Columns):
         peer: the number in the communicator of the other rank of a send or receive; -1 if unknown.
         peers: the number of ranks that the rank sends to or receives from, possibly including itself; 0 if unknown.
         phase: the phase that launched the collective, an index into ``names``; -1 outside of the phases.
+        instance: the number of the phase among all phases that the program runs; -1 outside of the phases.
         names: the names of the phases.
     """
 
@@ -74,6 +75,7 @@ class Collectives(Columns):
     peer: Ints
     peers: Ints
     phase: Ints
+    instance: Ints
     names: tuple[str, ...]
 
 
@@ -239,6 +241,7 @@ def _find_collectives(attributed: AttributedTrace, windows: Windows, index: Ints
     collective_names = find_launching_collectives(trace, attributed.attribution, index[unnamed_index])
     kind[unnamed_index] = [_find_kind(name) for name in collective_names]
     communicator = np.append(calls.communicator, 0)[last_call]
+    instance = attributed.instances_of_operations[0][index].astype(np.int64)
     last_begun_step = np.searchsorted(windows.cpu_start, launched_at, side="right") - 1
     has_size = np.append(calls.bytes, UNKNOWN_NUMBER)[last_call] != UNKNOWN_NUMBER
     return Collectives(
@@ -253,7 +256,8 @@ def _find_collectives(attributed: AttributedTrace, windows: Windows, index: Ints
         peer=np.append(calls.peer, UNKNOWN_NUMBER)[last_call],
         ranks=np.append(calls.ranks, 0)[last_call],
         peers=np.bincount(position[calls_with_peer[pairs]], minlength=len(index)),
-        phase=np.append(instances.phase, NONE)[attributed.instances_of_operations[0][index]],
+        phase=np.append(instances.phase, NONE)[instance],
+        instance=instance,
         names=instances.phases,
     )
 

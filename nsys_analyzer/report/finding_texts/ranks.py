@@ -12,6 +12,7 @@ from nsys_analyzer.analysis.ranks.findings import (
     ExposedCommunicationFigures,
     LargeBucketsFigures,
     LateRankFigures,
+    RepeatedReductionFigures,
 )
 from nsys_analyzer.report.units import format_bytes, format_count, format_ms, rounded, rounded_percent
 
@@ -62,6 +63,37 @@ def describe_large_buckets(figures: LargeBucketsFigures) -> FindingTexts:
     )
 
 
+def describe_repeated_reductions(figures: RepeatedReductionFigures) -> FindingTexts:
+    """Returns the sentences of the finding on gradients that are reduced in each backward pass of a step."""
+    remedy: tuple[str, ...] = (
+        "for index, batch in enumerate(micro_batches):",
+        "    is_last = index == len(micro_batches) - 1",
+        "    with contextlib.nullcontext() if is_last else model.no_sync():",
+        "        loss_of(model, batch).backward()",
+    )
+    if figures.is_sharded:
+        remedy = (
+            "# the gradients of the whole model then stay in memory until the last backward pass:",
+            "model.set_requires_gradient_sync(is_last_micro_batch)  # FSDP2, before each backward pass",
+        )
+    return FindingTexts(
+        title=f"Gradients are reduced {figures.reductions} times per step",
+        evidence=(
+            f"Each step has {figures.reductions} backward passes whose collectives are the same. A reduction after the "
+            "last of these passes is sufficient, because the optimizer runs only then.",
+            f"Under the profiler, collectives transfer for {format_ms(figures.transfer_ms)} per step, of which "
+            f"{format_ms(figures.exposed_ms)} are exposed. On average, a rank also waits for the other ranks for "
+            f"{format_ms(figures.waiting_ms)}.",
+        ),
+        derivation=f"The least saving is the exposed transfer of {figures.reductions - 1} of "
+        f"{figures.reductions} reductions. The largest saving also includes the same share of the waiting, because "
+        "the ranks then wait for each other only once per step.",
+        remedy=remedy,
+        disproof="Time the step with no reduction in all but the last backward pass: if it is no shorter, the "
+        "reductions are hidden.",
+    )
+
+
 def describe_exposed_communication(figures: ExposedCommunicationFigures) -> FindingTexts:
     """Returns the sentences of the finding on communication that no computation hides."""
     remedy: tuple[str, ...] = (
@@ -91,6 +123,7 @@ def describe_exposed_communication(figures: ExposedCommunicationFigures) -> Find
 
 TEXTS: dict[type[FindingFigures], Callable[[Any], FindingTexts]] = {
     LateRankFigures: describe_late_rank,
+    RepeatedReductionFigures: describe_repeated_reductions,
     LargeBucketsFigures: describe_large_buckets,
     ExposedCommunicationFigures: describe_exposed_communication,
 }
