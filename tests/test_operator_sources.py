@@ -24,7 +24,7 @@ from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.trace.operator_calls import OperatorCalls, OperatorStep, Signature, Tensor
 from nsys_analyzer.trace.operator_shapes import parse_signature
 from tests.conftest import DATA
-from tests.support.export import Export
+from tests.support.export import Export, shared_copy
 from tests.support.kineto import AUTOGRAD, MAIN, Kineto
 from tests.support.program import work_of
 
@@ -345,6 +345,17 @@ def test_types_of_a_real_capture_of_nsys_follow_from_its_kernels(real_capture: R
     parameters = signatures["aten::_fused_adamw_"].inputs
     assert len(parameters) == 4  # parameters, gradients and two moments
     assert parameters[0] == parameters[3]
+
+
+def test_a_shared_copy_keeps_shapes_and_types_and_no_texts(tmp_path: Path) -> None:
+    trace = three_steps(lambda trace, start: trace.call("aten::add", start + 10, (8,)))
+    for event in trace.events:
+        if event["name"] == "aten::add":
+            event["args"]["Concrete Inputs"] = ["[0, 1]", "my secret", "0.5", "True"]
+    copy = shared_copy(trace.write(tmp_path / "t.json"), tmp_path / "copy.sqlite")
+    signature = signature_of(work_from("torch", copy), "aten::add")
+    assert signature == Signature("aten::add", (Tensor((8,), "float32"),), None, ("[0, 1]", "", "0.5", "True"))
+    assert b"my secret" not in copy.read_bytes()
 
 
 # --- damaged arguments

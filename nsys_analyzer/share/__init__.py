@@ -14,6 +14,7 @@ import numpy as np
 
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.share.names import (
+    ARGUMENTS,
     CALL,
     KERNEL,
     OPERATOR,
@@ -62,8 +63,8 @@ _STRING_ROLES = {
     "kernel": KERNEL, "runtime": CALL, "nvtx": RANGE, "operators": OPERATOR, "threads": THREAD,
     "overhead": PROFILER_EVENT, "profiler_overhead": PROFILER_EVENT,
 }  # fmt: skip
-#: The columns that contain string IDs.
-_STRING_ID_COLUMNS = ("name", "text_id")
+#: The columns that contain string IDs. ``arguments`` refers to descriptions of arguments in any table.
+_STRING_ID_COLUMNS = ("name", "text_id", "arguments")
 
 
 def share(
@@ -157,7 +158,7 @@ def _copy_tables(reader: Reader, scrubber: Scrubber) -> dict[str, pa.Table]:
             frame |= {column: values[recorded] for column, values in frame.items()}
         for column in set(_STRING_ID_COLUMNS) & set(frame):
             for number in np.unique(frame[column]).tolist():
-                roles_of[number].add(role)
+                roles_of[number].add(ARGUMENTS if column == "arguments" else role)
     tables = {}
     for table, name in name_of.items():
         frame = frames[table.key]

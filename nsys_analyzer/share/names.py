@@ -46,6 +46,7 @@ REMOVED_MARK = "…"
 #: The roles of a string: the kinds of things that it names. A string remains only if it is allowed in each of its
 #: roles.
 KERNEL, CALL, RANGE, OPERATOR, THREAD, PROFILER_EVENT = "kernel", "call", "range", "operator", "thread", "event"
+ARGUMENTS = "arguments"
 
 # --- PyTorch's names
 
@@ -139,6 +140,13 @@ _PUBLIC_LAYER_PREFIXES = ("", "transformer_", "transformer")
 #: different ones.
 _ANNOTATION = r", *(?:seq|op_id|sizes|input_op_ids) *="
 _ANNOTATIONS = re.compile(rf"(?:{_ANNOTATION}(?:[\d\[\](),]|(?<![\d-])[ -])*)+")
+#: Matches a text in JSON.
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
+#: Matches the type of an argument of an operator, and the value of an argument if it consists of numbers.
+_PUBLIC_ARGUMENT = re.compile(
+    r"(?:(?:un)?signed )?(?:char|short|int|long)(?: int)?|float|double|bool|Scalar(?:List)?|TensorList|True|False"
+    r"|c10::(?:BFloat16|Half|Float[48]_\w{3,12}|complex<(?:float|double)>)|[\[\]\d ,.eE+-]*"
+)
 #: Matches a number with more digits than any counter or size. It may be a key or the number of a credit card.
 _LONG_NUMBER = re.compile(r"\d(?:[ -]*\d){12,}")
 #: Matches numbers in groups, such as personal ID numbers and telephone numbers.
@@ -249,7 +257,13 @@ class Scrubber:
         self.renamed: list[Renaming] = []
 
     def scrub_name(self, text: str, *roles: str) -> str:
-        """Returns a name unchanged if it is allowed in each of its roles; otherwise, returns its alias."""
+        """Returns a name unchanged if it is allowed in each of its roles; otherwise, returns its alias.
+
+        A description of arguments keeps numbers and types; other texts in it are removed.
+        """
+        if ARGUMENTS in roles:
+            kept = _QUOTED.sub(lambda match: match[0] if _PUBLIC_ARGUMENT.fullmatch(match[1]) else '""', text)
+            return _LONG_NUMBER.sub("0", kept)
         numbers = re.search(_ANNOTATION, text)
         head = text[: numbers.start()] if numbers and _ANNOTATIONS.fullmatch(text, numbers.start()) else text
         key = (head, frozenset(roles))
