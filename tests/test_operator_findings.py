@@ -121,13 +121,41 @@ def test_every_kind_of_redundant_work_has_sentences() -> None:
     steps.call("cos", LARGE, out=[LARGE], reads=[1], writes=[4])
     steps.call("_to_copy", LARGE, out=[LARGE_FP32], reads=[2], writes=[5])
     steps.call("_to_copy", LARGE_FP32, out=[LARGE], reads=[5], writes=[6])
-    case = steps.case(lasting=[3, 6])
+    steps.call("add", LARGE, LARGE, out=[LARGE], reads=[3, 6], writes=[7])
+    case = steps.case(lasting=[7])
     candidates = {candidate.id: candidate for candidate in rules.find_redundant_work(case)}
     assert candidates.keys() == {"repeated_work", "unused_work", "undone_work"}
     assert {key: round(saved_us(case, one)[0]) for key, one in candidates.items()} == {
         "repeated_work": 100, "unused_work": 100, "undone_work": 200,
     }  # fmt: skip
     assert all(map(text_of, candidates.values()))
+
+
+def masks(*, lasting: tuple[int, ...] = (9,), changes: bool = False) -> list[str]:
+    """Two layers make the same mask from the same numbers, and apply it to their input. What is repeated."""
+    mask, steps = tensor(64, 64, dtype="bool"), OperatorSteps()
+    for layer in (0, 1):
+        numbers, made = 10 * layer + 1, 10 * layer + 2
+        steps.call("ones", out=[mask], arguments=("[64, 64]",), writes=[numbers])
+        steps.call("tril", mask, out=[mask], reads=[numbers], writes=[made])
+        if changes:
+            steps.call("fill_", mask, out=[mask], reads=[made], writes=[made + 3])
+        steps.call("where", mask, LARGE, out=[LARGE], reads=[made, 100 + layer], writes=[101 + layer])
+    operators = steps.case(lasting=[102, *lasting]).operators
+    assert operators is not None
+    signature = operators.calls.signature[operators.redundant["repeated"]]
+    return [operators.calls.signatures[index].name for index in signature.tolist()]
+
+
+def test_a_mask_that_each_layer_makes_again() -> None:
+    """``ones`` has no inputs, so that its memory may be written later. ``tril`` of equal values is repeated."""
+    assert masks() == ["aten::tril"]
+
+
+def test_equal_results_with_memory_of_their_own_are_not_repeated() -> None:
+    """The second mask outlives the step, or is changed in place."""
+    assert masks(lasting=(12,)) == []
+    assert masks(changes=True) == []
 
 
 # --- the reason that shapes tell

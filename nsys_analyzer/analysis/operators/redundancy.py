@@ -88,19 +88,34 @@ def _find_unused(calls: OperatorCalls) -> Bools:
 
 
 def _find_repeated(calls: OperatorCalls) -> Bools:
-    """Returns True for each call that has the signature and the input values of an earlier call, and is not random."""
+    """Returns True for each call that has the signature and the input values of an earlier call, and is not random.
+
+    The results of equal calls count as equal values. A call counts only if its result is not changed in place, and does
+    not outlive the step, because it then needs memory of its own. A call without inputs, such as ``zeros``, only makes
+    values that others may repeat.
+    """
     is_repeated = np.zeros(len(calls), np.bool_)
-    seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
+    results: dict[tuple[int, tuple[int, ...], tuple[int, ...]], tuple[int, ...]] = {}
+    first_equal: dict[int, int] = {}
     is_random = [bool(_RANDOM_OR_EMPTY.search(signature.name)) for signature in calls.signatures]
+    is_in_place = [signature.name.endswith("_") for signature in calls.signatures]
+    own_memory = {
+        value
+        for signature, reads in zip(calls.signature.tolist(), calls.reads, strict=False)
+        if is_in_place[signature]
+        for value in reads
+    }.union(calls.lasting)
     for index, (signature, reads, offsets) in enumerate(
         zip(calls.signature.tolist(), calls.reads, calls.offsets, strict=False)
     ):
-        writes_in_place = calls.signatures[signature].name.endswith("_")
-        if not reads or not calls.writes[index] or is_random[signature] or writes_in_place:
+        writes = calls.writes[index]
+        if not writes or is_random[signature] or is_in_place[signature]:
             continue
-        key = (signature, reads, offsets)
-        is_repeated[index] = key in seen
-        seen.add(key)
+        key = (signature, tuple(first_equal.get(value, value) for value in reads), offsets)
+        if key in results and own_memory.isdisjoint(writes):
+            is_repeated[index] = bool(reads)
+            first_equal.update(zip(writes, results[key], strict=False))
+        results.setdefault(key, writes)
     return is_repeated
 
 
