@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments import attention, decode, flash, memory, precision, timing, variants
+from nsys_analyzer.experiments import attainable, attention, decode, flash, memory, precision, timing, variants
 from nsys_analyzer.experiments import compile as compiled
 from nsys_analyzer.experiments.model import AnyRow, Bench, Results
 from nsys_analyzer.experiments.section import make_section
@@ -27,6 +27,7 @@ BENCHES: tuple[Bench, ...] = (
     flash.BENCH,
     compiled.BENCH,
     decode.BENCH,
+    attainable.BENCH,
 )
 
 

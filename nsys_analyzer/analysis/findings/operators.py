@@ -252,9 +252,8 @@ def _explain_precision(operators: PricedOperators, pending: Bools) -> _Explained
     for index, (signature, cost) in enumerate(zip(calls.signatures, operators.costs, strict=True)):
         if rates and cost and cost.kind in _MULTIPLYING_KINDS and cost.precision == "fp32":
             in_bf16 = estimate_cost(_map_tensors(signature, _as_bf16))
-            is_backward = "backward" in signature.name
-            most_ns[index] = rates.time_ns(cost._replace(precision="tf32"), is_backward=is_backward)
-            least_ns[index] = rates.time_ns(in_bf16, is_backward=is_backward) if in_bf16 else np.nan
+            most_ns[index] = rates.time_ns(cost._replace(precision="tf32"), signature)
+            least_ns[index] = rates.time_ns(in_bf16, signature) if in_bf16 else np.nan
     most_ns = np.where(np.isnan(most_ns), least_ns * 2, most_ns)
     least_ns, most_ns = least_ns[calls.signature], most_ns[calls.signature]
     return _Explained(pending & (operators.measured_ns > _LEAST_FP32_RATIO * most_ns), least_ns, most_ns)
@@ -300,8 +299,8 @@ def _explain_alignment(operators: PricedOperators, pending: Bools) -> _Explained
     padded_ns = np.full(len(calls.signatures), np.nan)
     for index, (signature, cost) in enumerate(zip(calls.signatures, operators.costs, strict=True)):
         sizes = find_misaligned_sizes(signature, cost)
-        if sizes and rates and (padded := estimate_cost(_pad(signature, sizes))):
-            padded_ns[index] = rates.time_ns(padded, is_backward="backward" in signature.name)
+        if sizes and rates and cost and (padded := estimate_cost(_pad(signature, sizes))):
+            padded_ns[index] = rates.time_ns(padded._replace(precision=cost.precision), signature)
     least_ns = padded_ns[calls.signature]
     is_matmul = np.array([bool(cost and cost.kind == "matmul") for cost in operators.costs])[calls.signature]
     others = pending & is_matmul & np.isnan(least_ns) & operators.is_priced

@@ -1,20 +1,20 @@
 """Finds the attainable time of an operator on a GPU, from the times of well-shaped operators that were measured.
 
-``attainable_times.csv`` contains the total kernel time of well-shaped operators on an H100 and an H200 by kind,
-precision and amount of work: FLOPs for matmul, attention and convolution, bytes for the other kinds. The operators are
-those of ``nsys-analyze bench attainable``, in PyTorch 2.11 with CUDA 13. The file contains the fastest operators only:
-no measured operator with more work takes less time than a row.
+``attainable_times.csv`` contains the total kernel time of well-shaped operators by class, precision and amount of work:
+FLOPs for matmul, attention and convolution, bytes for the other kinds. ``nsys-analyze bench attainable`` measures these
+operators, and ``docs/make_attainable_times.py`` writes the file from the rows of this experiment.
 
-The times of other GPUs are scaled by the peaks in their data sheets.
+The times of a GPU without rows follow from the times of the first GPU in the file, by the peaks in both data sheets.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -22,27 +22,51 @@ from nsys_analyzer.analysis.operators.costs import Cost
 from nsys_analyzer.analysis.transformer.peaks import Peaks, find_peaks
 from nsys_analyzer.trace.arrays import Floats
 from nsys_analyzer.trace.metadata import Gpu
+from nsys_analyzer.trace.operator_calls import Signature, Tensor
 
-_TIMES = Path(__file__).with_name("attainable_times.csv")
-#: The GPUs with measured times, by their names in ``Peaks``. Other GPUs are scaled from the first one.
-_MEASURED_GPUS = ("H100 80GB HBM3", "H200")
+TIMES_FILE = Path(__file__).with_name("attainable_times.csv")
+#: The kinds whose time may be limited by arithmetic. All kinds may be limited by memory traffic.
+COMPUTE_KINDS = ("matmul", "attention", "convolution")
 #: The kind whose times bound the memory traffic of every operator.
 _MEMORY_KIND = "elementwise"
+#: The precisions whose times replace those of a precision that was not measured. For arithmetic, they are scaled by the
+#: peaks in data sheets.
+_SIMILAR_PRECISIONS = {"fp4": ("fp8", "bf16"), "fp8": ("bf16",), "fp16": ("bf16",), "tf32": ("bf16",)}
+#: Attention with heads of at most this size is slower per FLOP, because its exponentials take as long as its matmuls.
+_SMALL_HEAD = 64
 _NS_PER_US = 1e3
 
 
 @dataclass(frozen=True)
-class _Curve:
-    """The shortest times by the amount of work, both in ascending order."""
+class Curve:
+    """The shortest times of a class of operators by the amount of work, both in ascending order."""
 
     amount: Floats
     ns: Floats
 
+    @classmethod
+    def of(cls, points: Iterable[tuple[float, float]]) -> Curve:
+        """Makes the curve of measured amounts and times. It leaves out each time that a larger amount does not need."""
+        fastest: list[tuple[float, float]] = []
+        for amount, ns in sorted(points, key=lambda point: (-point[0], point[1])):
+            if not fastest or ns < fastest[-1][1]:
+                fastest.append((amount, ns))
+        return cls(*np.array(fastest[::-1]).T)
+
     def time_ns(self, amount: float) -> float:
-        """Returns the time for an amount of work: interpolated between rows, and proportional beyond the last row."""
+        """Returns the time for an amount of work.
+
+        It is interpolated between the measured amounts, proportional beyond the largest one, and constant below the
+        smallest one, because a kernel has a shortest time.
+        """
         if amount >= self.amount[-1]:
             return float(self.ns[-1] * amount / self.amount[-1])
         return float(np.exp(np.interp(np.log(max(amount, 1.0)), np.log(self.amount), np.log(self.ns))))
+
+
+#: The curves of a GPU by class and precision. A class that only transfers data has another curve with an empty precision,
+#: which contains the times of all precisions.
+_Curves: TypeAlias = Mapping[tuple[str, str], Curve]
 
 
 @dataclass(frozen=True)
@@ -64,31 +88,35 @@ class AttainableRates:
         is_scaled: bool = self.measured_on != self._peaks.name
         return is_scaled
 
-    def time_ns(self, cost: Cost, *, is_backward: bool = False) -> float:
+    def time_ns(self, cost: Cost, signature: Signature | None = None) -> float:
         """Returns the attainable time of an operator, ns; NaN if nothing similar was measured.
 
         The time is the larger one of the times for the arithmetic and for the memory traffic.
 
         Args:
             cost: the cost of the operator.
-            is_backward: whether the operator is a backward operator, such as ``aten::convolution_backward``.
+            signature: the operator and its tensors, which select the class of similar operators within its kind.
         """
-        curves, reference = _read_curves(self.measured_on), find_peaks(self.measured_on)
+        reference = find_peaks(self.measured_on)
         if reference is None or cost.kind == "collective":
             return float("nan")
-        kinds = (f"{cost.kind} backward", cost.kind) if is_backward else (cost.kind,)
-        compute_ns = 0.0
-        if cost.flops and any(kind == cost.kind and precision for kind, precision in curves):
-            curve = next((curves[kind, cost.precision] for kind in kinds if (kind, cost.precision) in curves), None)
-            peak = self._peaks.flops_per_s.get(cost.precision)
-            if curve is None or not peak:
-                return float("nan")
-            compute_ns = curve.time_ns(cost.flops) * reference.flops_per_s[cost.precision] / peak
-        curve = next(curves[kind, ""] for kind in (*kinds, _MEMORY_KIND) if (kind, "") in curves)
-        # Data in the L2 cache is faster than memory, but whether an operator finds its data there is not known.
+        curves, classes = _read_times()[self.measured_on], find_classes(cost, signature)
+        # A GPU that is half as fast takes as long as the reference takes for twice the work. Thus the shortest time of
+        # a kernel is not scaled.
+        transferred_bytes = cost.bytes * reference.bytes_per_s / self._peaks.bytes_per_s
+        # The measured operators find data of up to the size of the L2 cache in it. An operator of a program may have to
+        # read them from memory, so its time is at least the time at the bandwidth of large elementwise operators.
         traffic = curves[_MEMORY_KIND, ""]
-        memory_ns = max(curve.time_ns(cost.bytes), cost.bytes * traffic.ns[-1] / traffic.amount[-1])
-        return float(max(compute_ns, memory_ns * reference.bytes_per_s / self._peaks.bytes_per_s))
+        memory_ns = transferred_bytes * float(traffic.ns[-1] / traffic.amount[-1])
+        similar_precisions = (cost.precision, *_SIMILAR_PRECISIONS.get(cost.precision, ()))
+        if cost.kind not in COMPUTE_KINDS or not cost.flops:
+            keys = ((name, x) for name in (*classes, _MEMORY_KIND) for x in (*similar_precisions, ""))
+            return max(memory_ns, curves[next(key for key in keys if key in curves)].time_ns(transferred_bytes))
+        peak = self._peaks.flops_per_s.get(cost.precision)
+        key = next(((name, x) for name in classes for x in similar_precisions if (name, x) in curves), None)
+        if key is None or not peak:
+            return float("nan")
+        return max(memory_ns, curves[key].time_ns(cost.flops * reference.flops_per_s[key[1]] / peak))
 
 
 def find_attainable_rates(gpu: Gpu | None) -> AttainableRates | None:
@@ -96,17 +124,37 @@ def find_attainable_rates(gpu: Gpu | None) -> AttainableRates | None:
     peaks = find_peaks(gpu.name if gpu else None)
     if gpu is None or peaks is None:
         return None
-    measured_on = peaks.name if peaks.name in _MEASURED_GPUS else _MEASURED_GPUS[0]
-    return AttainableRates(gpu.name, measured_on, peaks)
+    times = _read_times()
+    return AttainableRates(gpu.name, peaks.name if peaks.name in times else next(iter(times)), peaks)
+
+
+def find_classes(cost: Cost, signature: Signature | None = None) -> tuple[str, ...]:
+    """Returns the classes of similar operators that an operator belongs to, the most similar one first.
+
+    The last class is the kind of the operator. Backward operators have classes of their own. Further classes divide
+    the kinds in which good implementations differ: attention by the size of its heads, norms that need the mean of a
+    whole channel or group.
+    """
+    name = signature.name if signature else ""
+    similar: str = cost.kind
+    if cost.kind == "attention" and signature:
+        head_size = next((x.shape[-1] for x in signature.inputs if isinstance(x, Tensor) and len(x.shape) > 2), 0)
+        similar = f"attention, heads of {'64' if head_size <= _SMALL_HEAD else '128'}"
+    elif cost.kind == "norm":
+        similar = next((norm for norm in ("batch norm", "group norm") if norm.replace(" ", "_") in name), "norm")
+    suffixes = (" backward", "") if "backward" in name else ("",)
+    return tuple(dict.fromkeys(f"{family}{suffix}" for family in (similar, cost.kind) for suffix in suffixes))
 
 
 @cache
-def _read_curves(gpu: str) -> Mapping[tuple[str, str], _Curve]:
-    """Returns the measured times of a GPU by kind and precision. The precision is empty for memory traffic."""
-    points: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    with _TIMES.open(encoding="utf-8", newline="") as file:
+def _read_times() -> Mapping[str, _Curves]:
+    """Returns the curves of each measured GPU."""
+    points: dict[str, dict[tuple[str, str], list[tuple[float, float]]]] = {}
+    with TIMES_FILE.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            if row["gpu"] == gpu:
-                point = (float(row["amount"]), float(row["microseconds"]) * _NS_PER_US)
-                points.setdefault((row["kind"], row["precision"]), []).append(point)
-    return {key: _Curve(*np.array(rows).T) for key, rows in points.items()}
+            point = (float(row["amount"]), float(row["microseconds"]) * _NS_PER_US)
+            of_class = points.setdefault(row["gpu"], {})
+            of_class.setdefault((row["class"], row["precision"]), []).append(point)
+            if not row["class"].startswith(COMPUTE_KINDS):
+                of_class.setdefault((row["class"], ""), []).append(point)
+    return {gpu: {key: Curve.of(rows) for key, rows in classes.items()} for gpu, classes in points.items()}

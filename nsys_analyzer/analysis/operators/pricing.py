@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from nsys_analyzer.analysis.intervals import NONE
+from nsys_analyzer.analysis.kernels.classes import find_precision_rule
 from nsys_analyzer.analysis.operators.attainable import AttainableRates, find_attainable_rates
 from nsys_analyzer.analysis.operators.costs import Cost, estimate_cost
 from nsys_analyzer.analysis.operators.matching import OperatorWork
@@ -18,7 +19,7 @@ from nsys_analyzer.analysis.operators.operands import Call
 from nsys_analyzer.analysis.operators.redundancy import Redundancy, find_redundant_calls
 from nsys_analyzer.analysis.steps.lines import MAX_LINES, MIN_LINE_SHARE, Line, quote_source
 from nsys_analyzer.analysis.steps.study import Study
-from nsys_analyzer.trace.arrays import Bools, Floats, Ints
+from nsys_analyzer.trace.arrays import Bools, Floats, Ints, SmallInts
 from nsys_analyzer.trace.operator_calls import OperatorCalls
 from nsys_analyzer.trace.schema import NS_PER_MS
 
@@ -124,9 +125,14 @@ def price_operators(study: Study, work: OperatorWork) -> PricedOperators:
     """Returns the calls of operators with their measured and attainable times in the studied steps."""
     calls, call = work.calls, work.call[study.operations.trace_index]
     rates = find_attainable_rates(study.gpu)
-    costs = tuple(estimate_cost(signature) for signature in calls.signatures)
-    attainable_of_signature = find_attainable_times(calls, costs, rates)
     is_known = call != NONE
+    in_tf32 = _find_signatures_in_tf32(study, calls.signature[call[is_known]], study.operations.kernel[is_known])
+    estimated_costs = (estimate_cost(signature) for signature in calls.signatures)
+    costs = tuple(
+        cost._replace(precision="tf32") if cost and cost.precision == "fp32" and number in in_tf32 else cost
+        for number, cost in enumerate(estimated_costs)
+    )
+    attainable_of_signature = find_attainable_times(calls, costs, rates)
     exposed_ns = study.operations.exposed_ns[is_known]
     measured_ns = np.bincount(call[is_known], exposed_ns, len(calls)) / study.steps
     attainable_ns = np.append(attainable_of_signature, np.nan)[calls.signature]
@@ -136,7 +142,17 @@ def price_operators(study: Study, work: OperatorWork) -> PricedOperators:
 def find_attainable_times(calls: OperatorCalls, costs: Sequence[Cost | None], rates: AttainableRates | None) -> Floats:
     """Returns the attainable time of each signature of the calls, ns; NaN if it is unknown."""
     times = [
-        rates.time_ns(cost, is_backward="backward" in signature.name) if rates and cost else np.nan
+        rates.time_ns(cost, signature) if rates and cost else np.nan
         for signature, cost in zip(calls.signatures, costs, strict=True)
     ]
     return np.array(times, np.float64)
+
+
+def _find_signatures_in_tf32(study: Study, signature: Ints, kernel: SmallInts) -> frozenset[int]:
+    """Returns the signatures that multiply in TF32, given the signature and the kernel of each operation.
+
+    The tensors of such operators are in fp32. Only the names of the kernels show TF32.
+    """
+    rules = [find_precision_rule(name) for name in study.kernels]
+    is_tf32 = np.array([*(rule is not None and rule.precision == "tf32" for rule in rules), False])
+    return frozenset(np.unique(signature[is_tf32[kernel]]).tolist())
