@@ -28,6 +28,7 @@ run flash --precision fp32 --implementation flash,unfused,sdpa --d-head 64,128 -
   --context-length 128,256,512,1024,2048,4096,8192,16384
 run compile --model small --mode train
 run decode --model small
+run attainable
 
 rm -rf "$examples/benches"
 for folder in "$work"/benches/*/; do

@@ -84,7 +84,7 @@ class _Describing(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.signatures: list[operator_calls.Signature] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -154,7 +154,10 @@ def attend() -> Iterator[Operator]:
 
     def make(precision: str, shape: tuple[int, ...], causal: bool, is_backward: bool) -> Work:
         inputs = [random(precision, *shape) for _ in range(3)]
-        forward = partial(F.scaled_dot_product_attention, is_causal=causal)
+
+        def forward(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(query, key, value, is_causal=causal)
+
         return repeat_backward(inputs, forward) if is_backward else lambda: forward(*inputs)
 
     for precision in ("bf16", "fp16", "fp32"):
@@ -240,27 +243,25 @@ def normalize() -> Iterator[Operator]:
         inputs = [random(precision, rows, width), torch.ones(width, dtype=_TYPES[precision])]
         if name == "layer":
             inputs.append(torch.zeros(width, dtype=_TYPES[precision]))
-        norm = F.layer_norm if name == "layer" else F.rms_norm
 
-        def forward(x: Tensor, *weights: Tensor) -> Tensor:
-            return norm(x, (width,), *weights)
+        def forward(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+            return F.rms_norm(x, (width,), weight) if bias is None else F.layer_norm(x, (width,), weight, bias)
 
         return repeat_backward(inputs, forward) if is_backward else lambda: forward(*inputs)
 
     def make_of_images(name: str, is_backward: bool, precision: str, shape: tuple[int, int, int]) -> Work:
         n, c, side = shape
-        x = random(precision, n, c, side, side)
+        x, weight, bias = random(precision, n, c, side, side), torch.ones(c), torch.zeros(c)
+
+        def normalize_batch(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            return F.batch_norm(x, None, None, weight, bias, training=True)
+
+        def normalize_groups(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            return F.group_norm(x, 32, weight, bias)
+
+        forward, inputs = normalize_groups, [x, weight.to(x.dtype), bias.to(x.dtype)]
         if name == "batch":
-            inputs = [x.to(memory_format=torch.channels_last), torch.ones(c), torch.zeros(c)]
-
-            def forward(x: Tensor, *weights: Tensor) -> Tensor:
-                return F.batch_norm(x, None, None, *weights, training=True)
-        else:
-            inputs = [x, *(torch.full((c,), value, dtype=x.dtype) for value in (1.0, 0.0))]
-
-            def forward(x: Tensor, *weights: Tensor) -> Tensor:
-                return F.group_norm(x, 32, *weights)
-
+            forward, inputs = normalize_batch, [x.to(memory_format=torch.channels_last), weight, bias]
         return repeat_backward(inputs, forward) if is_backward else lambda: forward(*inputs)
 
     for is_backward in (False, True):
@@ -287,14 +288,23 @@ def take_softmax() -> Iterator[Operator]:
 
 
 def reduce() -> Iterator[Operator]:
-    """Yields sums of rows, of columns, and of all elements."""
+    """Yields sums of rows, of columns, and of all elements, and the maxima of pooled images with channels last."""
 
     def make(dimensions: tuple[int, ...], precision: str, rows: int, width: int) -> Work:
         x = random(precision, rows, width)
         return lambda: x.sum(dimensions)
 
+    def make_pool(is_backward: bool, precision: str, shape: tuple[int, ...]) -> Work:
+        x = random(precision, *shape).to(memory_format=torch.channels_last)
+        forward = partial(F.max_pool2d, kernel_size=3, stride=2, padding=1)
+        return repeat_backward([x], forward) if is_backward else lambda: forward(x)
+
     for dimensions in ((1,), (0,), (0, 1)):
         yield from _by_elements(partial(make, dimensions))
+    for precision in ("bf16", "fp32"):
+        for shape in ((4, 64, 28, 28), (32, 64, 112, 112), (128, 64, 112, 112)):
+            for is_backward in (False, True):
+                yield precision, math.prod(shape), partial(make_pool, is_backward, precision, shape)
 
 
 def embed() -> Iterator[Operator]:
@@ -336,13 +346,9 @@ def update_parameters() -> Iterator[Operator]:
             parameter.grad = torch.randn_like(parameter)
         if name == "foreach":
             return lambda: torch._foreach_add_([parameter.data for parameter in parameters], 1.0)
-        fused = {"fused": True}
-        optimizer: torch.optim.Optimizer = (
-            torch.optim.AdamW(parameters, **fused)
-            if name == "adamw"
-            else torch.optim.SGD(parameters, 0.1, momentum=0.9, **fused)
-        )
-        return optimizer.step
+        if name == "adamw":
+            return torch.optim.AdamW(parameters, fused=True).step
+        return torch.optim.SGD(parameters, 0.1, momentum=0.9, fused=True).step
 
     for name in ("adamw", "sgd", "foreach"):
         for precision in ("bf16", "fp32"):

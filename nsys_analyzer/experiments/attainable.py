@@ -85,7 +85,7 @@ def compute_bytes_per_s(operator: MeasuredOperator) -> float:
 
 def compute_share_of_peak(row: AnyRow, operator: MeasuredOperator) -> float | None:
     """Returns the rate of an operator ÷ the peak that limits it, or None if the peaks are unknown."""
-    peaks = find_peaks(row.machine.get("gpu"))
+    peaks = find_peaks(str(row.machine.get("gpu")))
     if peaks is None:
         return None
     share = compute_bytes_per_s(operator) / peaks.bytes_per_s

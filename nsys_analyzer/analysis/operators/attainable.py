@@ -34,6 +34,8 @@ _MEMORY_KIND = "elementwise"
 _SIMILAR_PRECISIONS = {"fp4": ("fp8", "bf16"), "fp8": ("bf16",), "fp16": ("bf16",), "tf32": ("bf16",)}
 #: Attention with heads of at most this size is slower per FLOP, because its exponentials take as long as its matmuls.
 _SMALL_HEAD = 64
+#: The kinds in which good implementations differ by the words in an operator's name.
+_DIVIDED_KINDS = {"norm": ("batch norm", "group norm"), "reduction": ("pool",)}
 _NS_PER_US = 1e3
 
 
@@ -64,8 +66,8 @@ class Curve:
         return float(np.exp(np.interp(np.log(max(amount, 1.0)), np.log(self.amount), np.log(self.ns))))
 
 
-#: The curves of a GPU by class and precision. A class that only transfers data has another curve with an empty precision,
-#: which contains the times of all precisions.
+#: The curves of a GPU by class and precision. A class that only transfers data also has a curve for unknown precisions,
+#: from the times of all precisions.
 _Curves: TypeAlias = Mapping[tuple[str, str], Curve]
 
 
@@ -132,16 +134,18 @@ def find_classes(cost: Cost, signature: Signature | None = None) -> tuple[str, .
     """Returns the classes of similar operators that an operator belongs to, the most similar one first.
 
     The last class is the kind of the operator. Backward operators have classes of their own. Further classes divide
-    the kinds in which good implementations differ: attention by the size of its heads, norms that need the mean of a
-    whole channel or group.
+    the kinds in which good implementations differ: attention by the size of its heads, norms by what they normalize,
+    and reductions by whether they pool.
     """
     name = signature.name if signature else ""
     similar: str = cost.kind
     if cost.kind == "attention" and signature:
         head_size = next((x.shape[-1] for x in signature.inputs if isinstance(x, Tensor) and len(x.shape) > 2), 0)
-        similar = f"attention, heads of {'64' if head_size <= _SMALL_HEAD else '128'}"
-    elif cost.kind == "norm":
-        similar = next((norm for norm in ("batch norm", "group norm") if norm.replace(" ", "_") in name), "norm")
+        similar = f"attention with heads of {'64' if head_size <= _SMALL_HEAD else '128'}"
+    else:
+        similar = next(
+            (words for words in _DIVIDED_KINDS.get(cost.kind, ()) if words.replace(" ", "_") in name), similar
+        )
     suffixes = (" backward", "") if "backward" in name else ("",)
     return tuple(dict.fromkeys(f"{family}{suffix}" for family in (similar, cost.kind) for suffix in suffixes))
 
