@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nsys_analyzer.analysis.operators.attainable import COMPUTE_KINDS
 from nsys_analyzer.analysis.transformer.peaks import find_peaks
 from nsys_analyzer.experiments.model import AnyRow, Bench, Results, list_option, option, scalar_options
 from nsys_analyzer.inputs.rows import CaseTarget
@@ -89,8 +88,15 @@ def compute_share_of_peak(row: AnyRow, operator: MeasuredOperator) -> float | No
     if peaks is None:
         return None
     share = compute_bytes_per_s(operator) / peaks.bytes_per_s
-    peak = peaks.flops_per_s.get(operator.precision) if row.case.kind in COMPUTE_KINDS else None
+    peak = peaks.flops_per_s.get(operator.precision) if _has_arithmetic(row) else None
     return max(share, compute_flops_per_s(operator) / peak) if peak else share
+
+
+def _has_arithmetic(row: AnyRow) -> bool:
+    """Returns whether arithmetic may limit the operators of a row."""
+    from nsys_analyzer.analysis.operators.attainable import COMPUTE_KINDS
+
+    return row.case.kind in COMPUTE_KINDS
 
 
 def find_largest_operators(row: AnyRow) -> list[MeasuredOperator]:
@@ -114,10 +120,9 @@ def _write_sentences(results: Results) -> Iterator[StrOrText]:
 
 
 def _format_rate(row: AnyRow, operator: MeasuredOperator) -> str:
-    is_compute = row.case.kind in COMPUTE_KINDS
-    rate = compute_flops_per_s(operator) if is_compute else compute_bytes_per_s(operator)
-    share = compute_share_of_peak(row, operator)
-    text = format_number(rate, "flop/s" if is_compute else "bytes/s")
+    share, has_arithmetic = compute_share_of_peak(row, operator), _has_arithmetic(row)
+    rate = compute_flops_per_s(operator) if has_arithmetic else compute_bytes_per_s(operator)
+    text = format_number(rate, "flop/s" if has_arithmetic else "bytes/s")
     return text if share is None else f"{text} ({format_percent(share)} of the peak)"
 
 
