@@ -88,6 +88,9 @@ MATMULS = [
     # Weights in 4 bits: 2 tiles of 8 rows, 4-byte elements.
     (cost("_weight_int4pack_mm", bf16(3, 128), Tensor((2, 1, 32, 4), "int32"), "32", bf16(4, 16, 2)),
      2 * 3 * 16 * 128, 2 * 384 + 4 * 256 + 2 * 128 + 2 * 48),
+    # A layer of attention: 10 tokens meet two matrices, and each meets 5 keys and values of 8 features.
+    (cost("_native_multi_head_attention", *[bf16(2, 5, 8)] * 3, "8", "2", bf16(24, 8), bf16(24), bf16(8, 8), bf16(8),
+          outputs=[bf16(2, 5, 8)]), 2 * 10 * (192 + 64) + 4 * 2 * 5 * 5 * 8, 2 * (3 * 80 + 192 + 24 + 64 + 8 + 80)),
     # An LSTM: each of 5·2 tokens meets the matrices 16·3 and 16·4.
     (cost("_cudnn_rnn", fp32(5, 2, 3), (fp32(16, 3), fp32(16, 4), fp32(16)), "4", outputs=[fp32(5, 2, 4)]),
      2 * 10 * (48 + 64), 4 * (30 + 48 + 64 + 16 + 40)),

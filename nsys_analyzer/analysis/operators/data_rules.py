@@ -211,7 +211,7 @@ _TABLE: tuple[tuple[str, Rule], ...] = (
     # decay 2, momentum 2, step 2. Adagrad: sum of squares 2, denominator 2, step 2 (the formulas of torch.optim).
     ("_fused_adam_ _fused_adamw_", _optimizer(14, (0, 2, 3, 4))),
     ("_fused_sgd_ _fused_adagrad_", _optimizer(6, (0, 2))),
-    ("_amp_foreach_non_finite_check_and_unscale_", _optimizer(2, (0,))),
+    ("_amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_", _optimizer(2, (0,))),
     ("_foreach_copy_", Rule("optimizer", bytes_of(1), size_of(0))),
     ("_foreach_zero_", Rule("optimizer", nothing, size_of(0))),
     ("_foreach_norm _foreach_max _foreach_powsum", Rule("optimizer", bytes_of(0), _IF_KNOWN, operations(2))),
@@ -219,7 +219,8 @@ _TABLE: tuple[tuple[str, Rule], ...] = (
     # normalized input 2, gradients of weight and bias 3, two sums 3, gradient of the input 6.
     ("native_layer_norm native_group_norm native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit"
      " _native_batch_norm_legit_functional _batch_norm_with_update", Rule("norm", flops=operations(8))),
-    ("_fused_rms_norm batch_norm_elemt", Rule("norm", flops=operations(4))),
+    ("_fused_rms_norm batch_norm_elemt _weight_norm_interface _weight_norm_interface_backward",
+     Rule("norm", flops=operations(4))),
     ("batch_norm_stats", Rule("norm", bytes_of(0), _IF_KNOWN, operations(4))),
     ("native_layer_norm_backward native_group_norm_backward native_batch_norm_backward batch_norm_backward"
      " cudnn_batch_norm_backward miopen_batch_norm_backward", Rule("norm", flops=operations(14))),
@@ -243,6 +244,8 @@ _TABLE: tuple[tuple[str, Rule], ...] = (
     ("sort _fft_c2c _fft_r2c _fft_c2r", Rule("other", bytes_of(0))),
     ("topk unique_consecutive _unique2 unique_dim histc bincount multinomial nonzero masked_select searchsorted"
      " bucketize isin", Rule("other", bytes_of(0, 1), _IF_KNOWN)),
+    ("_thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl _thnn_fused_gru_cell _thnn_fused_gru_cell_backward",
+     Rule("elementwise", flops=operations(1))),
     # Pooling and interpolation.
     ("max_pool2d_with_indices max_pool3d_with_indices", Rule("reduction", bytes_of(0), outputs_or(_pooled(8)))),
     ("avg_pool2d avg_pool3d", Rule("reduction", bytes_of(0), outputs_or(_pooled(0)))),
@@ -268,14 +271,15 @@ _TABLE: tuple[tuple[str, Rule], ...] = (
     ("index_select", _lookup(_slices, 2)),
     ("gather", _lookup(_elements(2), 2)),
     ("take", _lookup(_elements(1), 1)),
-    ("index _unsafe_index", _lookup(_returned, 1)),
+    ("index _unsafe_index grid_sampler_2d grid_sampler_3d", _lookup(_returned, 1)),
     ("index_put_ _index_put_impl_", Rule("embedding", add(_accumulated, bytes_of(1, 2)), _put)),
     ("scatter_", _update(_elements(2), 2, 3)),
     ("scatter_add_ scatter_reduce_", _update(_elements(2), 2, 3, adds=True)),
     ("index_copy_ index_fill_", _update(_slices, 2, 3)),
     ("index_add_ index_reduce_", _update(_slices, 2, 3, adds=True)),
     ("scatter scatter_add scatter_reduce index_add index_reduce index_copy index_fill index_put _unsafe_index_put"
-     " slice_scatter select_scatter", Rule("embedding", bytes_of(0, 1, 2, 3))),
+     " slice_scatter select_scatter grid_sampler_2d_backward grid_sampler_3d_backward"
+     " _embedding_bag_dense_backward", Rule("embedding", bytes_of(0, 1, 2, 3))),
     # Copies and new tensors.
     ("copy_", Rule("copy", bytes_of(1), size_of(0))),
     ("_local_scalar_dense", Rule("copy", bytes_of(0), nothing)),
@@ -289,8 +293,10 @@ _TABLE: tuple[tuple[str, Rule], ...] = (
      Rule("copy", bytes_of(0), size_of(0))),
     ("zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full fill_ zero_ normal_ uniform_"
      " bernoulli_ exponential_ random_ log_normal_ cauchy_ geometric_ arange linspace logspace eye rand randn randint"
-     " rand_like randn_like randint_like randperm tril_indices triu_indices scalar_tensor", Rule("copy", nothing)),
-    ("empty empty_like empty_strided new_empty new_empty_strided empty_permuted _unsafe_view resize_ set_",
+     " rand_like randn_like randint_like randperm tril_indices triu_indices scalar_tensor normal hann_window",
+     Rule("copy", nothing)),
+    ("empty empty_like empty_strided new_empty new_empty_strided empty_permuted _unsafe_view resize_ set_ unsafe_split"
+     " unsqueeze_ squeeze_ transpose_ t_",
      Rule("other", nothing, nothing)),
     # Collectives: what this rank gives and receives.
     ("c10d::allreduce_ c10d::allreduce_coalesced_ c10d::reduce_ _c10d_functional::all_reduce_",

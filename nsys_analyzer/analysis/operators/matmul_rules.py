@@ -97,13 +97,20 @@ _MATMULS = {
 }
 
 
-def _recurrent(passes: int) -> Rule:
-    """Makes the rule of a recurrent network: each token meets each weight matrix of the list at position 1."""
+def _layers(passes: int, *weights: int, attends: bool = False) -> Rule:
+    """Makes the rule of whole layers: each token of the input meets each weight matrix.
+
+    Args:
+        passes: 1 for a forward pass; 2 for a backward pass, which computes the gradients of inputs and weights.
+        weights: the positions of the weights, or of lists of weights.
+        attends: whether each token of (batch, tokens, width) also attends to all tokens.
+    """
 
     def count_flops(call: Call) -> float:
         inputs = call.tensor(0)
-        weights = sum(count_elements(weight) for weight in call.tensors(1) if len(weight.shape) > 1)
-        return passes * 2.0 * weights * count_elements(inputs) / inputs.shape[-1]
+        meeting = sum(count_elements(weight) for weight in call.tensors(*weights) if len(weight.shape) > 1)
+        meeting += 2 * inputs.shape[-1] * inputs.shape[1] if attends else 0  # each token meets all keys and values
+        return passes * 2.0 * meeting * count_elements(inputs) / inputs.shape[-1]
 
     return Rule("matmul", flops=count_flops)
 
@@ -381,6 +388,8 @@ MATMUL_RULES: dict[str, Rule] = {
     "aten::convolution_backward": _make_convolution_backward(),
     **{name: _attention(positions, 1, 1, 0) for name, positions in _ATTENTION.items()},
     **{name: _attention(positions, 3, 2, 2) for name, positions in _ATTENTION_BACKWARD.items()},
-    "aten::_cudnn_rnn": _recurrent(1),
-    "aten::_cudnn_rnn_backward": _recurrent(2),
+    "aten::_cudnn_rnn": _layers(1, 1),
+    "aten::_cudnn_rnn_backward": _layers(2, 1),
+    "aten::_native_multi_head_attention": _layers(1, 5, 7, attends=True),
+    "aten::_transformer_encoder_layer_fwd": _layers(1, 3, 5, 14, 16, attends=True),
 }
