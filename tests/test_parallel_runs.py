@@ -814,7 +814,8 @@ def test_gradients_that_are_reduced_in_each_backward_pass(tmp_path: Path) -> Non
     """Four passes each reduce 25 and 8 MiB: of 4·60 µs that are transferred, three quarters are saved.
 
     Rank 0 waits for 4·40 µs and rank 1 for nothing: 80 on average, of which three quarters may be saved as well. No
-    rank counts as late, because the programs need the whole step. One reduction stays exposed: 60 µs.
+    rank counts as late, because the programs need the whole step. The reduction that remains has 60 µs, too little for a
+    finding.
     """
     run = accumulate([(25, 8)] * 4, tmp_path)
     assert (run.strategies, run.reductions) == (("data parallel (DDP)",), 4)
@@ -822,7 +823,7 @@ def test_gradients_that_are_reduced_in_each_backward_pass(tmp_path: Path) -> Non
     saving = by_id["repeated_reductions"]
     assert saving.saves_ms_low == pytest.approx(0.18 * 0.97)
     assert saving.saves_ms_high == pytest.approx((0.18 + 0.06) * 1.03)
-    assert by_id["exposed_communication"].saves_ms_high == pytest.approx(0.06)
+    assert by_id.keys() == {"repeated_reductions"}
     assert write_run_texts(run).findings[0].title == "Gradients are reduced 4 times per step"
 
 
