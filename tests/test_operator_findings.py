@@ -261,14 +261,12 @@ def test_matmuls_in_fp32_without_tensor_cores() -> None:
 # --- chains
 
 
-def chain(*us: float, between: bool = False, reads: bool = True) -> OperatorSteps:
-    """Calls that each read what the one before wrote, with a matmul behind the first where it is asked for."""
+def chain(*us: float, reads: bool = True) -> OperatorSteps:
+    """Calls that each read what the one before wrote."""
     steps = OperatorSteps()
     for number, time in enumerate(us):
         line = f"loss.py:{number + 1} in loss"
         steps.call("exp", LARGE, out=[LARGE], us=time, reads=[number] if reads else [], writes=[number + 1], line=line)
-        if between and not number:
-            steps.call("mm", tensor(64, 64), tensor(64, 64), out=[tensor(64, 64)], us=5)
     return steps
 
 
@@ -297,10 +295,21 @@ def test_a_chain_takes_at_least_the_time_of_its_inputs_and_outputs() -> None:
     assert [*rules.find_unfused_chains(chain(1, 2, 2).case(lasting=[3]))] == []
 
 
-def test_a_matmul_ends_a_chain() -> None:
-    """What remains are a single operator and a chain of two."""
-    candidate = only(rules.find_unfused_chains, chain(100, 300, 200, between=True).case(lasting=[3]))
-    assert candidate.figures.calls == 2
+def gated(*, needs_gate: bool) -> StepsToExplain:
+    """silu, a matmul and a product of both, as in a gated layer; the matmul may need the result of silu."""
+    steps = OperatorSteps().call("silu", LARGE, out=[LARGE], us=300, reads=[0], writes=[1])
+    steps.call("mm", tensor(64, 64), tensor(64, 64), out=[tensor(64, 64)], us=5, reads=[int(needs_gate)], writes=[2])
+    return steps.call("mul", LARGE, LARGE, out=[LARGE], us=400, reads=[1, 2], writes=[3]).case(lasting=[3])
+
+
+def test_a_chain_continues_behind_a_matmul_that_does_not_need_it() -> None:
+    """The matmul can run before both operators, of which the longer one remains."""
+    steps = gated(needs_gate=False)
+    assert saved_us(steps, only(rules.find_unfused_chains, steps)) == pytest.approx([0, 300])
+
+
+def test_a_matmul_that_needs_a_result_of_a_chain_ends_it() -> None:
+    assert [*rules.find_unfused_chains(gated(needs_gate=True))] == []
 
 
 def test_operators_on_other_data_are_no_chain() -> None:

@@ -28,7 +28,6 @@ from nsys_analyzer.analysis.findings.finding import (
 )
 from nsys_analyzer.analysis.findings.kernels import find_unfused_scores
 from nsys_analyzer.analysis.findings.waits import LEAST_IDLE_SHARE
-from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.operators.account import describe_shapes
 from nsys_analyzer.analysis.operators.costs import Cost, estimate_cost
 from nsys_analyzer.analysis.operators.operands import Call
@@ -37,7 +36,7 @@ from nsys_analyzer.analysis.operators.redundancy import Redundancy
 from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.trace.arrays import Bools, Floats
-from nsys_analyzer.trace.operator_calls import Signature, Tensor, TensorArgument
+from nsys_analyzer.trace.operator_calls import OperatorCalls, Signature, Tensor, TensorArgument
 from nsys_analyzer.trace.schema import NS_PER_MS
 
 #: Operators are examined only if they could save at least this share of a step.
@@ -457,8 +456,7 @@ def find_unfused_chains(steps: StepsToExplain) -> Iterator[Candidate]:
         return
     chains_of = defaultdict[str, list[list[int]]](list)
     for chain in find_chains(operators, _unexplained_calls(operators)):
-        longest = max(chain, key=lambda index: operators.measured_ns[index])
-        chains_of[_name_place(operators, longest)].append(chain)
+        chains_of[_name_place(operators, chain)].append(chain)
     for place, chains in chains_of.items():
         calls, totals = np.zeros(len(operators.calls), np.bool_), np.zeros(4)
         least_ns, most_ns = np.zeros((2, len(calls)))
@@ -489,33 +487,53 @@ def find_unfused_chains(steps: StepsToExplain) -> Iterator[Candidate]:
 
 
 def find_chains(operators: PricedOperators, pending: Bools) -> Iterator[list[int]]:
-    """Yields chains: calls of one pass that follow each other, each of which reads a value that another one wrote.
+    """Yields chains: calls of one pass, each of which reads a value that another one wrote, and which can be fused.
 
-    Only the given calls are in chains. A call of another kind, such as a matmul, ends the chains before it.
+    Only the given calls are in chains. Calls are in one chain only if they have equal depths; see ``_find_depths``.
     """
     calls, costs = operators.calls, operators.costs
-    is_fusible = np.array([bool(cost and cost.kind in _FUSIBLE_KINDS) for cost in costs])[calls.signature]
-    is_fusible &= ~np.array([bool(_UNFUSIBLE.search(signature.name)) for signature in calls.signatures])[
-        calls.signature
+    can_fuse = [
+        bool(cost and cost.kind in _FUSIBLE_KINDS and not _UNFUSIBLE.search(signature.name))
+        for signature, cost in zip(calls.signatures, costs, strict=True)
     ]
-    is_fusible &= ~calls.in_phase("optimizer")
-    chain_of_call, writer, last_pass = dict[int, list[int]](), dict[int, int](), (NONE, NONE)
-    for index in np.flatnonzero(operators.measured_ns > 0).tolist():
-        this_pass = (int(calls.phase[index]), int(calls.instance[index]))
-        if not is_fusible[index] or this_pass != last_pass:
-            writer.clear()
-        last_pass = this_pass
-        if not is_fusible[index] or not pending[index]:
-            continue
+    is_fusible = np.array([*can_fuse, False])[calls.signature] & ~calls.in_phase("optimizer")
+    has_work = operators.measured_ns > 0
+    depth = _find_depths(calls, has_work & ~is_fusible)
+    places = list(zip(calls.phase.tolist(), calls.instance.tolist(), depth, strict=True))
+    chain_of_call, writer = dict[int, list[int]](), dict[int, int]()
+    for index in np.flatnonzero(has_work & is_fusible & pending).tolist():
         chain = chain_of_call[index] = [index]
-        for earlier in (chain_of_call[writer[value]] for value in calls.reads[index] if value in writer):
-            if earlier is not chain:
+        for earlier_call in (writer[value] for value in calls.reads[index] if value in writer):
+            earlier = chain_of_call[earlier_call]
+            if earlier is not chain and places[earlier_call] == places[index]:
                 shorter, chain = sorted((earlier, chain), key=len)
                 chain += shorter
                 chain_of_call.update(dict.fromkeys(shorter, chain))
         writer.update(dict.fromkeys(calls.writes[index], index))
     distinct = {id(chain): sorted(chain) for chain in chain_of_call.values() if len(chain) > 1}
     yield from distinct.values()
+
+
+def _find_depths(calls: OperatorCalls, is_barrier: Bools) -> list[int]:
+    """Returns the depth of each call: the latest possible number of barriers, such as matmuls, before it.
+
+    If a barrier reads the result of one call, and another call needs the result of the barrier, the other call has a
+    greater depth. So calls with equal depths can run in one kernel.
+    """
+    barriers = is_barrier.astype(np.int64).tolist()
+    earliest, of_value = list[int](), dict[int, int]()
+    for barrier, reads, writes in zip(barriers, calls.reads, calls.writes, strict=True):
+        earliest.append(max((of_value.get(value, 0) for value in reads), default=0) + barrier)
+        of_value.update(dict.fromkeys(writes, earliest[-1]))
+    passes = list(zip(calls.phase.tolist(), calls.instance.tolist(), strict=True))
+    latest, latest_of_value = earliest.copy(), dict[tuple[int, tuple[int, int]], int]()
+    for index in range(len(latest) - 1, -1, -1):
+        readers = [latest_of_value.get((value, passes[index])) for value in calls.writes[index]]
+        latest[index] = min((depth for depth in readers if depth is not None), default=earliest[index])
+        for value in calls.reads[index]:
+            key, depth = (value, passes[index]), latest[index] - barriers[index]
+            latest_of_value[key] = min(latest_of_value.get(key, depth), depth)
+    return latest
 
 
 def _count_bytes(operators: PricedOperators, chain: Sequence[int]) -> tuple[float, float]:
@@ -715,12 +733,16 @@ def _groups_by_line(operators: PricedOperators, calls: Bools) -> Iterator[Bools]
         yield group
 
 
-def _name_place(operators: PricedOperators, index: int) -> str:
-    """Returns the class of the module that makes a call; outside of modules, the file and the function."""
-    if module := _module_class(operators, index):
-        return module
-    line = operators.calls.line[index]
-    file, _, function = operators.calls.lines[line].partition(":") if line >= 0 else ("", "", "")
+def _name_place(operators: PricedOperators, chain: Sequence[int]) -> str:
+    """Returns the class of the outermost module with calls of a chain; outside of modules, the file and the function.
+
+    The longest call of the chain decides whether the chain is outside of modules.
+    """
+    calls, longest = operators.calls, max(chain, key=lambda index: operators.measured_ns[index])
+    if calls.module[longest] >= 0:
+        modules = [calls.modules[calls.module[index]] for index in chain if calls.module[index] >= 0]
+        return str(min(modules, key=lambda name: name.count(".") + name.count("/"))).rpartition(": ")[2]
+    file, _, function = calls.lines[calls.line[longest]].partition(":") if calls.line[longest] >= 0 else ("", "", "")
     return f"{file} {function.partition(' in ')[2]}"
 
 

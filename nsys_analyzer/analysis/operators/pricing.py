@@ -52,7 +52,7 @@ class PricedOperators:
     rates: AttainableRates | None
     redundant: Mapping[Redundancy, Bools]
 
-    @property
+    @cached_property
     def excess_ns(self) -> Floats:
         """Returns the measured time of each call above its attainable time, ns, shape (calls,); 0 if it is unknown."""
         excess: Floats = np.nan_to_num(np.maximum(self.measured_ns - self.attainable_ns, 0.0))

@@ -46,7 +46,7 @@ def _say_operators(figures: OperatorsFigures) -> tuple[str, ...]:
     """Returns a sentence for each named operator."""
     return tuple(
         f"{time.operator} ({time.shapes}, {format_count(time.calls, 'call')}) takes {format_ms(time.ms)}"
-        + ("." if math.isnan(time.attainable_ms) else f"; attainable are {format_ms(time.attainable_ms)}.")
+        + ("." if math.isnan(time.attainable_ms) else f"; its attainable time is {format_ms(time.attainable_ms)}.")
         for time in figures.operators
     )
 
@@ -115,9 +115,9 @@ def describe_redundant_work(figures: RedundantWorkFigures) -> FindingTexts:
             f"In each step, {calls}{where} {take} {format_ms(figures.ms)} ({rounded_percent(figures.share)} of the "
             f"step). The operator with the most time is {figures.operators[0].operator}.",
         ),
-        derivation="The step is replayed without this work and its launches. The lower bound assumes that each launch "
-        "saves the time of a usual launch. The upper bound assumes that the program needs no time at all between "
-        "these launches.",
+        derivation="The step is replayed without this work, its launches and the CPU's time between them. The lower "
+        "bound assumes that the program still pauses between these launches and still prepares the first of them. The "
+        "upper bound assumes that this is part of the work.",
         remedy=words.remedy,
         disproof=words.disproof,
     )
@@ -125,7 +125,7 @@ def describe_redundant_work(figures: RedundantWorkFigures) -> FindingTexts:
 
 def describe_misaligned(figures: MisalignedFigures) -> FindingTexts:
     """Returns the sentences of the finding on sizes that do not suit tensor cores."""
-    padded = " and ".join(f"{size} to {larger}" for size, larger in figures.sizes)
+    padded = " and ".join(f"{size} padded to {larger}" for size, larger in figures.sizes)
     sizes = ", ".join(str(size) for size, _ in figures.sizes)
     noun = "The size" if len(figures.sizes) == 1 else "The sizes"
     return FindingTexts(
@@ -136,7 +136,7 @@ def describe_misaligned(figures: MisalignedFigures) -> FindingTexts:
             "Kernels with the fastest loads and tensor cores need such a multiple.",
             *_say_operators(figures)[:1],
         ),
-        derivation=f"The step is replayed with {padded} padded. The attainable time is then "
+        derivation=f"The step is replayed with {padded}. The attainable time is then "
         f"{format_ms(figures.padded_ms)}. The lower bound assumes that the padded operators take longer than this by "
         "the same ratio as the other matmuls of the step.",
         remedy=tuple(
