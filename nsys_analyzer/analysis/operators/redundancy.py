@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Literal, TypeAlias, get_args
@@ -14,7 +15,8 @@ from nsys_analyzer.trace.operator_calls import OperatorCalls, Signature, Tensor
 #: ``recomputed``: a forward pass that backward runs again. ``no_backward``: a forward pass that keeps the graph
 #: for a backward pass that does not follow. ``unused``: nothing that outlives the step depends on the result.
 #: ``repeated``: an equal call with equal inputs ran before. ``undone``: a conversion, and the conversion back.
-Redundancy: TypeAlias = Literal["recomputed", "no_backward", "unused", "repeated", "undone"]
+#: ``monitoring``: the program reads the result, for example of a metric, but the training does not depend on it.
+Redundancy: TypeAlias = Literal["recomputed", "no_backward", "unused", "repeated", "undone", "monitoring"]
 REDUNDANCIES: tuple[Redundancy, ...] = get_args(Redundancy)
 
 _BACKWARD_PHASES = ("backward", "recomputed")
@@ -23,6 +25,8 @@ _RANDOM_OR_EMPTY = re.compile(r"rand|dropout|bernoulli|multinomial|normal_|unifo
 _CONVERSIONS = ("aten::_to_copy", "aten::clone", "aten::copy_", "aten::contiguous")
 #: Matches the names of operators that other processes or the program see, even if no operator reads their result.
 _VISIBLE_OUTSIDE = re.compile(r"c10d|_local_scalar_dense|nccl|record_stream|::item$")
+#: A tensor with at most this many elements may contain a metric that is added up over the steps.
+_MAX_METRIC_ELEMENTS = 10_000
 _EXACT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 
@@ -34,6 +38,7 @@ def find_redundant_calls(calls: OperatorCalls) -> Mapping[Redundancy, Bools]:
         "unused": _find_unused(calls),
         "repeated": _find_repeated(calls),
         "undone": _find_undone(calls),
+        "monitoring": _find_monitoring(calls),
     }
     earlier = np.zeros(len(calls), np.bool_)
     distinct: dict[Redundancy, Bools] = {}
@@ -85,6 +90,28 @@ def _find_unused(calls: OperatorCalls) -> Bools:
         else:
             is_unused[index] = True
     return is_unused
+
+
+def _find_monitoring(calls: OperatorCalls) -> Bools:
+    """Returns True for each call on whose values neither a backward pass, nor an optimizer, nor a state depends.
+
+    An operator that changes memory in place updates a state if the memory outlives the step, for example an average of
+    weights. A small tensor is no state: metrics are added up in such tensors. The mask is empty for a step without an
+    optimizer.
+    """
+    trains = calls.in_phase(*_BACKWARD_PHASES, "optimizer")
+    if not calls.reads or not calls.in_phase("optimizer").any():
+        return np.zeros(len(calls), np.bool_)
+    is_needed, needed = trains.copy(), set[int]()
+    for index in range(len(calls) - 1, -1, -1):
+        signature, writes = calls.signatures[calls.signature[index]], calls.writes[index]
+        name, changed = signature.name, signature.inputs[0] if signature.inputs else None
+        is_small = isinstance(changed, Tensor) and math.prod(changed.shape) <= _MAX_METRIC_ELEMENTS
+        updates_state = name.endswith("_") and not is_small and not calls.lasting.isdisjoint(writes)
+        is_needed[index] |= updates_state or not needed.isdisjoint(writes) or "c10d" in name
+        if is_needed[index]:
+            needed.update(calls.reads[index])
+    return ~is_needed
 
 
 def _find_repeated(calls: OperatorCalls) -> Bools:

@@ -99,6 +99,13 @@ _REDUNDANCY: Mapping[Redundancy, _RedundancyWords] = {
         ("# delete the conversion and the conversion back, or keep the tensor in one type between both",),
         "Delete both conversions for one run: if the output changes, they are not redundant.",
     ),
+    "monitoring": _RedundancyWords(
+        "Each step computes values that the training does not need",
+        "Neither the backward pass nor the optimizer depends on these values. The program computes them for metrics, "
+        "for an evaluation or for a log.",
+        ("if step % 50 == 0:  # not in each step\n    log(metrics(logits, targets))",),
+        "Leave the values out of a run: if the step is no shorter, computing them does not limit it.",
+    ),
 }
 
 
