@@ -106,12 +106,14 @@ def _measure_error(case: PassesCase, passes: Passes, heads: int) -> float:
         ArithmeticError: the error exceeds the tolerance, so the implementation is wrong, and its time is not measured.
     """
 
-    def checked(tensor: Tensor) -> Tensor:  # (B, H, S, d) -> (1, heads, S, d)
+    def select_checked_heads(tensor: Tensor) -> Tensor:  # (B, H, S, d) -> (1, heads, S, d)
         """Returns the heads whose error is checked."""
         return tensor.flatten(0, 1)[:heads].unsqueeze(0)
 
-    results = [checked(tensor) for tensor in passes.end_to_end()]
-    exact = passes.like(lambda q, k, v: sdpa(q, k, v, case.causal), lambda tensor: checked(tensor).double())
+    results = [select_checked_heads(tensor) for tensor in passes.end_to_end()]
+    exact = passes.like(
+        lambda q, k, v: sdpa(q, k, v, case.causal), lambda tensor: select_checked_heads(tensor).double()
+    )
     error, tolerance = max_error(results, exact.end_to_end()), TOLERANCES[case.precision]
     if not error <= tolerance:  # the condition is also true if the error is NaN
         raise ArithmeticError(f"the error is {error:.2g}, and the tolerance {tolerance:.2g}")

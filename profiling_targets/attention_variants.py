@@ -142,9 +142,9 @@ def fused(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     """
     training = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     outputs = []
-    for first, rows in zip(range(0, q.shape[-2], _ROWS_PER_BLOCK), _split(q, _ROWS_PER_BLOCK, -2), strict=True):
-        visible = min(first + _ROWS_PER_BLOCK, k.shape[-2]) if causal else k.shape[-2]
-        inputs = (rows, k[..., :visible, :], v[..., :visible, :], causal)
+    for first_row, rows in zip(range(0, q.shape[-2], _ROWS_PER_BLOCK), _split(q, _ROWS_PER_BLOCK, -2), strict=True):
+        visible_length = min(first_row + _ROWS_PER_BLOCK, k.shape[-2]) if causal else k.shape[-2]
+        inputs = (rows, k[..., :visible_length, :], v[..., :visible_length, :], causal)
         # Without activation checkpointing, autograd would save the softmax weights of all blocks, S² numbers.
         outputs.append(checkpoint(naive, *inputs, use_reentrant=False) if training else naive(*inputs))
     return torch.cat(outputs, -2)

@@ -88,8 +88,8 @@ def generate(model: Decoder, sequence: Tensor, prompt_length: int, cache: Cache 
     if cache is not None:
         cache.filled = 0
     for end in range(prompt_length, sequence.shape[1]):
-        cached = cache.filled if cache is not None else 0
-        logits = model(sequence[:, cached:end], cache)  # (B, V)
+        cached_length = cache.filled if cache is not None else 0
+        logits = model(sequence[:, cached_length:end], cache)  # (B, V)
         sequence[:, end] = logits.argmax(-1)
         yield logits
 

@@ -108,10 +108,10 @@ def measure(
         begins.append(time.perf_counter_ns())
         step(training, synchronized=synchronized)
     synchronize(device)
-    ended = time.perf_counter_ns()  # the last step ends when the GPU has finished it
+    end_ns = time.perf_counter_ns()  # the last step ends when the GPU has finished it
     wait_for_all_ranks()
     switch_profiler("stop", device)
-    times["step"] = [(later - begin) / NS_PER_MS for begin, later in pairwise([*begins, ended])]
+    times["step"] = [(later - begin) / NS_PER_MS for begin, later in pairwise([*begins, end_ns])]
     if delays:
         times["delay"] = delays[-config.steps :]
     return {"loss": training.value.item() if training.has_loss else None}
@@ -176,17 +176,17 @@ def run(config: Config, sharing: Sharing, lateness: Lateness, parsed: argparse.N
     rank = read_rank()
     if lateness.late_rank is not None and not 0 <= lateness.late_rank < rank.world_size:
         raise ConfigurationError(f"There is no rank {lateness.late_rank}: the ranks are 0 to {rank.world_size - 1}")
-    described = replace(config.run(), rank=rank.number, world_size=rank.world_size)
+    described_run = replace(config.run(), rank=rank.number, world_size=rank.world_size)
     results = parsed.results and parsed.results.with_stem(f"{parsed.results.stem}_rank{rank.number}")
     wait_for_all_ranks = join_ranks(config.device, rank)
 
-    def measured(times: Times) -> Mapping[str, Any]:
+    def get_values(times: Times) -> Mapping[str, Any]:
         """Trains with the chosen strategy, and returns the entries for the results."""
         training = STRATEGIES[sharing.strategy](config, sharing, rank)
         outcome = measure(training, lateness, wait_for_all_ranks, times, synchronized=parsed.synchronize)
         return {**asdict(sharing), **asdict(lateness), "synchronize": parsed.synchronize, **outcome}
 
-    code = harness.run_measured(measured, config.device, described, results, ranges=not parsed.no_ranges)
+    code = harness.run_measured(get_values, config.device, described_run, results, ranges=not parsed.no_ranges)
     if code == 0:  # if memory ran out here, the other ranks still wait, and this call would wait for them
         dist.destroy_process_group()
     return code

@@ -78,7 +78,7 @@ class FlashAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, matmuls: str) -> Tensor:
         """Computes the output, and saves the inputs, the output and one number per row for backward."""
-        q, k, v = _with_equal_strides(q, k, v)
+        q, k, v = _make_strides_equal(q, k, v)
         out, lse = run_forward(q, k, v, causal, matmuls)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.causal, ctx.matmuls = causal, matmuls
@@ -140,7 +140,7 @@ def _launch_kernel(name: str, tensors: tuple[Tensor, ...], causal: bool, matmuls
         )
 
 
-def _with_equal_strides(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _make_strides_equal(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Returns the tensors with equal strides and a contiguous last dimension, copied if necessary."""
     strides = tensors[0].stride()
     alike = strides[-1] == 1 and all(tensor.stride() == strides for tensor in tensors)

@@ -63,17 +63,17 @@ def attend_tiles(
     causal: tl.constexpr, masked: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
     """Adds the keys ``begin`` to ``end`` to the running sum of values, denominator and largest score of each row."""
-    for first in tl.range(begin, end, block_n):
-        k_tile = load_rows(k, first, stride, length, block_n, d_head, masked)
+    for first_key in tl.range(begin, end, block_n):
+        k_tile = load_rows(k, first_key, stride, length, block_n, d_head, masked)
         scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=precision)
         if masked:
-            scores = tl.where(is_visible(first_row, first, length, block_m, block_n, causal), scores, float("-inf"))
+            scores = tl.where(is_visible(first_row, first_key, length, block_m, block_n, causal), scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1) * scale)
         p = tl.exp2(scores * scale - new_top[:, None])
         shrink = tl.exp2(top - new_top)  # the sums so far are relative to the old maximum
         denominator = denominator * shrink + tl.sum(p, 1)
         acc = acc * shrink[:, None]
-        v_tile = load_rows(v, first, stride, length, block_n, d_head, masked)
+        v_tile = load_rows(v, first_key, stride, length, block_n, d_head, masked)
         acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision=precision)
         top = new_top
     return acc, denominator, top
@@ -132,17 +132,17 @@ def key_tiles(
     The tiles of scores are transposed, (keys, rows), so that no matmul needs a transposed first operand. Rows past the
     length are zeros in q and in the gradient, so they add nothing.
     """
-    for first in tl.range(begin, end, block_m):
-        q_tile = load_rows(q, first, stride, length, block_m, d_head, masked)
-        lse_tile = load_numbers(lse, first, length, block_m, masked)
+    for first_query in tl.range(begin, end, block_m):
+        q_tile = load_rows(q, first_query, stride, length, block_m, d_head, masked)
+        lse_tile = load_numbers(lse, first_query, length, block_m, masked)
         scores = tl.dot(k_tile, tl.trans(q_tile), input_precision=precision)  # (block_n, block_m)
         if masked and causal:
-            visible = tl.trans(is_visible(first, first_key, length, block_m, block_n, causal))
+            visible = tl.trans(is_visible(first_query, first_key, length, block_m, block_n, causal))
             scores = tl.where(visible, scores, float("-inf"))
         p = tl.exp2(scores * scale - lse_tile[None, :])
-        grad_tile = load_rows(out_grad, first, d_head, length, block_m, d_head, masked)
+        grad_tile = load_rows(out_grad, first_query, d_head, length, block_m, d_head, masked)
         dv = tl.dot(p.to(grad_tile.dtype), grad_tile, dv, input_precision=precision)
-        delta_tile = load_numbers(delta, first, length, block_m, masked)
+        delta_tile = load_numbers(delta, first_query, length, block_m, masked)
         dp = tl.dot(v_tile, tl.trans(grad_tile), input_precision=precision)
         ds = p * (dp - delta_tile[None, :])
         dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision=precision)
@@ -197,13 +197,13 @@ def query_tiles(
     causal: tl.constexpr, masked: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
     """Adds the contributions of the keys ``begin`` to ``end`` to the gradients of one tile of queries."""
-    for first in tl.range(begin, end, block_n):
-        k_tile = load_rows(k, first, stride, length, block_n, d_head, masked)
+    for first_key in tl.range(begin, end, block_n):
+        k_tile = load_rows(k, first_key, stride, length, block_n, d_head, masked)
         scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=precision)
         if masked:
-            scores = tl.where(is_visible(first_row, first, length, block_m, block_n, causal), scores, float("-inf"))
+            scores = tl.where(is_visible(first_row, first_key, length, block_m, block_n, causal), scores, float("-inf"))
         p = tl.exp2(scores * scale - lse_tile[:, None])
-        v_tile = load_rows(v, first, stride, length, block_n, d_head, masked)
+        v_tile = load_rows(v, first_key, stride, length, block_n, d_head, masked)
         dp = tl.dot(grad_tile, tl.trans(v_tile), input_precision=precision)
         ds = p * (dp - delta_tile[:, None])
         dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision=precision)

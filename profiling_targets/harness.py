@@ -108,7 +108,7 @@ class Workload(Protocol):
 def run(
     build: Callable[[], Workload],
     options: Options[NoReturn],
-    described: Run,
+    described_run: Run,
     results: Path | None,
     *,
     ranges: bool = True,
@@ -122,7 +122,7 @@ def run(
         build: makes the workload.
         options: the device, the numbers of warm-up and measured steps, and whether each phase is captured as a CUDA
             graph.
-        described: the configuration as the results record it.
+        described_run: the configuration as the results record it.
         results: the JSON file for the manifest entries and the times of the run, or None to write no file.
         ranges: whether NVTX ranges are written.
         finish: is called inside the capture range after the measured steps, with the phases as they are before any of
@@ -148,11 +148,11 @@ def run(
         switch_profiler("stop", device)
         return {}
 
-    return run_measured(measure, options.device, described, results, ranges=ranges)
+    return run_measured(measure, options.device, described_run, results, ranges=ranges)
 
 
 def run_measured(
-    measure: Callable[[Times], Mapping[str, Any]], device: str, described: Run, results: Path | None,
+    measure: Callable[[Times], Mapping[str, Any]], device: str, described_run: Run, results: Path | None,
     *, ranges: bool = True,
 ) -> int:  # fmt: skip
     """Measures with the target's own function, prints and writes the results, and returns the exit code.
@@ -160,7 +160,7 @@ def run_measured(
     Args:
         measure: adds the times of each step in ms to its argument, and returns further entries for the results.
         device: the device that the target runs on.
-        described, results, ranges: as for :func:`run`.
+        described_run, results, ranges: as for :func:`run`.
     """
     global _ranges_enabled
     _ranges_enabled = ranges
@@ -174,14 +174,14 @@ def run_measured(
             raise
         status, message = "oom", str(error).strip().partition("\n")[0] or type(error).__name__
         print(f"Out of memory: {message}", file=sys.stderr)
-    ended = replace(described, **read_machine(device), status=status, message=message)
+    ended_run = replace(described_run, **read_machine(device), status=status, message=message)
     if results:
         write_text(
-            results, json.dumps({**manifest_values(ended), **further_results, "times_ms": times}, indent=1) + "\n"
+            results, json.dumps({**manifest_values(ended_run), **further_results, "times_ms": times}, indent=1) + "\n"
         )
     for phase, values in times.items():
-        spread = statistics.stdev(values) if len(values) > 1 else 0.0
-        print(f"{phase:10} {statistics.mean(values):10.3f} ms ± {spread:.3f} over {len(values)} steps")
+        deviation_ms = statistics.stdev(values) if len(values) > 1 else 0.0
+        print(f"{phase:10} {statistics.mean(values):10.3f} ms ± {deviation_ms:.3f} over {len(values)} steps")
     return 3 if status == "oom" else 0
 
 
@@ -356,9 +356,9 @@ def make_config(case: Any, **overrides: Any) -> Config:
     Raises:
         NotHereError: this device cannot run the configuration.
     """
-    shared = {option.name for option in fields(Config)} & {option.name for option in fields(case)}
+    shared_names = {option.name for option in fields(Config)} & {option.name for option in fields(case)}
     try:
-        return Config(**{"size": case.size, **{name: getattr(case, name) for name in shared}, **overrides})
+        return Config(**{"size": case.size, **{name: getattr(case, name) for name in shared_names}, **overrides})
     except ConfigurationError as error:
         raise NotHereError(str(error)) from error
 

@@ -139,9 +139,12 @@ class TensorParallel(SharedTraining):
                 "Give --num-heads and --d-ff that the number of processes divides",
             )
         mesh = init_device_mesh(self.config.device, (ranks,))
-        up = ("attention.q", "attention.k", "attention.v", "feed_forward.w1", "feed_forward.w3")
-        down = ("attention.out", "feed_forward.w2")
-        styles: list[tuple[tuple[str, ...], type[ParallelStyle]]] = [(up, ColwiseParallel), (down, RowwiseParallel)]
+        column_parallel = ("attention.q", "attention.k", "attention.v", "feed_forward.w1", "feed_forward.w3")
+        row_parallel = ("attention.out", "feed_forward.w2")
+        styles: list[tuple[tuple[str, ...], type[ParallelStyle]]] = [
+            (column_parallel, ColwiseParallel),
+            (row_parallel, RowwiseParallel),
+        ]
         for block in model.blocks:
             parallelize_module(block, mesh, {name: style() for names, style in styles for name in names})
             cast(Block, block).attention.heads //= ranks
@@ -207,9 +210,9 @@ class Pipeline(SharedTraining):
                 f"{layers} layers cannot make {ranks} stages", "Give at least as many --num-layers as processes"
             )
         local_layers = range(layers * number // ranks, layers * (number + 1) // ranks)
-        elsewhere = [f"blocks.{index}" for index in range(layers) if index not in local_layers]
-        elsewhere += ["embedding"] * (number > 0) + ["norm", "head"] * (number < ranks - 1)
-        for name in elsewhere:
+        blocks_elsewhere = [f"blocks.{index}" for index in range(layers) if index not in local_layers]
+        blocks_elsewhere += ["embedding"] * (number > 0) + ["norm", "head"] * (number < ranks - 1)
+        for name in blocks_elsewhere:
             model.set_submodule(name, Elsewhere())
         return Autocast(model, self._autocast)
 

@@ -37,9 +37,9 @@ class Timeline:
         ranges = np.flatnonzero(end > start)
         group, start, end = group[ranges], start[ranges], end[ranges]
         self._axis = Axis(group, start, end)
-        by_start = np.lexsort((-end, start))
+        order_by_start = np.lexsort((-end, start))
         # An interval covers the intervals before it in this order.
-        order = by_start if innermost else by_start[::-1]
+        order = order_by_start if innermost else order_by_start[::-1]
         low, high = self._axis.place(group[order], start[order]), self._axis.place(group[order], end[order])
         self._boundaries = distinct(np.concatenate([low, high]))
         top = _find_topmost_intervals(np.searchsorted(self._boundaries, low), np.searchsorted(self._boundaries, high))
@@ -195,12 +195,14 @@ class Cover:
         Returns:
             For each uncovered part: the index of the interval in ``start``, and the part's start and end, ns.
         """
-        first = np.searchsorted(self.end, start, side="right")  # the first covering interval that ends after `start`
+        first_interval = np.searchsorted(
+            self.end, start, side="right"
+        )  # the first covering interval that ends after `start`
         stop = np.searchsorted(self.start, end, side="left")  # the first covering interval that starts after `end`
-        count = np.maximum(stop - first, 0) + 1  # n covering intervals leave at most n + 1 gaps
+        count = np.maximum(stop - first_interval, 0) + 1  # n covering intervals leave at most n + 1 gaps
         interval_index = np.repeat(np.arange(len(start)), count)
         gap = np.arange(len(interval_index)) - np.repeat(np.cumsum(count) - count, count)
-        next_cover = first[interval_index] + gap
+        next_cover = first_interval[interval_index] + gap
         ends, starts = np.append(self.end, 0), np.append(self.start, 0)
         low = np.where(gap == 0, start[interval_index], ends[np.maximum(next_cover - 1, 0)])
         is_last = gap == count[interval_index] - 1

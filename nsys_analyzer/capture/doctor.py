@@ -124,8 +124,10 @@ def check_run_command(checks: Collection[Check]) -> Check:
     except NsysAnalyzerError as error:
         return Check("run", "broken", error.message, error.hint)
     profiler = plan.profiler
-    required = (*_REQUIRED_CHECKS, *_REQUIRED_FOR_NSYS) if isinstance(profiler, NsysProfiler) else _REQUIRED_CHECKS
-    faults = [check.name for check in checks if check.name in required and check.status in ("missing", "broken")]
+    required_checks = (
+        (*_REQUIRED_CHECKS, *_REQUIRED_FOR_NSYS) if isinstance(profiler, NsysProfiler) else _REQUIRED_CHECKS
+    )
+    faults = [check.name for check in checks if check.name in required_checks and check.status in ("missing", "broken")]
     if faults:
         return Check("run", "broken", f"would fail because of: {', '.join(faults)}", "Fix the faults above")
     recording = "records with torch.profiler."

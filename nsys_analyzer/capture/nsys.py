@@ -70,11 +70,13 @@ def make_profile_command(
     Raises:
         CaptureError: an extra option names another report.
     """
-    replaced = {_LONG_OPTION_NAMES.get(name, name) for name in (word.partition("=")[0] for word in options.extra)}
-    if "--output" in replaced:
+    replaced_options = {
+        _LONG_OPTION_NAMES.get(name, name) for name in (word.partition("=")[0] for word in options.extra)
+    }
+    if "--output" in replaced_options:
         raise CaptureError("nsys profile --output is set already", f"Leave it out: the report is {report}")
     arguments = [
-        argument for argument in _make_arguments(options, by_rank) if argument.partition("=")[0] not in replaced
+        argument for argument in _make_arguments(options, by_rank) if argument.partition("=")[0] not in replaced_options
     ]
     output = str(report.with_suffix("")).replace("%", "%%")  # nsys replaces %h, %p and %q{...}
     output += RANK_SUFFIX if by_rank else ""
@@ -184,9 +186,9 @@ def find_importer(nsys: Path) -> Path | None:
     while names[-1].is_symlink() and len(names) < _MOST_LINKS:
         names.append(names[-1].parent / names[-1].readlink())
     folders = [name.parent.parent for name in (*names, nsys.resolve())]
-    real = nsys.resolve()
-    if len(real.parents) > 3:  # lib/x86_64-linux-gnu/nsight-systems/target-linux-x64/nsys: lib/nsight-systems
-        folders.append(real.parents[3] / real.parents[1].name)
+    real_path = nsys.resolve()
+    if len(real_path.parents) > 3:  # lib/x86_64-linux-gnu/nsight-systems/target-linux-x64/nsys: lib/nsight-systems
+        folders.append(real_path.parents[3] / real_path.parents[1].name)
     importers = (importer for folder in folders for importer in sorted(folder.resolve().glob("*/QdstrmImporter")))
     return next(importers, None)
 

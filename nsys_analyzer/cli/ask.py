@@ -46,8 +46,8 @@ def ask(
     from nsys_analyzer.questions.ask import ask as answer_question
     from nsys_analyzer.report.renderers.json_report import to_plain_data
 
-    gathered = evidence()
-    answers = tuple(answer_question(gathered, question) for question in questions)
+    gathered_evidence = evidence()
+    answers = tuple(answer_question(gathered_evidence, question) for question in questions)
     if output_format == "json":
         print_json(to_plain_data(Answers(answers)), indent=None)
     else:

@@ -78,8 +78,12 @@ def _make_command(experiment: Bench) -> click.Command:
 
     decorators = []
     for field in experiment.options:
-        on_cuda, on_cpu = (to_command_line_value(field.default_on(device)) for device in ("cuda", "cpu"))
-        default = on_cuda if on_cpu == on_cuda else f"{on_cuda}; {on_cpu} on a CPU"
+        default_on_cuda, default_on_cpu = (
+            to_command_line_value(field.default_on(device)) for device in ("cuda", "cpu")
+        )
+        default = (
+            default_on_cuda if default_on_cpu == default_on_cuda else f"{default_on_cuda}; {default_on_cpu} on a CPU"
+        )
         decorators.append(
             valued_option(
                 EXPERIMENT, field.flag, field.name, field.choices or field.kind,

@@ -123,26 +123,29 @@ def compare(
         compare_runs(runs_before, runs_after, cpu_spread=cpu_spread, repeats=repeats, force=force, budgets=budgets)
     )
     _write_comparisons(comparisons, DEFAULT_THRESHOLD if fail_above is None else fail_above, output_format, target)
-    compared, refused = comparisons.compared, comparisons.refused
-    all_budgets = [budget for pair in compared for budget in pair.budgets]
-    exceeded, unknown = (
+    compared_pairs, refused_pairs = comparisons.compared, comparisons.refused
+    all_budgets = [budget for pair in compared_pairs for budget in pair.budgets]
+    exceeded_budgets, unknown_budgets = (
         [budget.quantity for budget in all_budgets if budget.verdict == verdict]
         for verdict in ("exceeded", "not known")
     )
-    for verdict, figures in (("exceeded", exceeded), ("not known", unknown)):
+    for verdict, figures in (("exceeded", exceeded_budgets), ("not known", unknown_budgets)):
         if figures:
             tell(f"Budgets {verdict}: {', '.join(figures)}")
-    is_slower = fail_above is not None and any(pair.is_slower_by(fail_above) for pair in compared)
-    if is_slower or exceeded:
+    is_slower = fail_above is not None and any(pair.is_slower_by(fail_above) for pair in compared_pairs)
+    if is_slower or exceeded_budgets:
         ctx.exit(SLOWER_STATUS)
-    if (fail_above is not None and comparisons.unmatched) or unknown:
+    if (fail_above is not None and comparisons.unmatched) or unknown_budgets:
         ctx.exit(1)
-    if fail_above is not None and refused:
-        ctx.exit(DifferentConditionsError.exit_status if all(pair.conditions_differ for pair in refused) else 1)
+    if fail_above is not None and refused_pairs:
+        ctx.exit(DifferentConditionsError.exit_status if all(pair.conditions_differ for pair in refused_pairs) else 1)
     if fail_above is not None:
-        unclear = sum(pair.verdict(fail_above) == "unclear" for pair in compared)
-        if unclear:
-            tell(f"{unclear} of {len(compared)} comparisons are too uncertain for --fail-above: see the report.")
+        unclear_count = sum(pair.verdict(fail_above) == "unclear" for pair in compared_pairs)
+        if unclear_count:
+            tell(
+                f"{unclear_count} of {len(compared_pairs)} comparisons are too uncertain for --fail-above: see the "
+                "report."
+            )
 
 
 def _write_comparisons(comparisons: Comparisons, limit: float, output_format: str, target: Path | None) -> None:

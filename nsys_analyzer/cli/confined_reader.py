@@ -46,25 +46,25 @@ class ConfinedReader:
     @contextmanager
     def open_copies(self, paths: str | Sequence[str]) -> Iterator[tuple[Path, ...]]:
         """Yields the paths of temporary copies of these files and folders; an error names the original paths."""
-        requested = [self.resolve(path) for path in ([paths] if isinstance(paths, str) else paths)]
-        if not requested:
+        requested_paths = [self.resolve(path) for path in ([paths] if isinstance(paths, str) else paths)]
+        if not requested_paths:
             raise self._error_type("There is no path: give the path of a capture or of a folder")
         with tempfile.TemporaryDirectory(prefix="nsys-analyze-") as copies:
             try:
-                for path in requested:
+                for path in requested_paths:
                     folder = path if path.is_dir() else path.parent
-                    self._copy_folder(folder, Path(copies), requested, _MAX_DEPTH)
+                    self._copy_folder(folder, Path(copies), requested_paths, _MAX_DEPTH)
                     if self._contains(folder.parent):  # the parent may contain times and manifests
                         has_times = (folder.parent / "timings.csv").is_file()
-                        self._copy_folder(folder.parent, Path(copies), requested, 2 if has_times else 1)
-                yield tuple(Path(copies, *path.parts[1:]) for path in requested)
+                        self._copy_folder(folder.parent, Path(copies), requested_paths, 2 if has_times else 1)
+                yield tuple(Path(copies, *path.parts[1:]) for path in requested_paths)
             except (NsysAnalyzerError, OSError) as error:
                 raise self._error_type(str(error).replace(copies, "")) from error
 
     def _contains(self, path: Path) -> bool:
         return any(path.is_relative_to(folder) for folder in self._folders)
 
-    def _copy_folder(self, folder: Path, copies: Path, requested: Sequence[Path], levels: int) -> None:
+    def _copy_folder(self, folder: Path, copies: Path, requested_paths: Sequence[Path], levels: int) -> None:
         """Copies the files of a folder and of the folders in it, down to this number of levels."""
         descriptor = self._open_folder(folder)
         try:
@@ -73,28 +73,30 @@ class ConfinedReader:
                 is_last_level = len(subfolder.relative_to(folder).parts) + 1 >= levels
                 folders[:] = [inner for inner in folders if not is_last_level and inner[0] != "."]
                 for file in files:
-                    self._copy_file(subfolder / file, subfolder_descriptor, copies, requested)
+                    self._copy_file(subfolder / file, subfolder_descriptor, copies, requested_paths)
         finally:
             os.close(descriptor)
 
-    def _copy_file(self, path: Path, descriptor: int, copies: Path, requested: Sequence[Path]) -> None:
+    def _copy_file(self, path: Path, descriptor: int, copies: Path, requested_paths: Sequence[Path]) -> None:
         """Copies a file of an open folder, unless it cannot be opened or is a link to the outside."""
         target = copies.joinpath(*path.parts[1:])
-        if os.path.lexists(target) or not (path in requested or path.name.endswith((*capture_suffixes(), *_SUFFIXES))):
+        if os.path.lexists(target) or not (
+            path in requested_paths or path.name.endswith((*capture_suffixes(), *_SUFFIXES))
+        ):
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             file = os.fdopen(os.open(path.name, _OPEN_FLAGS, dir_fd=descriptor), "rb")
         except OSError as error:
-            real = Path(os.path.realpath(path))
-            if error.errno == errno.ELOOP and self._contains(real):
-                target.symlink_to(copies.joinpath(*real.parts[1:]))
-                self._copy_folder(real.parent, copies, [*requested, real], 1)
+            real_path = Path(os.path.realpath(path))
+            if error.errno == errno.ELOOP and self._contains(real_path):
+                target.symlink_to(copies.joinpath(*real_path.parts[1:]))
+                self._copy_folder(real_path.parent, copies, [*requested_paths, real_path], 1)
             return
         with file:
             status = os.fstat(file.fileno())
-            prefixes = tuple(f"{trace_stem(requested_path)}." for requested_path in requested)
-            is_requested = path.name.startswith(prefixes) or any(map(path.is_relative_to, requested))
+            prefixes = tuple(f"{trace_stem(requested_path)}." for requested_path in requested_paths)
+            is_requested = path.name.startswith(prefixes) or any(map(path.is_relative_to, requested_paths))
             is_small = path.name.endswith(_TIMES_AND_MANIFESTS) and status.st_size <= _MAX_BESIDE_BYTES
             if not stat.S_ISREG(status.st_mode):
                 return

@@ -49,19 +49,21 @@ def explain(
 
     if budget and output_format != "json":
         raise click.UsageError("--budget needs --format json.")
-    gathered = evidence()
+    gathered_evidence = evidence()
     if calibrate:
-        gathered = replace(gathered, captures=with_calibrated_intervals(gathered.captures, ledger, tell))
+        gathered_evidence = replace(
+            gathered_evidence, captures=with_calibrated_intervals(gathered_evidence.captures, ledger, tell)
+        )
     if budget:
-        click.echo(write_ranked_answers(gathered, budget), nl=False, file=data_stream())
+        click.echo(write_ranked_answers(gathered_evidence, budget), nl=False, file=data_stream())
         return
     if output_format == "json":
-        print_json(captures_data(gathered.captures, gathered.runs, STEP_KEYS))
+        print_json(captures_data(gathered_evidence.captures, gathered_evidence.runs, STEP_KEYS))
         return
-    report = build_report(gathered)
+    report = build_report(gathered_evidence)
     sections = tuple(section for section in report.sections if show_all or section.key in EXPLAIN_SECTION_KEYS)
     if output_format == "text":
         click.secho(report.title, bold=True)
     print_report(replace(report, sections=sections), output_format)
-    if output_format == "text" and not show_all and collect_warnings(gathered):
-        click.echo(f"\n{format_warning_count(gathered)}, in full with --all")
+    if output_format == "text" and not show_all and collect_warnings(gathered_evidence):
+        click.echo(f"\n{format_warning_count(gathered_evidence)}, in full with --all")

@@ -91,6 +91,6 @@ class Group(click.Group):
 
         name, names = args[0], self.list_commands(ctx)
         if name not in names and not name.startswith("-") and not ctx.resilient_parsing:
-            nearest = get_close_matches(name.lower(), names, 1)
-            ctx.fail(f"No such command {name!r}.{f' Did you mean {nearest[0]!r}?' if nearest else ''}")
+            nearest_names = get_close_matches(name.lower(), names, 1)
+            ctx.fail(f"No such command {name!r}.{f' Did you mean {nearest_names[0]!r}?' if nearest_names else ''}")
         return super().resolve_command(ctx, args)

@@ -47,14 +47,16 @@ def _print_capture(trace: Path, header: str) -> None:
     from nsys_analyzer.trace.trace import Trace
 
     reader = open_capture(trace)
-    loaded = Trace.read(reader, trace)
-    warnings = [plain(text, "`") for capture in summarize(loaded, trace.name) for text in say_all(capture.warnings)]
+    loaded_trace = Trace.read(reader, trace)
+    warnings = [
+        plain(text, "`") for capture in summarize(loaded_trace, trace.name) for text in say_all(capture.warnings)
+    ]
     for title, lines in (
-        ("Capture", _list_versions(loaded)),
+        ("Capture", _list_versions(loaded_trace)),
         ("Tables (rows)", _list_tables(reader)),
-        ("Processes", _list_processes(loaded)),
-        ("Ranges (count, total ms)", _list_ranges(loaded)),
-        ("Messages of the profiler", _list_messages(loaded)),
+        ("Processes", _list_processes(loaded_trace)),
+        ("Ranges (count, total ms)", _list_ranges(loaded_trace)),
+        ("Messages of the profiler", _list_messages(loaded_trace)),
         ("Warnings", dict.fromkeys(warnings) or ["none"]),
     ):
         click.echo(f"{header}{title}:")

@@ -111,12 +111,14 @@ def _summarize_capture(trace: Path, given_path: Path, names: PhaseNames | None) 
     from nsys_analyzer.trace.metadata import explain_missing_cuda
     from nsys_analyzer.trace.trace import Trace
 
-    loaded = Trace.load(trace)
-    if "kernel" not in loaded.tables:
-        why = "" if "graph" in loaded.tables else explain_missing_cuda(loaded.metadata.diagnostics)
-        remedy = RECORD_GRAPH_NODES_COMMAND if "graph" in loaded.tables else RECORD_COMMAND
-        raise MissingTableError(f"{trace} contains no kernels{': ' if why else ''}{why.removesuffix('.')}", remedy)
-    return summarize(loaded, trace.name if trace == given_path else str(trace.relative_to(given_path)), names)
+    loaded_trace = Trace.load(trace)
+    if "kernel" not in loaded_trace.tables:
+        reason = "" if "graph" in loaded_trace.tables else explain_missing_cuda(loaded_trace.metadata.diagnostics)
+        remedy = RECORD_GRAPH_NODES_COMMAND if "graph" in loaded_trace.tables else RECORD_COMMAND
+        raise MissingTableError(
+            f"{trace} contains no kernels{': ' if reason else ''}{reason.removesuffix('.')}", remedy
+        )
+    return summarize(loaded_trace, trace.name if trace == given_path else str(trace.relative_to(given_path)), names)
 
 
 def _make_table(rows: list[_Row]) -> Table:

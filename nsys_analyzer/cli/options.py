@@ -329,10 +329,10 @@ def choose_format(path: Path | None, output_format: str | None, suffixes: Mappin
     file_format = next((name for name, ending in suffixes.items() if ending == suffix), None)
     if suffix and (file_format not in (None, output_format) if output_format else not file_format):
         if output_format:
-            expected = f"the suffix of {output_format} is {suffixes[output_format]}"
+            expected_suffix = f"the suffix of {output_format} is {suffixes[output_format]}"
         else:
-            expected = f"a file must end in {join_names([*suffixes.values()], 'or')}"
-        raise ConfigurationError(f"{path} ends in {suffix}, but {expected}", "Name another file with -o")
+            expected_suffix = f"a file must end in {join_names([*suffixes.values()], 'or')}"
+        raise ConfigurationError(f"{path} ends in {suffix}, but {expected_suffix}", "Name another file with -o")
     return output_format or file_format or default
 
 

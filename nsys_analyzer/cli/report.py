@@ -61,15 +61,17 @@ def report(
     sources = (*traces, *csv_paths, *({path.parent for path in csv_paths} if not traces else ()))
     if target:
         check_target(target, sources, force=force)
-    gathered = evidence(with_tracks=renderer.has_timeline)
+    gathered_evidence = evidence(with_tracks=renderer.has_timeline)
     if target:  # reading a report of nsys may have written its export to this path
         check_target(target, sources, force=force)
     if renderer.is_data:  # JSON is made from the figures, and needs no sections
-        report = Report("", (), gathered.captures, benches=gathered.benches, runs=gathered.runs)
+        report = Report(
+            "", (), gathered_evidence.captures, benches=gathered_evidence.benches, runs=gathered_evidence.runs
+        )
     else:
         from nsys_analyzer.report.sections import build_report
 
-        report = build_report(gathered)
+        report = build_report(gathered_evidence)
     if target is None:
         click.echo(renderer.render(report, {}), nl=False, file=data_stream() if renderer.is_data else None)
         return
@@ -80,7 +82,7 @@ def report(
         from nsys_analyzer.report.sections.about import collect_warnings, format_warning_count
 
         print_first_screen(report, select_first_screen(report))
-        count = f", with {format_warning_count(gathered)}" if collect_warnings(gathered) else ""
+        count = f", with {format_warning_count(gathered_evidence)}" if collect_warnings(gathered_evidence) else ""
         click.echo(f"\n{target}{count}")
     if open_page and not webbrowser.open(target.resolve().as_uri()):
         tell(f"No browser could be opened. Open {target} in one.")

@@ -38,16 +38,16 @@ def handle_interruption(folder: Path, advice: str = "; the same command with --r
 
 
 @contextmanager
-def show_progress(total: int, finished: int) -> Iterator[Progress]:
-    """Shows the progress through ``total`` configurations, of which ``finished`` have results from an earlier run.
+def show_progress(total: int, finished_count: int) -> Iterator[Progress]:
+    """Shows the progress through ``total`` configurations. ``finished_count`` have results from an earlier run.
 
     The bar is shown only on a terminal. A line for each result is always printed.
     """
     screen = console(stderr=True)
-    if finished:
-        click.echo(f"{finished} of {total} configurations are finished already.")
+    if finished_count:
+        click.echo(f"{finished_count} of {total} configurations are finished already.")
     with _bar((), ["{task.description}"], screen, disable=not screen.is_terminal) as bar:
-        task = bar.add_task("", total=total, completed=finished)
+        task = bar.add_task("", total=total, completed=finished_count)
 
         def start(name: str, work: str) -> None:
             """Shows the work on a configuration."""

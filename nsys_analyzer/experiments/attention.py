@@ -27,11 +27,13 @@ _DEFINITIONS = phrase(
 
 
 def _write_sentences(results: Results) -> Iterator[StrOrText]:
-    saved: dict[int, list[tuple[float, float]]] = {}
+    saved_bytes_by_head_size: dict[int, list[tuple[float, float]]] = {}
     for row in results.rows:
         if not row.case.compile and (size := row.figures.before_backward_bytes):
-            saved.setdefault(row.case.d_head, []).append((row.case.context_length, size))
-    powers = sorted(power for points in saved.values() if (power := fit_exponent(points)) is not None)
+            saved_bytes_by_head_size.setdefault(row.case.d_head, []).append((row.case.context_length, size))
+    powers = sorted(
+        power for points in saved_bytes_by_head_size.values() if (power := fit_exponent(points)) is not None
+    )
     if powers:
         exponents = " to ".join(dict.fromkeys(f"{power:.2f}" for power in (powers[0], powers[-1])))
         yield f"Memory saved for backward grows with the context length to the power {exponents} (eager, for each d)."

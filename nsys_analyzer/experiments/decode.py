@@ -100,18 +100,22 @@ def compute_speed_up(results: Results, row: AnyRow, **changes: Any) -> float | N
 
 def _write_sentences(results: Results) -> Iterator[str]:
     rows = results.rows
-    name, cached = make_row_namer(rows), [row for row in rows if row.case.cache]
-    if gains := [(gain, row) for row in cached if (gain := compute_speed_up(results, row, cache=False))]:
-        _, best = max(gains, key=lambda gain: gain[0])
-        times = [format_ms(ms) for row in (best, results.find_row(best, cache=False)) if (ms := read_latency_ms(row))]
+    name, cached_rows = make_row_namer(rows), [row for row in rows if row.case.cache]
+    if gains := [(gain, row) for row in cached_rows if (gain := compute_speed_up(results, row, cache=False))]:
+        _, best_row = max(gains, key=lambda gain: gain[0])
+        times = [
+            format_ms(ms) for row in (best_row, results.find_row(best_row, cache=False)) if (ms := read_latency_ms(row))
+        ]
         factors = format_factor_range(gain for gain, _ in gains)
         yield (
-            f"The cache makes tokens after the first {factors} as fast: {name(best)} needs "
+            f"The cache makes tokens after the first {factors} as fast: {name(best_row)} needs "
             f"{' per token with the cache and '.join(times)} without the cache."
         )
     parts = {
-        "prefill": [gain for row in cached if (gain := results.speed_up(row, "first_token", attention="unfused"))],
-        INTER_TOKEN_LATENCY: [gain for row in cached if (gain := compute_speed_up(results, row, attention="unfused"))],
+        "prefill": [gain for row in cached_rows if (gain := results.speed_up(row, "first_token", attention="unfused"))],
+        INTER_TOKEN_LATENCY: [
+            gain for row in cached_rows if (gain := compute_speed_up(results, row, attention="unfused"))
+        ],
     }
     if speed_ups := [f"{part} {format_factor_range(gains)}" for part, gains in parts.items() if gains]:
         yield f"Speed-up of PyTorch's SDPA over unfused attention, with the cache: {', '.join(speed_ups)}."

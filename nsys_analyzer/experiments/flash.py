@@ -77,9 +77,9 @@ def _write_sentences(results: Results) -> Iterator[StrOrText]:
             gains = [(row.case.context_length, gain) for row in flash_rows
                      if (gain := results.speed_up(row, "end_to_end", implementation=peer))]  # fmt: skip
             if gains:
-                longest, _ = max(gains)
-                at = format_factor_range(gain for length, gain in gains if length == longest)
-                where = f"At context {longest:,} in {precision}, forward and backward"
+                longest_context, _ = max(gains)
+                at = format_factor_range(gain for length, gain in gains if length == longest_context)
+                where = f"At context {longest_context:,} in {precision}, forward and backward"
                 yield f"{where}, flash is {at} as fast as {words}."
         rates = [max(compute_flops_per_s(row, name) or 0.0 for row in flash_rows) for name in ("forward", "backward")]
         forward, backward = (format_number(rate, "flop/s") for rate in rates)
@@ -88,9 +88,12 @@ def _write_sentences(results: Results) -> Iterator[StrOrText]:
         for row in sorted(flash_rows, key=lambda row: -row.case.context_length):
             unfused = find_figure(results.find_row(row, implementation="unfused"), "peak_bytes")
             if unfused and row.figures.peak_bytes:
-                needs, fused = (format_number(size, "bytes") for size in (unfused, row.figures.peak_bytes))
+                unfused_size, flash_size = (format_number(size, "bytes") for size in (unfused, row.figures.peak_bytes))
                 where = f"context {row.case.context_length:,} ({precision}, d_head {row.case.d_head})"
-                yield f"At {where}, unfused attention needs {needs} beside its inputs, and flash needs {fused}."
+                yield (
+                    f"At {where}, unfused attention needs {unfused_size} beside its inputs, and flash needs "
+                    f"{flash_size}."
+                )
                 break
 
 
@@ -125,11 +128,11 @@ def _make_tables_and_charts(results: Results) -> Iterator[Block]:
             key = f"flash-{precision}-{name.replace('_', '-')}"
             title = f"Latency of attention, {title}, {precision}, d_head {d}"
             yield from make_curves(key, title, drawn_rows, partial(mean_ms, path=name), "ms")
-    checked = make_rows_table(
+    error_table = make_rows_table(
         rows, "Errors up to context 4,096, and kernels:",
         ("error", "text", lambda row: format_scientific(row.figures.max_error)), ("kernel", "text", "kernel"),
     )  # fmt: skip
-    yield Details("Forward, backward, errors and kernels", (*tables[:-1], checked))
+    yield Details("Forward, backward, errors and kernels", (*tables[:-1], error_table))
 
 
 BENCH = Bench(

@@ -114,8 +114,8 @@ def _write_sentences(results: Results) -> Iterator[str]:
         phases = ", ".join(f"{phase} ({count} of {len(steps)})" for phase, count in counts)
         yield f"The memory of a full step peaks in {phases}."
         top = max(steps, key=_read_saved_bytes)
-        saved = format_number(_read_saved_bytes(top), "bytes")
-        yield f"A layer saves up to {saved} of activations for backward ({name(top)})."
+        saved_size = format_number(_read_saved_bytes(top), "bytes")
+        yield f"A layer saves up to {saved_size} of activations for backward ({name(top)})."
 
 
 def name_peak_phases(row: AnyRow) -> str:
@@ -133,7 +133,7 @@ def _read_saved_bytes(row: AnyRow) -> float:
 
 def _make_tables_and_charts(results: Results) -> Iterator[Block]:
     rows = results.rows
-    name, ok = make_row_namer(rows), [row for row in rows if row.ok]
+    name, finished_rows = make_row_namer(rows), [row for row in rows if row.ok]
     yield make_rows_table(
         rows, "Memory of tensors before the step, the peak of each phase, and the reserved memory:",
         ("before", "bytes", "base_bytes"),
@@ -141,25 +141,29 @@ def _make_tables_and_charts(results: Results) -> Iterator[Block]:
         ("reserved", "bytes", "reserved_peak_bytes"),
     )  # fmt: skip
     # Each model, mode and precision has a timeline, of its longest context. Full steps and large models come first.
-    ordered = sorted(ok, key=lambda row: row.case.context_length)
-    longest = {(row.case.model, row.case.mode, row.case.precision): row for row in ordered}.values()
-    drawn_rows = sorted(longest, key=lambda row: (row.case.mode != "train", -(row.figures.base_bytes or 0)))
+    rows_by_context = sorted(finished_rows, key=lambda row: row.case.context_length)
+    rows_of_longest_context = {
+        (row.case.model, row.case.mode, row.case.precision): row for row in rows_by_context
+    }.values()
+    drawn_rows = sorted(
+        rows_of_longest_context, key=lambda row: (row.case.mode != "train", -(row.figures.base_bytes or 0))
+    )
     timelines = tuple(_make_timeline(row, name(row)) for row in drawn_rows)
     yield from timelines[:_UNFOLDED_TIMELINES]
     if timelines[_UNFOLDED_TIMELINES:]:
         yield Details("More timelines", timelines[_UNFOLDED_TIMELINES:])
-    if trained := [row for row in ok if row.case.mode == "train"]:
+    if training_rows := [row for row in finished_rows if row.case.mode == "train"]:
         yield make_rows_table(
-            trained,
+            training_rows,
             "Memory saved for backward (activations):",
             ("one layer", "bytes", "layer_saves_bytes"),
             ("all layers", "bytes", lambda row: _read_saved_bytes(row) * row.case.size.num_layers),
             ("whole forward pass", "bytes", "kept_bytes"),
         )
-        top = max(trained, key=_read_saved_bytes)
-        by_line = f"{name(top)}: activations by the source line that allocated them, mean over the layers:"
+        top = max(training_rows, key=_read_saved_bytes)
+        caption = f"{name(top)}: activations by the source line that allocated them, mean over the layers:"
         lines = [*(top.figures.layer_saves or ()), SavedLine("sum", "", 0, _read_saved_bytes(top))]
-        yield Details("Activations of a layer by source line", (make_table(_SAVED_LINES, lines, by_line),))
+        yield Details("Activations of a layer by source line", (make_table(_SAVED_LINES, lines, caption),))
 
 
 def _find_peak_bytes(row: AnyRow, name: str) -> Cell:

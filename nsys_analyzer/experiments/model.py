@@ -133,13 +133,13 @@ class Results:
     rows: tuple[AnyRow, ...]
 
     @cached_property
-    def _by_case(self) -> dict[Any, AnyRow]:
+    def _rows_by_case(self) -> dict[Any, AnyRow]:
         return {configuration(row.case): row for row in self.rows}
 
     def find_row(self, row: AnyRow, **changes: Any) -> AnyRow | None:
         """Returns the row whose configuration differs from this row's only in ``changes``, or None if there is none."""
         case = replace(row.case, **changes)
-        return None if case == row.case else self._by_case.get(configuration(case))
+        return None if case == row.case else self._rows_by_case.get(configuration(case))
 
     def speed_up(self, row: AnyRow, path: str, **changes: Any) -> float | None:
         """Returns the time of a pass in the row that differs only in ``changes`` ÷ the time of the pass in this row."""

@@ -49,8 +49,8 @@ def _make_tables_and_charts(results: Results) -> Iterator[Block]:
         ("tokens/s", "count", "tokens_per_s"), ("peak", "bytes", "peak_allocated_bytes"), ("memory", "factor", memory),
     )  # fmt: skip
     name = make_row_namer(rows, ["precision"])
-    ordered = sorted((row for row in rows if row.ok), key=lambda row: PRECISIONS.index(row.case.precision))
-    throughput = {(name(row), row.case.precision): row.figures.tokens_per_s for row in ordered}
+    rows_by_precision = sorted((row for row in rows if row.ok), key=lambda row: PRECISIONS.index(row.case.precision))
+    throughput = {(name(row), row.case.precision): row.figures.tokens_per_s for row in rows_by_precision}
     yield from make_bars("precision-throughput", "Throughput by precision", throughput, "tokens/s")
 
 

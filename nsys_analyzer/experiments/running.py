@@ -86,11 +86,11 @@ def run_bench(
     check_replaceable(folder / f"{plan.bench.name}.md", FOLDER_IN_USE_HINT)
     with lock_folder(folder):
         rows = _prepare_rows(plan, folder, resume, command)
-        remaining = select_remaining_cases(plan.cases, rows)
-        if resume and remaining:
+        remaining_cases = select_remaining_cases(plan.cases, rows)
+        if resume and remaining_cases:
             append_command(folder, command)
-        with show_progress(len(plan.cases), len(plan.cases) - len(remaining)) as progress:
-            run_cases(remaining, folder, timeout_s, progress)
+        with show_progress(len(plan.cases), len(plan.cases) - len(remaining_cases)) as progress:
+            run_cases(remaining_cases, folder, timeout_s, progress)
         *_, rows = read_rows(folder / ROWS_FILE)
         report = Report(f"nsys-analyze bench {plan.bench.name}", (read_finished(folder).section,))
         write_report("markdown", report, folder / f"{plan.bench.name}.md")

@@ -94,10 +94,10 @@ def _describe_unsteady_times(rows: Sequence[AnyRow]) -> Iterator[StrOrText]:
     for row in rows:
         figures = vars(row.figures) if is_dataclass(row.figures) else {}
         # The times of short phases always vary, so only the time of the whole step is checked.
-        checked = {"step": figures["step"]} if "step" in figures else figures
+        checked_figures = {"step": figures["step"]} if "step" in figures else figures
         times |= {
             f"{format_option_name(key)} of {name(row)}": getattr(value, "cv", None) or 0
-            for key, value in checked.items()
+            for key, value in checked_figures.items()
         }
     if unsteady := {time: cv for time, cv in times.items() if cv > _UNSTEADY_CV}:
         yield phrase(
@@ -151,8 +151,8 @@ def find_differing_options(rows: Sequence[AnyRow], without: Iterable[str] = ()) 
     if not rows or not is_dataclass(rows[0].case):
         return []
     keys = [field.name for field in fields(rows[0].case) if field.name not in (*CONDITION_OPTIONS, *without)]
-    several = [key for key in keys if len({getattr(row.case, key, None) for row in rows}) > 1]
-    return [key for key in keys if key == "model" or key in several]
+    keys_with_several_values = [key for key in keys if len({getattr(row.case, key, None) for row in rows}) > 1]
+    return [key for key in keys if key == "model" or key in keys_with_several_values]
 
 
 def make_row_namer(rows: Sequence[AnyRow], without: Iterable[str] = ()) -> Callable[[AnyRow], str]:

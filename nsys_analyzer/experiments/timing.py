@@ -31,7 +31,7 @@ from nsys_analyzer.report.units import format_ms, format_percent
 _Row = Row[StepCase, StepFigures]
 
 
-def _of_longest_mode(rows: Sequence[_Row]) -> list[_Row]:
+def _select_longest_mode(rows: Sequence[_Row]) -> list[_Row]:
     """Returns the measured rows of the mode with the most phases."""
     last = max((row.case.mode for row in rows), key=MODES.index, default="")
     return [row for row in rows if row.ok and row.case.mode == last]
@@ -41,28 +41,30 @@ def _write_sentences(results: Results) -> Iterator[str]:
     rows = results.rows
     name, measured_rows = make_row_namer(rows), [row for row in rows if row.ok]
     yield f"{len(measured_rows)} of {len(rows)} configurations were measured."
-    if steps := [(step.ms, name(row)) for row in _of_longest_mode(rows) if (step := row.figures.step)]:
+    if steps := [(step.ms, name(row)) for row in _select_longest_mode(rows) if (step := row.figures.step)]:
         yield f"A step takes {format_extremes(steps, format_ms)}."
     passes = [(row.figures.forward, row.figures.backward) for row in rows]
     if ratios := [backward.ms / forward.ms for forward, backward in passes if forward and backward]:
         yield f"The backward pass takes {format_factor_range(ratios)} the time of the forward pass."
     if varied := [(step.cv, name(row)) for row in rows if (step := row.figures.step) and step.cv is not None]:
-        largest, configuration = max(varied)
-        yield f"Step times vary by {format_percent(largest)} at most (CV; {configuration})."
+        largest_cv, configuration = max(varied)
+        yield f"Step times vary by {format_percent(largest_cv)} at most (CV; {configuration})."
 
 
 def _make_tables_and_charts(results: Results) -> Iterator[Block]:
     rows = results.rows
-    last = _of_longest_mode(rows)
+    rows_of_longest_mode = _select_longest_mode(rows)
     yield make_comparison_table(
         rows, "mode", "Step time by mode, mean ± standard deviation:",
         {mode: (f"{mode} ms", "ms", "step") for mode in MODES},
     )  # fmt: skip
-    yield from make_curves("timing-step", "Step time by context length", last, lambda row: mean_ms(row, "step"), "ms")
-    lengths = [row.case.context_length for row in last]
+    yield from make_curves(
+        "timing-step", "Step time by context length", rows_of_longest_mode, lambda row: mean_ms(row, "step"), "ms"
+    )
+    lengths = [row.case.context_length for row in rows_of_longest_mode]
     # The chart shows the context length at which the most rows were measured. If several qualify, it shows the longest.
     length = max(lengths, key=lambda length: (lengths.count(length), length), default=0)
-    drawn_rows = [row for row in last if row.case.context_length == length]
+    drawn_rows = [row for row in rows_of_longest_mode if row.case.context_length == length]
     name = make_row_namer(drawn_rows)
     shares = {
         (name(row), phase): 100 * ms / row.figures.step.ms if row.figures.step and (ms := mean_ms(row, phase)) else None

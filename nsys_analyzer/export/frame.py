@@ -136,7 +136,7 @@ def operation_frame(attributed: AttributedTrace) -> pd.DataFrame:
     operations, kind, size = trace.operations, trace.operations.kind, trace.operations.size
     phase_instance, step = attributed.instances_of_operations
     instance = np.where(phase_instance == NONE, step, phase_instance)
-    by_phase = pd.Series(instances.phase).groupby([instances.process, instances.phase])
+    instances_by_phase = pd.Series(instances.phase).groupby([instances.process, instances.phase])
     paths, path_names = make_range_paths(trace, attribution)
     operator = find_launching_operators(trace, attribution, np.arange(len(operations)))
     kernel = attributed.kernels.code
@@ -170,7 +170,7 @@ def operation_frame(attributed: AttributedTrace) -> pd.DataFrame:
         "launch_latency_ns": _mask_integers(attributed.measure_launch_waits(slice(None)), attribution.launch == NONE),
         "operator": _make_categorical(operator, list(trace.operators.names)),
         "phase": _make_categorical(np.append(instances.phase, NONE)[instance], list(instances.phases)),
-        "instance": _take_or_missing(by_phase.cumcount().to_numpy(np.int64), instance),
+        "instance": _take_or_missing(instances_by_phase.cumcount().to_numpy(np.int64), instance),
         "warmup": np.append(instances.warmup, False)[instance],
         "range_path": _make_categorical(paths, path_names),
         "how": _make_categorical(attribution.method, list(ATTRIBUTION_METHODS)),

@@ -256,12 +256,12 @@ class _TrackLayout:
             return
         frame = operation_frame(self.attributed)
         process_code = np.searchsorted(distinct(operations.process), operations.process)
-        first, group = distinct_rows(process_code, operations.device, operations.stream)
+        first_of_stream, group = distinct_rows(process_code, operations.device, operations.stream)
 
         def describe_stream_track(code: int) -> dict[str, Any]:
             """Returns the attributes of the track of a stream."""
             columns = operations.process, operations.device, operations.stream
-            process, device, stream = (int(column[first[code]]) for column in columns)
+            process, device, stream = (int(column[first_of_stream[code]]) for column in columns)
             return {"name": f"stream {stream}", "parent": self._get_gpu_track(process, device), "position": code}
 
         track = self._assign_tracks(group, operations.start, operations.end, describe_stream_track, nested=False)
@@ -281,11 +281,11 @@ class _TrackLayout:
         """Returns the ID of each operation's name. The name of a kernel is its short label."""
         labels = [self.labels[name] for name in operations.names]
         names = self.strings.get_ids(StringKind.NAME, operations.name, labels)
-        not_kernel = np.flatnonzero(operations.kind != KERNEL)
+        copies_and_fills = np.flatnonzero(operations.kind != KERNEL)
         copy_names = [f"{OPERATION_KINDS[MEMCPY]} {direction}" for direction in COPY_KINDS]
-        copies = self.strings.get_ids(StringKind.NAME, operations.copy[not_kernel], copy_names)
-        kinds = self.strings.get_ids(StringKind.NAME, operations.kind[not_kernel], OPERATION_KINDS)
-        names[not_kernel] = np.where(operations.kind[not_kernel] == MEMCPY, copies, kinds)
+        copies = self.strings.get_ids(StringKind.NAME, operations.copy[copies_and_fills], copy_names)
+        kinds = self.strings.get_ids(StringKind.NAME, operations.kind[copies_and_fills], OPERATION_KINDS)
+        names[copies_and_fills] = np.where(operations.kind[copies_and_fills] == MEMCPY, copies, kinds)
         return names
 
     def _make_arguments(self, frame: pd.DataFrame) -> Arguments:

@@ -175,9 +175,9 @@ class Strings:
 
         Texts to which no code refers are not added.
         """
-        used = np.bincount(codes.astype(np.int64) + 1, minlength=len(texts) + 1)[1:]
+        use_count = np.bincount(codes.astype(np.int64) + 1, minlength=len(texts) + 1)[1:]
         ids = np.zeros(len(texts) + 1, np.int64)  # the code -1 selects the last element
-        for code in np.flatnonzero(used).tolist():
+        for code in np.flatnonzero(use_count).tolist():
             ids[code] = self.get_id(kind, texts[code])
         return ids[codes]
 
@@ -303,11 +303,11 @@ def slice_packets(slices: Slices) -> Iterator[bytes]:
     """
     order = np.lexsort((-slices.end, slices.start))
     has_duration = (slices.end > slices.start)[order]
-    lasting, instant = order[has_duration], order[~has_duration]
-    for block in iterate_blocks(len(lasting)):
-        yield to_bytes(_encode_end_events(slices, lasting[block]))
-    for block in iterate_blocks(len(lasting)):
-        yield to_bytes(_encode_begin_events(slices, lasting[block]))
+    timed_events, instant = order[has_duration], order[~has_duration]
+    for block in iterate_blocks(len(timed_events)):
+        yield to_bytes(_encode_end_events(slices, timed_events[block]))
+    for block in iterate_blocks(len(timed_events)):
+        yield to_bytes(_encode_begin_events(slices, timed_events[block]))
     for block in iterate_blocks(len(instant)):
         yield to_bytes(_encode_begin_events(slices, instant[block]), _encode_end_events(slices, instant[block]))
 

@@ -145,7 +145,7 @@ def align_captures(captures: Sequence[Capture], tell: Callable[[str], None]) -> 
         int(capture.to_common_clock(np.array([ns]))[0]) for capture, ns in zip(aligned, starts_ns, strict=True)
     ]
     aligned = [capture.shifted(-min(*starts_ns, 0)) for capture in aligned]
-    not_aligned = [capture.path.name for capture in captures if str(capture.path) not in clocks]
-    if not_aligned:
-        tell(f"Not aligned by collectives, so each starts at its own time 0: {', '.join(not_aligned)}")
+    unaligned_names = [capture.path.name for capture in captures if str(capture.path) not in clocks]
+    if unaligned_names:
+        tell(f"Not aligned by collectives, so each starts at its own time 0: {', '.join(unaligned_names)}")
     return tuple(aligned)

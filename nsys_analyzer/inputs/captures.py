@@ -272,11 +272,11 @@ def _add_ranks(rows: Sequence[CaptureSummary], order: Sequence[str]) -> list[Cap
             ranks |= {
                 name: (number, name_without_rank, candidates[name].members[0].run) for name, number in numbers.items()
             }
-    ranked = []
+    captures_with_rank = []
     for row in rows:
         if row.name in ranks:
             rank, name_without_rank, run = ranks[row.name]
             member = replace(row.members[0], rank=rank, name_without_rank=name_without_rank, run=run)
             row = replace(row, rank=rank, process=f"rank {rank}", members=(member,))
-        ranked.append(row)
-    return ranked
+        captures_with_rank.append(row)
+    return captures_with_rank

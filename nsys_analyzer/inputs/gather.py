@@ -201,8 +201,8 @@ def _find_timings(paths: Sequence[Path], tell: Callable[[str], None], option: st
         timings = read_timings(file)
         if file.parent not in paths:
             other_titles = set(find_titles(find_traces((file.parent,), allow_none=True)).values()) - titles
-            not_of_others = (row for row in timings.rows if row.run.capture not in other_titles)
-            matching_rows = (row for row in not_of_others if row.run.capture or row.model or not other_titles)
+            timings_of_inputs = (row for row in timings.rows if row.run.capture not in other_titles)
+            matching_rows = (row for row in timings_of_inputs if row.run.capture or row.model or not other_titles)
             timings = replace(timings, rows=tuple(matching_rows), of_captures=True)
     except (NsysAnalyzerError, OSError) as error:
         tell(f"Left out, as it cannot be read: {error}")

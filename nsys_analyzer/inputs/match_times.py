@@ -48,7 +48,7 @@ def match_timings(captures: Sequence[CaptureSummary], timings: Timings, *, one_r
     unnamed_rows = [
         row for row in timings.rows if row.run.capture not in names and (row.model or (one_run and not row.run.capture))
     ]
-    timed: list[CaptureSummary] = []
+    timed_captures: list[CaptureSummary] = []
     used_rows: list[PhaseTiming] = []
     for capture in captures:
         own_rows = [row for row in timings.rows if row.run.capture == capture.name]
@@ -63,15 +63,15 @@ def match_timings(captures: Sequence[CaptureSummary], timings: Timings, *, one_r
                 capture = replace(capture, warnings=(*capture.warnings, warning))
         elif unused_rows := _explain_unused_rows(timings, fitting_rows, one_run=one_run):
             capture = replace(capture, warnings=(*capture.warnings, unused_rows))
-        timed.append(capture)
+        timed_captures.append(capture)
     used_ids = {id(row) for row in used_rows}
-    unused = [
+    unmatched_rows = [
         row
         for row in (() if timings.of_captures else timings.rows)
         if id(row) not in used_ids and row.run.capture not in names
     ]
-    own_runs = [row for row in unused if row.run.capture or _is_of_another_run(row, captures)]
-    return [*timed, *_make_rows_without_capture(own_runs, timings.source)]
+    own_runs = [row for row in unmatched_rows if row.run.capture or _is_of_another_run(row, captures)]
+    return [*timed_captures, *_make_rows_without_capture(own_runs, timings.source)]
 
 
 def _find_fitting_rows(
@@ -101,12 +101,12 @@ def _find_fitting_rows(
             replace(run, compile=tried_compile),
         )
         scores = [_count_agreements(row, *tried_conditions) for row in rows]
-        highest = max((score for score in scores if score is not None), default=0)
-        fitting = [row for row, score in zip(rows, scores, strict=True) if score == highest]
-        best_rows = [row for row in fitting if highest >= 1 or (one_run and not row.run.capture)]
-        by_precision = "" if tried_precision == configuration.precision else tried_precision
-        by_compile = "" if tried_compile == run.compile else "compiled" if tried_compile else "eager"
-        evidence = ", ".join(filter(None, (by_precision, by_compile)))
+        highest_score = max((score for score in scores if score is not None), default=0)
+        rows_of_highest_score = [row for row, score in zip(rows, scores, strict=True) if score == highest_score]
+        best_rows = [row for row in rows_of_highest_score if highest_score >= 1 or (one_run and not row.run.capture)]
+        precision_evidence = "" if tried_precision == configuration.precision else tried_precision
+        compile_evidence = "" if tried_compile == run.compile else "compiled" if tried_compile else "eager"
+        evidence = ", ".join(filter(None, (precision_evidence, compile_evidence)))
         if len({row.cells for row in best_rows}) == 1:
             break
     return best_rows, evidence
@@ -138,11 +138,13 @@ def _explain_unused_rows(timings: Timings, fitting_rows: Sequence[PhaseTiming], 
     cells = [dict(row.cells) for row in fitting_rows]
     headers = dict.fromkeys(header for row_cells in cells for header in row_cells)
     values = {header: list(dict.fromkeys(row_cells.get(header, "") for row_cells in cells)) for header in headers}
-    differing = {header: texts for header, texts in values.items() if len(texts) > 1}
-    if not differing:
+    texts_of_differing_columns = {header: texts for header, texts in values.items() if len(texts) > 1}
+    if not texts_of_differing_columns:
         lacks_owner = not one_run and any(not row.run.capture and not row.model for row in timings.rows)
         return Fact("rows_without_owner", source=timings.source) if lacks_owner else None
-    columns = tuple((header, tuple(texts[:_MAX_LISTED])) for header, texts in list(differing.items())[:_MAX_LISTED])
+    columns = tuple(
+        (header, tuple(texts[:_MAX_LISTED])) for header, texts in list(texts_of_differing_columns.items())[:_MAX_LISTED]
+    )
     return Fact("rows_differ", source=timings.source, columns=columns)
 
 
@@ -233,17 +235,18 @@ def _make_rows_without_capture(timings: Sequence[PhaseTiming], source: str) -> I
     differing = {name for name, count in Counter(name for name, _ in cells).items() if count > 1}
     summaries: dict[str, CaptureSummary] = {}
     for rows in rows_of_run.values():
-        first, configuration = rows[0], rows[0].configuration
+        first_timing, configuration = rows[0], rows[0].configuration
         summary = _add_times(CaptureSummary("", None, source, ""), rows)
         unprofiled = summary.unprofiled
-        if not unprofiled or (unprofiled.status == "missing" and not first.run.capture):
+        if not unprofiled or (unprofiled.status == "missing" and not first_timing.run.capture):
             continue
-        if not unprofiled.phases and not first.run.capture:  # without times, the run failed equally in every mode
+        # A run without any time failed before its mode mattered, so its mode is left out.
+        if not unprofiled.phases and not first_timing.run.capture:
             configuration = structs.replace(configuration, mode=None)
         status = "not_profiled" if unprofiled.status in _STATUSES_WITHOUT_FAILURE else unprofiled.status
-        conditions = {name: value for name in _RUN_CONDITIONS if (value := getattr(first.run, name)) is not None}
+        conditions = {name: value for name in _RUN_CONDITIONS if (value := getattr(first_timing.run, name)) is not None}
         summary = replace(
-            summary, name=first.run.capture or _make_run_name(first, configuration, differing),
+            summary, name=first_timing.run.capture or _make_run_name(first_timing, configuration, differing),
             configuration=configuration, status=status if status in STATUSES else "failed",
             message=(unprofiled.message if status in STATUSES else status) or None,
             run=Run(**conditions) if conditions else None,

@@ -130,12 +130,12 @@ def to_json_values(struct: object) -> dict[str, Any]:
     if isinstance(struct, Mapping):
         return dict(struct)
     values: dict[str, Any] = {}
-    for declared in fields(struct):  # type: ignore[arg-type]
-        value = getattr(struct, declared.name)
+    for declared_field in fields(struct):  # type: ignore[arg-type]
+        value = getattr(struct, declared_field.name)
         if is_dataclass(value):
-            values |= {f"{declared.name}_{key}": part for key, part in to_json_values(value).items()}
+            values |= {f"{declared_field.name}_{key}": part for key, part in to_json_values(value).items()}
         elif value is not None:
-            values[declared.name] = msgspec.to_builtins(value)
+            values[declared_field.name] = msgspec.to_builtins(value)
     return values
 
 

@@ -82,11 +82,15 @@ def _find_traces_in(folder: Path) -> list[Path]:
     for path in files:
         if find_source(path) in (EXPORT, FOLDER):
             exports[path.with_name(trace_stem(path))].append(path)
-    replaced = {older for same_capture in exports.values() for older in sorted(same_capture, key=export_time_ns)[:-1]}
+    replaced_files = {
+        older for same_capture in exports.values() for older in sorted(same_capture, key=export_time_ns)[:-1]
+    }
     for report in filter(is_report, files):
-        of_report = exports[report.with_name(trace_stem(report))]
-        replaced |= {report} if any(is_export_of(export, report) for export in of_report) else set(of_report)
-    return [path for path in files if path not in replaced]
+        exports_of_report = exports[report.with_name(trace_stem(report))]
+        replaced_files |= (
+            {report} if any(is_export_of(export, report) for export in exports_of_report) else set(exports_of_report)
+        )
+    return [path for path in files if path not in replaced_files]
 
 
 def find_titles(traces: Sequence[Path]) -> dict[Path, str]:

@@ -127,11 +127,19 @@ def _read_rows(path: Path) -> Iterator[PhaseTiming]:
     phase_columns = {name: match for name in header if (match := _TIME_COLUMN_OF_PHASE.fullmatch(name))}
     columns_of_phase = {match[1]: {name: _MS_PER_UNIT[match[2]]} for name, match in phase_columns.items()}
     known_columns = {*phase_columns, *_RUN_COLUMNS, "phase", *_TIME_COLUMNS}
-    unknown = [name for name in header if name not in known_columns]
+    unknown_columns = [name for name in header if name not in known_columns]
     row_columns = {"phase", *_TIME_COLUMNS} & {*header}
     has_duplicates = len({*header}) < len(header) or len(columns_of_phase) < len(phase_columns)
-    if unknown or has_duplicates or (row_columns if columns_of_phase else not row_columns >= {"phase", "mean_ms"}):
-        problem = f"the column {unknown[0][:40]!r} is not known" if unknown else "it needs one time for each phase"
+    if (
+        unknown_columns
+        or has_duplicates
+        or (row_columns if columns_of_phase else not row_columns >= {"phase", "mean_ms"})
+    ):
+        problem = (
+            f"the column {unknown_columns[0][:40]!r} is not known"
+            if unknown_columns
+            else "it needs one time for each phase"
+        )
         raise TimingsError(f"{path}: {problem}", _TABLE_HINT)
     for line, texts in lines:
         cells = {name: text for name, text in zip(header, texts, strict=False) if text}

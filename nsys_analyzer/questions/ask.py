@@ -113,8 +113,8 @@ def ask(evidence: Evidence, text: str) -> Answer:
     except ValueError as error:
         raise ConfigurationError(f"{text} is not a question ({error})", "Close the quotation marks") from error
     if name not in FIGURES:
-        nearest = get_close_matches(name, FIGURES, 1)
-        suggestion = f"Did you mean {nearest[0]}? " if nearest else ""
+        nearest_names = get_close_matches(name, FIGURES, 1)
+        suggestion = f"Did you mean {nearest_names[0]}? " if nearest_names else ""
         raise ConfigurationError(f"There is no figure {name!r}", f"{suggestion}nsys-analyze ask --list names them")
     arguments = {key: value for key, _, value in (pair.partition("=") for pair in pairs)}
     keys = (*FIGURES[name].keys, *_SELECTING_ARGUMENTS)
@@ -156,20 +156,22 @@ def _answer_for(capture: CaptureSummary, evidence: Evidence, question: Question)
     is_unique = sources.count((capture.source, capture.process)) == 1
     source = capture.source if is_unique else f"{capture.name}/{capture.source}"
     try:
-        value, of, table, rows = evaluate(figure, Subject(capture, evidence.runs, question.arguments))
+        value, reference, table, rows = evaluate(figure, Subject(capture, evidence.runs, question.arguments))
     except CannotAnswerError as error:
         reason = CannotAnswer(error.message, error.hint)
         return Answer(question.text, AnswerSource(source, capture.process), unit=figure.unit, cannot_answer=reason)
-    rounded: float | str | tuple[float, float]
+    rounded_value: float | str | tuple[float, float]
     if isinstance(value, tuple):
-        rounded = (_round(value[0]), _round(value[1]))
+        rounded_value = (_round(value[0]), _round(value[1]))
     else:
-        rounded = value if isinstance(value, str) else _round(value)
+        rounded_value = value if isinstance(value, str) else _round(value)
     answer_source = AnswerSource(source, capture.process, table, rows)
     for finding in capture.findings or ():
         if finding.id == question.arguments.get("finding"):
-            return Answer(question.text, answer_source, rounded, figure.unit, of, finding.title, finding.remedy)
-    return Answer(question.text, answer_source, rounded, figure.unit, of)
+            return Answer(
+                question.text, answer_source, rounded_value, figure.unit, reference, finding.title, finding.remedy
+            )
+    return Answer(question.text, answer_source, rounded_value, figure.unit, reference)
 
 
 def _round(value: float) -> float:

@@ -130,7 +130,7 @@ def check(evidence: Evidence, text: str) -> Claims:
     follows_lead_in = False
     for part_above, part, part_below in zip(parts, parts[1:], parts[2:], strict=False):
         if part.kind == "other" or _HEADING.match(part.text):
-            follows_lead_in = part.kind == "other" and _without_markup(part.text).endswith(_LEAD_IN_ENDS)
+            follows_lead_in = part.kind == "other" and _remove_markup(part.text).endswith(_LEAD_IN_ENDS)
         if part.kind == "other" and re.search(r"\w", part.text):
             claims.append(Claim(" ".join(part.text.split()), None, cannot_answer=_NOT_IN_REPORT))
         elif follows_lead_in or _continues_in_other_text(part_above, part, part_below):
@@ -150,14 +150,14 @@ def _continues_in_other_text(part_above: _TextPart, part: _TextPart, part_below:
         return False
     if words_above and not words_above.endswith(_SENTENCE_ENDS) and not _BULLET.match(part.text):
         return True
-    is_complete = _without_markup(part.text).endswith(_SENTENCE_ENDS)
+    is_complete = _remove_markup(part.text).endswith(_SENTENCE_ENDS)
     return bool(next_character) and not is_complete and not next_character.isupper() and not next_character.isdigit()
 
 
 def _unrecognized_words(part: _TextPart) -> str:
     """Returns the words of a part that is not recognized, unless it is a heading or a table row."""
     stands_apart = part.kind != "other" or _HEADING.match(part.text) or len(_CELL_BREAK.split(part.text)) > 2
-    return "" if stands_apart else _without_markup(part.text)
+    return "" if stands_apart else _remove_markup(part.text)
 
 
 class _ReportIndex:
@@ -177,7 +177,7 @@ class _ReportIndex:
 
     def matching(self, text: str) -> Sequence[_ReportSentence]:
         """Returns the report's sentences that equal a text except for their numbers."""
-        return self.sentences.get(_without_numbers(text)) or self.sentences.get(_without_spaces(text)) or ()
+        return self.sentences.get(_remove_numbers(text)) or self.sentences.get(_remove_spaces(text)) or ()
 
     def _add_blocks(self, blocks: Sequence[Block], capture: str, title_id: int) -> None:
         """Adds the words of blocks that are about a capture, below a title."""
@@ -224,13 +224,13 @@ class _ReportIndex:
 
     def _add_sentences(self, text: StrOrText, capture: str, title_id: int, kind: _SentenceKind = "sentence") -> None:
         """Adds the sentences of a text by their words, with and without their numbers."""
-        words = _without_markup(
+        words = _remove_markup(
             _HEADING.sub("", visible(plain(text)))
         )  # a Python comment looks like a heading of markdown
         for sentence in _SENTENCE_BREAK.split(words) if kind == "sentence" else [words]:
-            self._last_sentence = _without_spaces(sentence)
+            self._last_sentence = _remove_spaces(sentence)
             # A terminal may break a long name anywhere, even between two digits.
-            without_numbers = self._last_sentence if kind == "heading" else _without_numbers(sentence)
+            without_numbers = self._last_sentence if kind == "heading" else _remove_numbers(sentence)
             for key in {self._last_sentence, without_numbers}:
                 self.sentences[key].append(_ReportSentence(sentence, capture, title_id, kind))
                 self.prefixes.add(key[:_PREFIX_LENGTH])
@@ -253,7 +253,7 @@ class _TextReader:
         while line_index < len(text_lines):
             line = text_lines[line_index]
             is_fence = _FENCE_OF_CODE.match(line) or (in_code and line.strip().startswith("```"))
-            if in_code or is_fence or not _without_markup(line).strip("|:- ") or _COMMENT.fullmatch(line):
+            if in_code or is_fence or not _remove_markup(line).strip("|:- ") or _COMMENT.fullmatch(line):
                 in_code = in_code != bool(is_fence)
                 self._tables = self._tables if "-" in line else ()
                 part, count = _TextPart("", "blank"), 1
@@ -267,11 +267,11 @@ class _TextReader:
         line = text_lines[0]
         if part := self._read_ask_line(line) or self._read_table_row(line) or self._read_bar(line):
             return part, 1
-        start = _without_numbers(_without_markup(_HEADING.sub("", _BULLET.sub("", line))))[:_PREFIX_LENGTH]
+        start = _remove_numbers(_remove_markup(_HEADING.sub("", _BULLET.sub("", line))))[:_PREFIX_LENGTH]
         is_unknown = len(start) == _PREFIX_LENGTH and start not in self._report.prefixes
         text_lines = text_lines[:1] if is_unknown or self._joins > _MAX_JOINS else text_lines
         for end in range(1, len(text_lines) + 1):
-            if end > 1 and (not _without_markup(text_lines[end - 1]) or _BULLET.match(text_lines[end - 1])):
+            if end > 1 and (not _remove_markup(text_lines[end - 1]) or _BULLET.match(text_lines[end - 1])):
                 break
             self._joins += end > 1
             if part := self._read_sentences("\n".join(text_lines[:end])):
@@ -281,7 +281,7 @@ class _TextReader:
 
     def _read_ask_line(self, line: str) -> _TextPart | None:
         """Returns the claim of a line of ``ask``."""
-        words = _without_markup(_BULLET.sub("", line))
+        words = _remove_markup(_BULLET.sub("", line))
         parts = _ASK_LINE.fullmatch(words)
         if parts is None or parts[2] not in FIGURES:
             return None
@@ -289,7 +289,7 @@ class _TextReader:
             answer = ask(self._evidence, parts[1])
         except ConfigurationError as error:
             return _TextPart(line, "line", (Claim(words, None, cannot_answer=CannotAnswer(error.message, error.hint)),))
-        correct_line = _without_markup(format_answer(answer))
+        correct_line = _remove_markup(format_answer(answer))
         # ", median of 5 instances (…)", which a text may leave out
         source = correct_line.partition(f" {answer.unit}")[2]
         holds = None if answer.cannot_answer else _judge_value(parts[3].removesuffix(".").removesuffix(source), answer)
@@ -301,7 +301,7 @@ class _TextReader:
     def _read_table_row(self, line: str) -> _TextPart | None:
         """Returns the claim of a table row below the titles of its columns; a heading for the row of titles."""
         stripped = line.strip(" ").removeprefix("|").removesuffix("|").strip(" ")
-        cells = [*map(_without_markup, _CELL_BREAK.split(stripped))]
+        cells = [*map(_remove_markup, _CELL_BREAK.split(stripped))]
         if len(cells) < 2:
             return None
         candidates = [table for table in self._report.tables if self._may_be_about(table.table.capture, table.title_id)]
@@ -309,16 +309,18 @@ class _TextReader:
             table for table in candidates if _begins_with(cells, [column.title for column in table.table.columns])
         ]
         if tables:
-            directly_below = [table for table in tables if table.preceding_sentence == self._last_sentence]
-            self._tables = [table.table for table in directly_below or tables]
+            tables_below_sentence = [table for table in tables if table.preceding_sentence == self._last_sentence]
+            self._tables = [table.table for table in tables_below_sentence or tables]
             return _TextPart(line, "heading")
         verdicts: dict[bool | None, list[str]] = defaultdict(list)
         for table in self._tables:
             units = [column.unit for column in table.columns]
             for row in table.rows:
-                reported = [_without_markup(visible(plain(text))) for text in map(format_cell, row, units)]
-                if len(cells) <= len(reported) and _begins_with(cells[: table.names], reported):
-                    verdicts[_combine_verdicts(map(_judge_cell, cells, reported))].append(" | ".join(reported))
+                reported_cells = [_remove_markup(visible(plain(text))) for text in map(format_cell, row, units)]
+                if len(cells) <= len(reported_cells) and _begins_with(cells[: table.names], reported_cells):
+                    verdicts[_combine_verdicts(map(_judge_cell, cells, reported_cells))].append(
+                        " | ".join(reported_cells)
+                    )
         claim = _make_claim(" ".join(line.split()), verdicts, has_one_subject=len(self._tables) == 1)
         return _TextPart(line, "line", (claim,)) if verdicts else None
 
@@ -332,7 +334,7 @@ class _TextReader:
 
     def _read_sentences(self, text: str) -> _TextPart | None:
         """Returns the claims of a text that consists only of sentences of the report; else None."""
-        pieces = _SENTENCE_BREAK.split(_without_markup(_HEADING.sub("", _BULLET.sub("", text))))
+        pieces = _SENTENCE_BREAK.split(_remove_markup(_HEADING.sub("", _BULLET.sub("", text))))
         sentences: list[tuple[str, Sequence[_ReportSentence]]] = []
         while pieces:
             for count in range(len(pieces), 0, -1):
@@ -343,7 +345,7 @@ class _TextReader:
                     break
             else:
                 return None
-        self._last_sentence = _without_spaces(sentences[-1][0])
+        self._last_sentence = _remove_spaces(sentences[-1][0])
         claims = tuple(claim for words, matches in sentences if (claim := self._judge_sentence(words, matches)))
         return _TextPart(text, "sentences" if claims else "heading", claims)
 
@@ -385,7 +387,7 @@ def _make_claim(text: str, verdicts: Mapping[bool | None, Sequence[str]], *, has
 def _judge_value(value: str, answer: Answer) -> bool | None:
     """Tells whether a value equals the value of an answer; None if the unit, digits or number of values differ."""
     if isinstance(answer.value, str):
-        name = _without_markup(answer.value)
+        name = _remove_markup(answer.value)
         return True if value == name else None if name in value else False
     answered = answer.value if isinstance(answer.value, tuple) else (answer.value,)
     match = _VALUE.fullmatch(value)
@@ -399,7 +401,7 @@ def _judge_cell(cell: str, reported: str) -> bool | None:
     """Tells whether a cell agrees with the report. A bar makes no statement; a terminal may shorten a long name."""
     if not reported.strip("\N{DARK SHADE}") or _is_same_or_shortened(cell, reported):
         return True
-    return _judge_numbers(cell, reported) if _without_numbers(cell) == _without_numbers(reported) else None
+    return _judge_numbers(cell, reported) if _remove_numbers(cell) == _remove_numbers(reported) else None
 
 
 def _begins_with(cells: Sequence[str], reported: Sequence[str]) -> bool:
@@ -409,14 +411,14 @@ def _begins_with(cells: Sequence[str], reported: Sequence[str]) -> bool:
 
 def _is_same_or_shortened(cell: str, reported: str) -> bool:
     """Tells whether a cell is the reported cell, its beginning, or the end of a path with a line number."""
-    cell, full_cell = _without_spaces(cell), _without_spaces(reported)
+    cell, full_cell = _remove_spaces(cell), _remove_spaces(reported)
     is_path_end = cell.startswith("…") and ":" in cell and full_cell.endswith(cell[1:])
     return cell == full_cell or is_path_end or (cell.endswith("…") and full_cell.startswith(cell[:-1]))
 
 
 def _judge_numbers(text: str, reported: str) -> bool | None:
     """Tells whether the numbers of a text agree with those of a text of the report that has the same words."""
-    if _without_spaces(text) == _without_spaces(reported):
+    if _remove_spaces(text) == _remove_spaces(reported):
         return True
     numbers, reported_numbers = _NUMBER.findall(text), _NUMBER.findall(reported)
     if len(numbers) != len(reported_numbers):  # the text itself may contain the placeholder for a number
@@ -444,17 +446,17 @@ def _combine_verdicts(verdicts: Iterable[bool | None]) -> bool | None:
     return False if False in distinct else None if None in distinct else True
 
 
-def _without_markup(text: str) -> str:
+def _remove_markup(text: str) -> str:
     """Returns a text on one line, without markup."""
     text = html.unescape(text) if "<summary>" in text else text
     return " ".join(_MARKS.sub("", _LINK.sub(r"\1", text)).split())
 
 
-def _without_spaces(text: str) -> str:
+def _remove_spaces(text: str) -> str:
     """Returns a text without its white space."""
     return "".join(text.split())
 
 
-def _without_numbers(text: str) -> str:
+def _remove_numbers(text: str) -> str:
     """Returns the text without spaces, with a placeholder for each number."""
-    return _without_spaces(_NUMBER.sub("\0", text))
+    return _remove_spaces(_NUMBER.sub("\0", text))

@@ -100,8 +100,12 @@ def _explain_missing_rate(subject: Subject) -> tuple[str, str]:
     limits, phase = subject.capture.limits, subject.arguments["phase"]
     if limits is None:
         return "Nothing in the capture ran on a GPU", RECORD_ON_GPU_COMMAND
-    rated = ", ".join(rate.phase for rate in limits.phases if rate.phase != phase and rate.mfu is not None)
-    why = f"The FLOPs or the time of {phase} are not known. They are known for these phases: {rated}" if rated else ""
+    rated_phases = ", ".join(rate.phase for rate in limits.phases if rate.phase != phase and rate.mfu is not None)
+    why = (
+        f"The FLOPs or the time of {phase} are not known. They are known for these phases: {rated_phases}"
+        if rated_phases
+        else ""
+    )
     missing = limits.missing if "peaks" not in limits.missing else ()
     options = [f"{MFU_OPTIONS[name]} {'NAME' if name == 'model' else 'N'}" for name in missing if name in MFU_OPTIONS]
     needs = f"nsys-analyze ask CAPTURE QUESTION {' '.join(options)}" if options else ""

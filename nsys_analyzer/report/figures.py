@@ -128,24 +128,26 @@ def _draw_grouped_bars(canvas: Canvas, axes: Axes, figure: Bars) -> None:
     """Draws bars side by side with their values above them, which are written upright if there are many."""
     colors, width = assign_colors([name for name, _ in figure.series]), 0.8 / len(figure.series)
     values = [value for _, series in figure.series for value in series if value is not None]
-    longest = max((len(_format_value(value)) for value in values), default=0)
-    upright = len(figure.groups) * len(figure.series) * longest > _VALUES_LINE_LENGTH
+    longest_value_length = max((len(_format_value(value)) for value in values), default=0)
+    has_upright_values = len(figure.groups) * len(figure.series) * longest_value_length > _VALUES_LINE_LENGTH
     for number, (name, series) in enumerate(figure.series):
-        shift = (number - (len(figure.series) - 1) / 2) * width
-        positions = [group + shift for group, value in enumerate(series) if value is not None]
+        bar_offset = (number - (len(figure.series) - 1) / 2) * width
+        positions = [group + bar_offset for group, value in enumerate(series) if value is not None]
         heights = [value for value in series if value is not None]
         bars = axes.bar(positions, heights, width * 0.92, color=colors[name])
         if len(values) <= _MAX_LABELED_BARS:
             labels = [_format_value(value) for value in heights]
-            axes.bar_label(bars, labels, padding=2, fontsize=8, rotation=90 if upright else 0)
-    axes.margins(y=0.04 * longest if upright else 0.1)  # leaves room above the bars for the values
+            axes.bar_label(bars, labels, padding=2, fontsize=8, rotation=90 if has_upright_values else 0)
+    axes.margins(
+        y=0.04 * longest_value_length if has_upright_values else 0.1
+    )  # leaves room above the bars for the values
     # Group names are written on up to three lines, or slanted if they are longer.
     line_width = max(8, _NAMES_LINE_LENGTH // len(figure.groups)) if figure.groups else 0
     names = [_shorten_name(group) for group in figure.groups]
-    wrapped = [textwrap.wrap(name, line_width, break_long_words=False) or [" "] for name in names]
-    fits = all(len(lines) <= 3 and max(map(len, lines)) <= line_width for lines in wrapped)
+    wrapped_names = [textwrap.wrap(name, line_width, break_long_words=False) or [" "] for name in names]
+    fits = all(len(lines) <= 3 and max(map(len, lines)) <= line_width for lines in wrapped_names)
     rotation: dict[str, Any] = {} if fits else {"rotation": 30, "ha": "right"}
-    axes.set_xticks(range(len(names)), ["\n".join(lines) for lines in wrapped] if fits else names, **rotation)
+    axes.set_xticks(range(len(names)), ["\n".join(lines) for lines in wrapped_names] if fits else names, **rotation)
     axes.yaxis.set_major_formatter("{x:,.10g}")
     axes.set_ylabel(_shorten_name(figure.axis, _MAX_TITLE_LENGTH))
     margin = max(0, _MIN_GROUPS - len(figure.groups)) / 2  # keeps a single bar from filling the chart
@@ -273,8 +275,8 @@ def _draw_legend(canvas: Canvas, colors: Mapping[str, str]) -> None:
     """Draws a legend of at most five columns below the chart, and increases the height of the figure accordingly."""
     from matplotlib.patches import Patch
 
-    longest = max((len(_shorten_name(name)) for name in colors), default=0)
-    columns = max(1, min(5, int(100 / (longest + 6))))
+    longest_name_length = max((len(_shorten_name(name)) for name in colors), default=0)
+    columns = max(1, min(5, int(100 / (longest_name_length + 6))))
     canvas.set_figheight(canvas.get_figheight() + 0.2 * math.ceil(len(colors) / columns))
     # matplotlib leaves labels out that start with an underscore.
     labels = {name: f" {_shorten_name(name)}" if name.startswith("_") else _shorten_name(name) for name in colors}

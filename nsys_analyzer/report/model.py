@@ -116,10 +116,14 @@ def make_table(
     The first ``names`` fields name the row. They are always shown, and a row without any other figure is left out.
     """
     all_cells = [tuple(field.cell(row) for field in fields) for row in rows]
-    filled = [cells for cells in all_cells if any(cell is not None for cell in cells[names:])]
-    filled_fields = [i for i, field in enumerate(fields) if i < names or any(field.fills(cells[i]) for cells in filled)]
+    filled_rows = [cells for cells in all_cells if any(cell is not None for cell in cells[names:])]
+    filled_fields = [
+        i for i, field in enumerate(fields) if i < names or any(field.fills(cells[i]) for cells in filled_rows)
+    ]
     columns = tuple(Column(fields[i].title, fields[i].unit) for i in filled_fields)
-    return Table(columns, tuple(tuple(cells[i] for i in filled_fields) for cells in filled), caption, capture, names)
+    return Table(
+        columns, tuple(tuple(cells[i] for i in filled_fields) for cells in filled_rows), caption, capture, names
+    )
 
 
 @dataclass(frozen=True)

@@ -77,8 +77,8 @@ def assign_colors(names: Sequence[str]) -> dict[str, str]:
         defined = (CLASS_COLORS | PHASE_COLORS).get(name.lower(), "")
         colors[name] = "" if defined in colors.values() else defined
     for number, name in enumerate(colors):
-        unused = [color for color in COLOR_CYCLE if color not in colors.values()]
-        colors[name] = colors[name] or (unused[0] if unused else COLOR_CYCLE[number % len(COLOR_CYCLE)])
+        unused_colors = [color for color in COLOR_CYCLE if color not in colors.values()]
+        colors[name] = colors[name] or (unused_colors[0] if unused_colors else COLOR_CYCLE[number % len(COLOR_CYCLE)])
     return colors
 
 

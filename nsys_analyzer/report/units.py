@@ -50,10 +50,10 @@ def format_cell(value: Cell, unit: Unit) -> StrOrText:
 def format_change(change: SignedChange, unit: Unit, interval_name: str = "") -> str:
     """Returns a change with its sign, and its interval in brackets after a name: −14.90 (−15.10 to −14.70)."""
     bounds = [bound for bound in (change.low, change.high) if bound is not None]
-    largest = max(map(abs, (change.value, *bounds)))
-    scale, suffix, places = 1, "", _decimal_places(largest)
+    largest_value = max(map(abs, (change.value, *bounds)))
+    scale, suffix, places = 1, "", _decimal_places(largest_value)
     if unit == "percent":
-        scale, suffix, places = 100, f"{_SPACE}%", 1 if largest < 1 else 0
+        scale, suffix, places = 100, f"{_SPACE}%", 1 if largest_value < 1 else 0
     signed_numbers = []
     for number in (change.value, *bounds):
         sign = "+" if round(scale * number, places) > 0 else ""

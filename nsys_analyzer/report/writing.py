@@ -87,8 +87,8 @@ def check_target(path: Path, sources: Sequence[Path], *, force: bool, output: Ou
         raise NsysAnalyzerError(f"{path} is a folder", f"Name a file in it: -o {path / output.example}")
     check_regular(path, f"Name a file with -o{', or print with -o -' if output.printed else ''}")
     place = resolve_links(path)
-    reserved = tuple({*capture_suffixes(with_shared=False), *_DATA_SUFFIXES} - {output.suffix})
-    if any(name.lower().endswith(reserved) for name in (path.name, place.name)):
+    reserved_suffixes = tuple({*capture_suffixes(with_shared=False), *_DATA_SUFFIXES} - {output.suffix})
+    if any(name.lower().endswith(reserved_suffixes) for name in (path.name, place.name)):
         remedy = f"Name another file with -o{'' if output.printed else f', such as {output.example}'}"
         raise NsysAnalyzerError(f"{path} has the name of an input, not of a {output.noun}", remedy)
     check_output_is_no_input(path, sources)
@@ -128,9 +128,9 @@ def write_report(form: str, built: Report, path: Path, *, figures: bool = True, 
     renderer = RENDERERS[form]
     drawings: Mapping[str, str] = {}
     outdated: Sequence[Path] = ()
-    with ExitStack() as pending:  # if the report cannot be written, no figure is replaced
+    with ExitStack() as pending_figures:  # if the report cannot be written, no figure is replaced
         if renderer.figures == "files":
-            drawings, outdated = _draw_png_files(built, path, pending, figures=figures, force=force)
+            drawings, outdated = _draw_png_files(built, path, pending_figures, figures=figures, force=force)
         elif renderer.figures == "inline" and figures:
             from nsys_analyzer.report.figures import draw_svg
 
@@ -149,15 +149,15 @@ def name_figure_files(keys: Iterable[str]) -> dict[str, str]:
     names: dict[str, str] = {}
     for key in dict.fromkeys(keys):
         stem = re.sub(r"[^\w.+-]+", "-", key).strip(".-")[:_MAX_STEM_LENGTH] or "figure"
-        numbered = (f"{stem}--{number}.png" for number in count(2))
-        names[key] = next(name for name in chain([f"{stem}.png"], numbered) if name not in names.values())
+        numbered_names = (f"{stem}--{number}.png" for number in count(2))
+        names[key] = next(name for name in chain([f"{stem}.png"], numbered_names) if name not in names.values())
     return names
 
 
 def _draw_png_files(
-    built: Report, path: Path, pending: ExitStack, *, figures: bool, force: bool
+    built: Report, path: Path, pending_figures: ExitStack, *, figures: bool, force: bool
 ) -> tuple[dict[str, str], list[Path]]:
-    """Draws the figures into a folder beside the report; they appear there when ``pending`` ends without an error.
+    """Draws the figures into a folder beside the report. They appear when ``pending_figures`` ends without an error.
 
     Returns:
         The path of each figure relative to the report, by the figure's key, and the outdated figures of an earlier
@@ -174,6 +174,6 @@ def _draw_png_files(
     if paths:
         folder.mkdir(parents=True, exist_ok=True)
     for figure in built.figures if figures else ():
-        draw_png(figure, pending.enter_context(atomic_write(paths[figure.key])))
+        draw_png(figure, pending_figures.enter_context(atomic_write(paths[figure.key])))
     outdated = [file for file in set(folder.glob("*.png")).difference(paths.values()) if is_ours(file)]
     return {key: f"{folder.name}/{name}" for key, name in names.items()}, outdated

@@ -154,8 +154,8 @@ def _copy_tables(reader: Reader, scrubber: Scrubber) -> dict[str, pa.Table]:
     for key, role in _STRING_ROLES.items():
         frame = frames.get(key, {})
         if key == "threads" and frame:  # names of threads without recorded events would reveal other programs
-            recorded = np.flatnonzero(np.isin(frame["thread"], np.concatenate([np.empty(0, np.int64), *threads])))
-            frame |= {column: values[recorded] for column, values in frame.items()}
+            recorded_rows = np.flatnonzero(np.isin(frame["thread"], np.concatenate([np.empty(0, np.int64), *threads])))
+            frame |= {column: values[recorded_rows] for column, values in frame.items()}
         for column in set(_STRING_ID_COLUMNS) & set(frame):
             for number in np.unique(frame[column]).tolist():
                 roles_of[number].add(ARGUMENTS if column == "arguments" else role)

@@ -50,19 +50,19 @@ def atomic_write(target: Path, needed_bytes: int | None = None, source: Path | N
     allowed_mode = ~0 if source is None else source.stat().st_mode
     destination = resolve_links(target)
     with _explain_full_disk(target, needed_bytes), _unfinished_folder(destination) as folder:
-        unfinished = folder / destination.name
-        yield unfinished
+        unfinished_path = folder / destination.name
+        yield unfinished_path
         if destination.exists():
             old_status = destination.stat()
             with suppress(OSError):  # only root may change the owner, and some file systems have no owners
-                os.chown(unfinished, old_status.st_uid, old_status.st_gid)
+                os.chown(unfinished_path, old_status.st_uid, old_status.st_gid)
             with suppress(OSError):  # some file systems have no permissions
-                unfinished.chmod(stat.S_IMODE(old_status.st_mode))
-        if (mode := stat.S_IMODE(unfinished.stat().st_mode)) & ~allowed_mode:
-            unfinished.chmod(mode & allowed_mode)
-        with unfinished.open("rb") as file:
+                unfinished_path.chmod(stat.S_IMODE(old_status.st_mode))
+        if (mode := stat.S_IMODE(unfinished_path.stat().st_mode)) & ~allowed_mode:
+            unfinished_path.chmod(mode & allowed_mode)
+        with unfinished_path.open("rb") as file:
             os.fsync(file.fileno())  # otherwise a power cut may leave an empty file
-        unfinished.replace(destination)
+        unfinished_path.replace(destination)
 
 
 def write_text(target: Path, text: str) -> None:

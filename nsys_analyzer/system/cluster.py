@@ -203,9 +203,11 @@ def _open_client(address: str) -> Iterator[Client]:
                 version = None  # workers without the package also answer None
             for worker, versions in client.get_versions(packages=[_PACKAGE])["workers"].items():
                 if (worker_version := versions["packages"][_PACKAGE]) != version:
-                    installed = f"nsys-analyze {worker_version}" if worker_version else "no nsys-analyze"
+                    installed_version = f"nsys-analyze {worker_version}" if worker_version else "no nsys-analyze"
                     hint = f"Install the same version there: pip install {_PACKAGE}=={version}"
-                    raise ClusterError(f"The worker {worker} has {installed}, and this command is {version}", hint)
+                    raise ClusterError(
+                        f"The worker {worker} has {installed_version}, and this command is {version}", hint
+                    )
             try:
                 yield client
             except KilledWorker as error:

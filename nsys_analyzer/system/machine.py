@@ -133,10 +133,12 @@ def find_nsys(root: Path = Path("/")) -> Path | None:
             problem = f"NSYS is set to {path}, which is not an executable file"
             raise ExportError(problem, "Set NSYS to the nsys command itself, or unset it")
         return path
-    if on_path := shutil.which("nsys"):
-        return Path(on_path)
-    installed = (path for pattern in NSYS_PATHS for path in sorted(root.glob(pattern), key=version_key, reverse=True))
-    return next((path for path in installed if _is_executable(path)), None)
+    if path_of_command := shutil.which("nsys"):
+        return Path(path_of_command)
+    installed_paths = (
+        path for pattern in NSYS_PATHS for path in sorted(root.glob(pattern), key=version_key, reverse=True)
+    )
+    return next((path for path in installed_paths if _is_executable(path)), None)
 
 
 def nsys_version(nsys: Path) -> str:

@@ -270,8 +270,8 @@ def _supervise(parent: int, what_ends: str, command: list[str]) -> int:
     code = 0
     with suppress(ChildProcessError):  # raised when no child remains
         while True:
-            ended, status = os.wait()
-            if ended == program.pid:
+            ended_pid, status = os.wait()
+            if ended_pid == program.pid:
                 code = os.waitstatus_to_exitcode(status)
                 if code == 0 and not requests and what_ends == "first":
                     break

@@ -126,9 +126,9 @@ def distinct(values: Any) -> Any:
     """
     if not len(values):
         return values
-    ordered = _drop_repeats(values)
-    ordered.sort()
-    return _drop_repeats(ordered)
+    ordered_values = _drop_repeats(values)
+    ordered_values.sort()
+    return _drop_repeats(ordered_values)
 
 
 def _drop_repeats(values: Any) -> Any:
@@ -267,8 +267,8 @@ def _convert_to_binary(values: pa.Array) -> pa.Array:
     letters = letters if letters is not None else pa.py_buffer(b"")
     if not 0 <= first <= last <= letters.size or last - first > np.iinfo(np.int32).max:
         raise pa.ArrowInvalid(f"texts from {first:,} to {last:,} in {letters.size:,} bytes")
-    letters, narrow = letters.slice(first, last - first), pa.py_buffer((bounds - first).astype(np.int32))
-    return pa.Array.from_buffers(pa.binary(), len(values), [None, narrow, letters])
+    letters, narrow_bounds = letters.slice(first, last - first), pa.py_buffer((bounds - first).astype(np.int32))
+    return pa.Array.from_buffers(pa.binary(), len(values), [None, narrow_bounds, letters])
 
 
 def mask_by_name(rows: Any, test: Callable[[str], object]) -> Bools:

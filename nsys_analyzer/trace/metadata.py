@@ -192,7 +192,7 @@ def read_metadata(frames: dict[str, Frame], strings: dict[int, str]) -> Metadata
     environment = dict(iterate_rows(frames["environment"]))
     platform = environment.get("DevicePlatform", CUDA)
     driver = environment.get("NvDriverVersion") or "unknown"
-    shift = export.get(TIME_SHIFT, "")
+    time_shift = export.get(TIME_SHIFT, "")
     return Metadata(
         profiler="torch" if export.get("EXPORT_PRODUCT_NAME") == _TORCH_PROFILER else "nsys",
         profiler_version=export.get("EXPORT_PRODUCT_VERSION") or export.get("PRODUCT_VERSION") or "unknown",
@@ -206,7 +206,7 @@ def read_metadata(frames: dict[str, Frame], strings: dict[int, str]) -> Metadata
         gpu_of={(pid, device): gpu for gpu, device, pid in iterate_rows(frames["cuda_devices"])},
         thread_names={thread: strings.get(name, "") for thread, name in iterate_rows(frames["threads"])},
         diagnostics=read_diagnostics(frames["diagnostics"]),
-        time_shift_ns=int(shift) if re.fullmatch(r"[+-]?\d{1,18}|[+-]?[1-4]\d{18}", shift) else 0,
+        time_shift_ns=int(time_shift) if re.fullmatch(r"[+-]?\d{1,18}|[+-]?[1-4]\d{18}", time_shift) else 0,
         started_utc_ns=max((start for (start,) in iterate_rows(frames["session_start"])), default=0),
     )
 

@@ -105,7 +105,7 @@ def _run_export(nsys: Path, report: Path, output: Path, timeout_s: float | None)
     if _BLOBS_OPTION in _read_export_help(nsys):
         options.append(f"{_BLOBS_OPTION}=true")
     try:  # the paths are absolute, so that nsys does not read a name with a leading dash as an option
-        finished = run_captured([str(nsys), "export", *options, str(report.absolute())], timeout_s)
+        finished_process = run_captured([str(nsys), "export", *options, str(report.absolute())], timeout_s)
     except OSError as error:
         raise ExportError(f"{nsys} cannot be run: {error}", "Set NSYS to an nsys that can be run") from error
     except subprocess.TimeoutExpired as error:
@@ -113,8 +113,8 @@ def _run_export(nsys: Path, report: Path, output: Path, timeout_s: float | None)
             f"nsys export of {report} was stopped after {timeout_s:g} s",
             f"Run it without a time limit: {_make_export_command(str(report))}",
         ) from error
-    if finished.returncode != 0 or not is_sqlite(output):
-        raise _make_export_error(nsys, report, finished)
+    if finished_process.returncode != 0 or not is_sqlite(output):
+        raise _make_export_error(nsys, report, finished_process)
 
 
 @functools.cache
@@ -127,9 +127,9 @@ def _read_export_help(nsys: Path) -> str:
     return answer.stdout + answer.stderr
 
 
-def _make_export_error(nsys: Path, report: Path, finished: subprocess.CompletedProcess[str]) -> ExportError:
+def _make_export_error(nsys: Path, report: Path, finished_process: subprocess.CompletedProcess[str]) -> ExportError:
     """Returns the error for a failed ``nsys export``, with a hint that fits the reason."""
-    message = last_output_lines(finished.stderr) or last_output_lines(finished.stdout)
+    message = last_output_lines(finished_process.stderr) or last_output_lines(finished_process.stdout)
     if any(phrase in message for phrase in _DAMAGED_REPORT_MESSAGES):
         return ExportError(
             f"{report} is not an Nsight Systems report, or only a part of one: {message}",
@@ -143,7 +143,7 @@ def _make_export_error(nsys: Path, report: Path, finished: subprocess.CompletedP
             f"{report} was recorded with Nsight Systems {recorded_with}, and {nsys} is {version}: too old to read it",
             f"Install a newer one, or export on the machine that recorded it: {_make_export_command(report.name)}",
         )
-    reason = message or f"exit status {finished.returncode}"
+    reason = message or f"exit status {finished_process.returncode}"
     return ExportError(f"nsys export failed: {reason}", f"Run it yourself: {_make_export_command(str(report))}")
 
 

@@ -105,7 +105,7 @@ def _group_tensors(name: str, tensors: Sequence[Tensor]) -> tuple[TensorArgument
     if not name.startswith(_OPERATORS_ON_LISTS):
         return tuple(tensor if tensor.shape else None for tensor in tensors)
     for lists in range(_MAX_LISTS, 0, -1):
-        length, rest = divmod(len(shaped), lists)
-        if shaped and not rest and shaped == shaped[:length] * lists:
+        length, remainder = divmod(len(shaped), lists)
+        if shaped and not remainder and shaped == shaped[:length] * lists:
             return tuple(tuple(shaped[start : start + length]) for start in range(0, len(shaped), length))
     return ()

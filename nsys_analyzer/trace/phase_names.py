@@ -132,9 +132,12 @@ class PhaseNames:
             if not separator or not phase or not name:
                 raise ConfigurationError(f"{option!r} is not PHASE=RANGE", "Write for example forward=model_fwd")
             phase = phase.lower()
-            similar = get_close_matches(phase, DEFAULT_NAMES, 1, _MISSPELLING_SIMILARITY)
-            if similar and phase not in DEFAULT_NAMES:
-                hint = f"Did you mean {similar[0]}={name}? A phase of your own needs a name that is less similar to it"
+            similar_names = get_close_matches(phase, DEFAULT_NAMES, 1, _MISSPELLING_SIMILARITY)
+            if similar_names and phase not in DEFAULT_NAMES:
+                hint = (
+                    f"Did you mean {similar_names[0]}={name}? The name of a phase of your own must be less similar to "
+                    f"{similar_names[0]}"
+                )
                 raise ConfigurationError(f"{phase!r} is not a phase", hint)
             extra[phase] = (*extra.get(phase, ()), name)
         return PhaseNames(extra, steps)

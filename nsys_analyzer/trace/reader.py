@@ -89,10 +89,10 @@ class Reader(ABC):
         Some versions of nsys append a number to the name of a table whose columns changed (``NVTX_EVENTS_V2``). The
         table with the highest number that has rows is used.
         """
-        numbered = [match for name in self.columns_of if (match := _VERSIONED_NAME.fullmatch(name))]
+        numbered_matches = [match for name in self.columns_of if (match := _VERSIONED_NAME.fullmatch(name))]
         for alias in table.aliases:
             required = [c for c in table.columns if alias != table.aliases[0] and c.name in table.required]
-            versions = {int(match[2] or 0): match[0] for match in numbered if match[1] == alias}
+            versions = {int(match[2] or 0): match[0] for match in numbered_matches if match[1] == alias}
             for _, name in sorted(versions.items(), reverse=True):
                 if self.has_rows(name) and all(find_alias(column, self.columns_of[name]) for column in required):
                     return name
@@ -220,7 +220,7 @@ class SqliteReader(Reader):
         from adbc_driver_manager import AdbcConnection, AdbcStatement, Error
 
         where_clause = f" WHERE {row_filter.column} {row_filter.predicate}" if row_filter else ""
-        selected = ", ".join(_make_select_expression(column, alias) for column, alias in names_in_file.items())
+        selected_columns = ", ".join(_make_select_expression(column, alias) for column, alias in names_in_file.items())
         try:
             with (
                 adbc_driver_sqlite.connect(self.uri) as database,
@@ -228,7 +228,7 @@ class SqliteReader(Reader):
                 AdbcStatement(connection) as statement,
             ):
                 statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
-                statement.set_sql_query(f"SELECT {selected} FROM {quote_identifier(name)}{where_clause}")
+                statement.set_sql_query(f"SELECT {selected_columns} FROM {quote_identifier(name)}{where_clause}")
                 stream, _ = statement.execute_query()
                 return build_frame(pa.RecordBatchReader.from_stream(stream), table.columns)
         except MemoryError:

@@ -99,8 +99,8 @@ class TimeCheck:
         """Returns the mask of the operations that are not copies of an earlier row, shape (operations,)."""
         are_first = np.ones(len(operations), np.bool_)
         for kind, table in enumerate(OPERATIONS_BY_KIND):
-            of_kind = operations.of_kind(kind)
-            rows = operations.select(of_kind)
+            operations_of_kind = operations.of_kind(kind)
+            rows = operations.select(operations_of_kind)
             start, order = rows.start, None
             if (start[1:] < start[:-1]).any():  # nsys usually writes operations in order of start
                 order = np.argsort(start, kind="stable")
@@ -110,13 +110,13 @@ class TimeCheck:
             candidates = np.union1d(same_start, same_start + 1)
             candidates = candidates if order is None else np.sort(order[candidates])
             values = np.stack([np.asarray(column, np.int64)[candidates] for column in rows.columns().values()])
-            by_value = np.lexsort(values)  # the sort is stable, so the first of equal rows stays first
+            order_by_value = np.lexsort(values)  # the sort is stable, so the first of equal rows stays first
             are_duplicates = np.zeros(len(rows), np.bool_)
-            is_equal = (values[:, by_value[1:]] == values[:, by_value[:-1]]).all(axis=0)
-            are_duplicates[candidates[by_value[1:]]] = is_equal
+            is_equal = (values[:, order_by_value[1:]] == values[:, order_by_value[:-1]]).all(axis=0)
+            are_duplicates[candidates[order_by_value[1:]]] = is_equal
             timed_rows = _make_timed_rows(table, rows)
             self.left_out += describe_excluded_rows(timed_rows, "all values of another row", are_duplicates)
-            are_first[of_kind] = ~are_duplicates
+            are_first[operations_of_kind] = ~are_duplicates
         return are_first
 
     def find_valid_calls(self, launches: Launches) -> Bools:
@@ -196,19 +196,19 @@ def _find_bounds(duration: int | None, row_starts: Sequence[Ints], start: int) -
     """
     if duration is not None:
         first = max(start - MAX_DISTANCE_NS, NO_TIME)
-        inside = sum(np.count_nonzero((times > first) & (times <= start + duration)) for times in row_starts)
-        if inside >= _MIN_SHARE_IN_SESSION * sum(np.count_nonzero(times != NO_TIME) for times in row_starts):
+        inside_count = sum(np.count_nonzero((times > first) & (times <= start + duration)) for times in row_starts)
+        if inside_count >= _MIN_SHARE_IN_SESSION * sum(np.count_nonzero(times != NO_TIME) for times in row_starts):
             return start - MAX_DISTANCE_NS, start - _SESSION_SLACK_NS, start + duration + _SESSION_SLACK_NS
     times = np.concatenate([times[times != NO_TIME] for times in row_starts])
     if not len(times):
         return start - MAX_DISTANCE_NS, start - MAX_DISTANCE_NS, start + MAX_DISTANCE_NS
     # The recorded session is wrong, not the rows. For example, the times may count from 1970.
-    middle = int(np.partition(times, len(times) // 2)[len(times) // 2])  # np.median may be a mean of two times
-    likely = times[(times > middle - MAX_DISTANCE_NS) & (times < middle + MAX_DISTANCE_NS)]
+    median_time = int(np.partition(times, len(times) // 2)[len(times) // 2])  # np.median may be a mean of two times
+    likely = times[(times > median_time - MAX_DISTANCE_NS) & (times < median_time + MAX_DISTANCE_NS)]
     edge_rows = min(1 + len(likely) // _ROWS_PER_DAMAGED_ROW, (len(likely) - 1) // 2)
     first, last = np.partition(likely, (edge_rows, len(likely) - 1 - edge_rows))[[edge_rows, -1 - edge_rows]].tolist()
     max_outside = _MAX_EXTENTS_OUTSIDE * (last - first) + _MARGIN_NS
-    return middle - MAX_DISTANCE_NS, first - max_outside, last + max_outside
+    return median_time - MAX_DISTANCE_NS, first - max_outside, last + max_outside
 
 
 def timed_calls(launches: Launches, end: Ints) -> TimedRows:

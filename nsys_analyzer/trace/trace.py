@@ -171,9 +171,9 @@ class Trace:
         metadata = replace(read_metadata(frames, strings), unread_tables=reader.unread_tables())
         nccl_ranges = read_nccl_ranges(reader, strings)
         duration = int(frames["session"]["duration"].max(initial=0)) or None
-        starts = (operations.start, launches.start, ranges.start)
+        row_starts = (operations.start, launches.start, ranges.start)
         by_nsys = metadata.profiler == "nsys"
-        check = TimeCheck(duration, *starts, start=metadata.time_shift_ns, by_cupti=by_nsys)
+        check = TimeCheck(duration, *row_starts, start=metadata.time_shift_ns, by_cupti=by_nsys)
         have_times, are_valid_calls = check.find_valid_operations(operations), check.find_valid_calls(launches)
         are_first_rows = check.find_unique_operations(operations) if by_nsys else have_times
         are_valid, have_ends = check.find_valid_ranges(schema.NVTX, ranges), ranges.end != schema.NO_TIME
@@ -217,8 +217,8 @@ class Trace:
             start_end_names=frozenset(ranges.names[code] for code in distinct(ranges.name[is_start_end])),
             profiler_events=_make_profiler_events((frames["overhead"], frames["profiler_overhead"]), strings),
         )
-        separated: Self = without_operator_steps(trace)
-        return separated
+        trace_without_operator_steps: Self = without_operator_steps(trace)
+        return trace_without_operator_steps
 
 
 def check_recorded(reader: Reader, path: Path) -> None:
@@ -330,17 +330,21 @@ def _make_ranges(frame: Frame, strings: Mapping[int, str]) -> tuple[Ranges, Ints
     """
     text_ids = frame["text_id"]
     used_ids, id_codes = dense_codes(text_ids)
-    written = [*(strings.get(i, "") for i in used_ids.tolist()), *frame["text"].to_pylist()]
+    recorded_texts = [*(strings.get(i, "") for i in used_ids.tolist()), *frame["text"].to_pylist()]
     text_code = np.where(text_ids >= 0, id_codes, len(used_ids) + np.arange(len(text_ids)))
-    bare = [_ANNOTATION.sub("", text) if "=" in text else text for text in written]
-    annotated = {name for name, text in zip(bare, written, strict=True) if len(name) < len(text)}
-    names, codes = distinct_texts([normalize_module_name(name) if name.startswith("{") else name for name in bare])
+    texts_without_arguments = [_ANNOTATION.sub("", text) if "=" in text else text for text in recorded_texts]
+    annotated = {
+        name for name, text in zip(texts_without_arguments, recorded_texts, strict=True) if len(name) < len(text)
+    }
+    names, codes = distinct_texts(
+        [normalize_module_name(name) if name.startswith("{") else name for name in texts_without_arguments]
+    )
     ranges = Ranges(frame["start"], frame["end"], frame["thread"], codes[text_code], names)
     are_operators = np.array([name in annotated or name.startswith(ATEN_PREFIX) for name in names], np.bool_)
     index = np.flatnonzero(are_operators[ranges.name])
-    matches = (_SEQUENCE.search(text) if "=" in text else None for text in written)
+    matches = (_SEQUENCE.search(text) if "=" in text else None for text in recorded_texts)
     sequence = np.array([int(match[1]) if match else -1 for match in matches], np.int64)[text_code[index]]
-    sizes = [match[1] if "sizes" in text and (match := _SIZES.search(text)) else "" for text in written]
+    sizes = [match[1] if "sizes" in text and (match := _SIZES.search(text)) else "" for text in recorded_texts]
     argument_texts, arguments = distinct_texts(  # the empty text comes first
         [f"[{text}]" if text else "" for text in sizes]
     )
@@ -404,9 +408,9 @@ def _read_torch_callers(
         # Calls and samples are sorted by thread and start. The samples during a call then follow this call and precede
         # the next call.
         order = np.lexsort((np.append(time, launches.start), np.append(thread, launches.thread)))
-        last = np.maximum.accumulate(np.where(order < len(time), -1, np.arange(len(order))))
-        sample_positions = np.flatnonzero((order < len(time)) & (last >= 0))
-        sample, call = order[sample_positions], order[last[sample_positions]] - len(time)
+        last_call = np.maximum.accumulate(np.where(order < len(time), -1, np.arange(len(order))))
+        sample_positions = np.flatnonzero((order < len(time)) & (last_call >= 0))
+        sample, call = order[sample_positions], order[last_call[sample_positions]] - len(time)
         is_during_call = (launches.thread[call] == thread[sample]) & (launches.end[call] > time[sample])
         sample, call = sample[is_during_call], call[is_during_call]
         sources.append((thread[sample], launches.correlation[call], chain[sample], functions))

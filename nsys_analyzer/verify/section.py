@@ -60,8 +60,8 @@ def verification_section(
             f"{'more' if entry.saved_ms > prediction.high_ms else 'less'} than predicted",
             None: "It is not known whether the prediction held",
         }[entry.held]
-        predicted = f"`{prediction.finding}` ({prediction.title}) was predicted to save {interval}"
-        blocks.append(Paragraph(f"{predicted}. {outcome}."))
+        prediction_text = f"`{prediction.finding}` ({prediction.title}) was predicted to save {interval}"
+        blocks.append(Paragraph(f"{prediction_text}. {outcome}."))
     if remark:
         blocks.append(Paragraph(remark))
     if findings_after:

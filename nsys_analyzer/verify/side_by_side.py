@@ -34,14 +34,14 @@ _MAX_LOG_BYTES, _READ_BYTES = 10_000_000, 1_000_000
 
 def _write_log(output: IO[bytes], log: Path) -> None:
     """Writes the output of a program to its log; the log keeps the end of a long output."""
-    previous = b""
+    previous_text = b""
     with output, log.open("wb", buffering=0) as file:
         while text := os.read(output.fileno(), _READ_BYTES):
             if file.tell() + len(text) > _MAX_LOG_BYTES:
                 file.truncate(file.seek(0))
-                file.write(previous)
+                file.write(previous_text)
             file.write(text)
-            previous = text
+            previous_text = text
 
 
 @dataclass
@@ -93,12 +93,12 @@ def run(jobs: Sequence[dict[str, Any]]) -> int:
             log_writer = threading.Thread(target=_write_log, args=(processes[-1].stdout, log), daemon=True)
             log_writer.start()
             runners.append(_RunningProgram(processes[-1], our_end, log, log_writer))
-        waiting = [runner for runner in runners if runner.finish_turn()]
-        while waiting:
-            runner, *waiting = waiting
+        waiting_runners = [runner for runner in runners if runner.finish_turn()]
+        while waiting_runners:
+            runner, *waiting_runners = waiting_runners
             runner.give_turn()
             if runner.finish_turn():
-                waiting.append(runner)
+                waiting_runners.append(runner)
         for runner in runners:
             code = runner.process.wait()
             runner.log_writer.join(_LOG_TIMEOUT_S)  # a child process of the program may keep its output open

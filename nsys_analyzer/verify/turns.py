@@ -120,8 +120,8 @@ def _read_measurement(program: Program, results: Path, folder: Path) -> TimedPro
     values = decode_json(path.read_bytes()) if path.is_file() else {}
     steps_ms = values.get("times_ms", {}).get("step", ())
     if not steps_ms:
-        why = values.get("not_annotated") or "none of its steps was found"
-        raise CaptureError(f"The {program.name} program: {why}", f"Its output is in {folder}")
+        reason = values.get("not_annotated") or "none of its steps was found"
+        raise CaptureError(f"The {program.name} program: {reason}", f"Its output is in {folder}")
     block = program.target.annotation.steps_per_turn if program.target.annotation else 1
     return TimedProcess(
         tuple(steps_ms), block, tuple(map(float, values.get("losses", ()))), tuple(values.get("rows", ()))
@@ -179,9 +179,9 @@ def checkout(
             command_line = tuple(
                 str(Path(word).absolute()) if _is_outside_commits(word, root[0]) else word for word in words
             )
-            missing = [word for word in command_line if Path(word).is_file() and not (folder / word).is_file()]
-            if missing:
-                raise ConfigurationError(f"{missing[0]} is not in commit {revision}", HOW_TO_NAME_OLD)
+            missing_files = [word for word in command_line if Path(word).is_file() and not (folder / word).is_file()]
+            if missing_files:
+                raise ConfigurationError(f"{missing_files[0]} is not in commit {revision}", HOW_TO_NAME_OLD)
             yield folder, command_line, (Path(root[0]), worktree_path)
         finally:
             run_for_lines("git", "worktree", "remove", "--force", str(worktree_path))

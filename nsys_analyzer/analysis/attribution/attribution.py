@@ -94,13 +94,13 @@ class Attribution:
             is_candidate: shape (ranges,), True for the ranges to look for.
         """
         timeline, index = make_timeline(self.ranges, is_candidate, innermost=False)
-        outermost = timeline.open_at(self.thread, self.time)
+        outermost_range = timeline.open_at(self.thread, self.time)
         inheriting = np.flatnonzero(self.inherited_thread != NONE)
         inherited = timeline.open_at(self.inherited_thread[inheriting], self.time[inheriting])
-        launching = outermost[inheriting]
+        launching = outermost_range[inheriting]
         keeps_own_range = (inherited == NONE) | (self.prefers_own_phase[inheriting] & (launching != NONE))
-        outermost[inheriting] = np.where(keeps_own_range, launching, inherited)
-        return np.append(index, NONE).astype(np.int32)[outermost]
+        outermost_range[inheriting] = np.where(keeps_own_range, launching, inherited)
+        return np.append(index, NONE).astype(np.int32)[outermost_range]
 
     def find_innermost(self, is_candidate: Bools, operations: Ints) -> Ints:
         """Returns the innermost candidate range around each of ``operations``, or -1.
@@ -108,12 +108,14 @@ class Attribution:
         For a node of a CUDA graph, ranges around the capture count as inside the ranges around the replay.
         """
         timeline, index = make_timeline(self.ranges, is_candidate, innermost=True)
-        innermost = np.full(len(self.launch), NONE, np.int64)
-        innermost[self.captures.operation] = timeline.open_at(self.captures.thread, self.captures.time)
-        innermost = innermost[operations]
+        innermost_range = np.full(len(self.launch), NONE, np.int64)
+        innermost_range[self.captures.operation] = timeline.open_at(self.captures.thread, self.captures.time)
+        innermost_range = innermost_range[operations]
         for thread in (self.thread[operations], self.inherited_thread[operations]):
-            innermost = np.where(innermost == NONE, timeline.open_at(thread, self.time[operations]), innermost)
-        return np.append(index, NONE)[innermost]
+            innermost_range = np.where(
+                innermost_range == NONE, timeline.open_at(thread, self.time[operations]), innermost_range
+            )
+        return np.append(index, NONE)[innermost_range]
 
 
 def attribute(trace: Trace, roles: RangeRoles, launch: SmallInts) -> Attribution:
@@ -133,10 +135,10 @@ def attribute(trace: Trace, roles: RangeRoles, launch: SmallInts) -> Attribution
         trace, roles, engine_threads, in_range, in_phase, thread, time
     )
     prefers_own_phase = in_phase & ~np.isin(thread, engine_threads)
-    replayed = (operations.kind == GRAPH) | (operations.graph_node != 0)
+    is_replayed = (operations.kind == GRAPH) | (operations.graph_node != 0)
     method = np.full(len(operations), SAME_THREAD, np.int8)
     method[inherited_thread != NONE] = OTHER_THREAD
-    method[replayed] = GRAPH_REPLAY
+    method[is_replayed] = GRAPH_REPLAY
     method[~in_range & (inherited_thread == NONE)] = UNATTRIBUTED
     return Attribution(
         ranges,
@@ -220,12 +222,16 @@ def find_inherited_ranges(
     is_any_range = np.ones(len(trace.ranges), np.bool_)
     preferences = (roles.has_role("backward"), roles.is_leaf_phase, roles.is_phase_or_step, is_any_range)
     for preference, is_candidate in enumerate(preferences):
-        undecided = np.flatnonzero((inherited_range == NONE) & (without_ranges | (preference < len(preferences) - 1)))
-        if len(undecided):
+        undecided_operations = np.flatnonzero(
+            (inherited_range == NONE) & (without_ranges | (preference < len(preferences) - 1))
+        )
+        if len(undecided_operations):
             timeline, index = make_timeline(
                 trace.ranges, is_candidate & is_outside_engine, innermost=True, by_process=True
             )
-            inherited_range[undecided] = np.append(index, NONE)[timeline.open_at(process[undecided], time[undecided])]
+            inherited_range[undecided_operations] = np.append(index, NONE)[
+                timeline.open_at(process[undecided_operations], time[undecided_operations])
+            ]
     return inherited_range
 
 
@@ -303,14 +309,14 @@ def _find_rejected_steps(roles: Mapping[str, str | None], *, decodes: bool) -> s
     is_inside = any(name.startswith(ENGINE_STEP_PREFIX) for name in marks)
     is_certain = any(mark.certain for mark in marks.values())
     is_doubtful = is_certain or (len({mark.kind for mark in marks.values()}) < 2 and not decodes)
-    rejected = {
+    rejected_names = {
         name
         for name, mark in marks.items()
         if (is_inside and name.startswith(EXECUTOR_STEP_PREFIX)) or (is_doubtful and not mark.certain)
     }
     trains = not {"backward", "optimizer"}.isdisjoint(roles.values())
-    serves = bool(marks.keys() - rejected) and not trains
-    return rejected | {name for name, role in roles.items() if serves and role == STEP and name not in marks}
+    serves = bool(marks.keys() - rejected_names) and not trains
+    return rejected_names | {name for name, role in roles.items() if serves and role == STEP and name not in marks}
 
 
 #: Separates the names of the ranges in a range path.
@@ -334,9 +340,9 @@ def make_range_paths(trace: Trace, attribution: Attribution) -> tuple[Ints, list
     time = np.concatenate([attribution.time, attribution.time, capture_columns[1]])
     stack_codes, stacks = find_open_stacks(ranges, thread, time)
     codes_by_stack = stack_codes.reshape(3, len(attribution.launch))
-    first, codes = distinct_rows(*codes_by_stack)
+    first_of_path, codes = distinct_rows(*codes_by_stack)
     texts = [""]
-    for inherited, launching, capturing in codes_by_stack[:, first].T.tolist():
+    for inherited, launching, capturing in codes_by_stack[:, first_of_path].T.tolist():
         replay = [ranges.names[ranges.name[i]] for i in (*stacks[inherited], *stacks[launching])]
         capture = [ranges.names[ranges.name[i]] for i in stacks[capturing]]
         # The stack at the capture of a graph may repeat names of the stack at its replay, such as step and forward.
@@ -362,16 +368,16 @@ def find_open_stacks(ranges: Ranges, thread: Ints, time: Ints) -> tuple[Ints, li
     index = np.flatnonzero(contains_any_time(thread, time, ranges.thread, ranges.start, ranges.end))
     entered_ranges = ranges.select(index)
     axis = Axis(entered_ranges.thread, entered_ranges.start, entered_ranges.end)
-    opened = axis.place(entered_ranges.thread, entered_ranges.start)
-    closed = axis.place(entered_ranges.thread, entered_ranges.end)
-    boundaries = distinct(np.concatenate([opened, closed]))
+    opened_at = axis.place(entered_ranges.thread, entered_ranges.start)
+    closed_at = axis.place(entered_ranges.thread, entered_ranges.end)
+    boundaries = distinct(np.concatenate([opened_at, closed_at]))
     # The stack is constant between two boundaries. The segment is NONE before the first boundary and off the axis.
     segment = np.searchsorted(boundaries, axis.place(thread, time), side="right") - 1
     used_segments, codes = dense_codes(segment)
     used_boundaries = boundaries[used_segments[used_segments != NONE]].tolist()
-    order = np.lexsort((index, -closed, opened))
+    order = np.lexsort((index, -closed_at, opened_at))
     code_of_stack: dict[RangeStack, int] = {(): 0}
-    sweep = _sweep_stacks(index[order].tolist(), opened[order].tolist(), closed[order].tolist(), used_boundaries)
+    sweep = _sweep_stacks(index[order].tolist(), opened_at[order].tolist(), closed_at[order].tolist(), used_boundaries)
     swept_codes = [code_of_stack.setdefault(stack, len(code_of_stack)) for stack in sweep]
     code_of_segment = [0] * (len(used_segments) - len(used_boundaries)) + swept_codes
     return np.array(code_of_segment, np.int64)[codes], list(code_of_stack)

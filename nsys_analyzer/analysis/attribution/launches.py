@@ -83,18 +83,18 @@ def find_dropped_launches(launches: Launches, *launch: Any) -> Bools:
     for indices in launch:
         matched[indices] = True
     matched = matched[:-1]
-    dropped: Bools = (launches.call == LAUNCH) & ~matched
-    if dropped.any():
+    is_dropped: Bools = (launches.call == LAUNCH) & ~matched
+    if is_dropped.any():
         _, keys = _place_correlation_ids(launches)
-        dropped[dropped] = ~np.isin(keys[dropped], keys[matched])
-        dropped &= ~_is_in_graph_capture(launches)
-    return dropped
+        is_dropped[is_dropped] = ~np.isin(keys[is_dropped], keys[matched])
+        is_dropped &= ~_is_in_graph_capture(launches)
+    return is_dropped
 
 
 def _is_in_graph_capture(launches: Launches) -> Bools:
     """Returns True for each call that starts while its process captures a CUDA graph; shape (launches,)."""
     processes = process_of(launches.thread)
-    group, start, end = [], [], []
+    captured_processes, start, end = [], [], []
     for process in distinct(processes):
         begins, ends = (
             np.sort(launches.start[(processes == process) & (launches.call == call)])
@@ -102,11 +102,11 @@ def _is_in_graph_capture(launches: Launches) -> Bools:
         )
         next_end = np.searchsorted(ends, begins, side="right")
         has_end = next_end < len(ends)
-        group.append(np.full(has_end.sum(), process))
+        captured_processes.append(np.full(has_end.sum(), process))
         start.append(begins[has_end])
         end.append(ends[next_end[has_end]])
-    captured, begin, stop = (np.concatenate(column) for column in (group, start, end))
-    return is_in_any_range(captured, begin, stop, processes, launches.start)
+    captured_process, begin, stop = (np.concatenate(column) for column in (captured_processes, start, end))
+    return is_in_any_range(captured_process, begin, stop, processes, launches.start)
 
 
 def _place_correlation_ids(launches: Launches) -> tuple[Axis, Ints]:
@@ -139,7 +139,7 @@ class GraphCaptures:
 def find_graph_captures(trace: Trace) -> GraphCaptures:
     """Finds where the graph node of each replayed operation was captured."""
     operations, nodes = trace.operations, trace.graph_nodes
-    replayed = np.flatnonzero(operations.graph_node != 0)
+    replayed_operations = np.flatnonzero(operations.graph_node != 0)
     if not len(nodes.node):
         return GraphCaptures(nodes.node, nodes.thread, nodes.start)
     process = process_of(nodes.thread)
@@ -154,9 +154,11 @@ def find_graph_captures(trace: Trace) -> GraphCaptures:
     for _ in range(_MAX_INSTANTIATIONS):
         position, has_original = _search_keys(key, original[first_captured_as])
         first_captured_as = np.where(has_original, position, first_captured_as)
-    position, is_known = _search_keys(key, axis.place(operations.process[replayed], operations.graph_node[replayed]))
+    position, is_known = _search_keys(
+        key, axis.place(operations.process[replayed_operations], operations.graph_node[replayed_operations])
+    )
     creation_row = order[first_captured_as[position[is_known]]]
-    return GraphCaptures(replayed[is_known], nodes.thread[creation_row], nodes.start[creation_row])
+    return GraphCaptures(replayed_operations[is_known], nodes.thread[creation_row], nodes.start[creation_row])
 
 
 def exclude_impossible_times(trace: Trace) -> tuple[Trace, SmallInts, Ints, Ints]:
@@ -209,14 +211,14 @@ def _estimate_clock_offsets(operations: Operations, launch: SmallInts, wait: Int
     if not (wait < -_CLOCK_ERROR_NS).any():
         return np.broadcast_to(np.int64(0), len(wait))
     offset = np.zeros(len(wait), np.int64)
-    launched = np.flatnonzero(launch != NONE)
-    process, device = operations.process[launched], operations.device[launched].astype(np.int64)
+    launched_operations = np.flatnonzero(launch != NONE)
+    process, device = operations.process[launched_operations], operations.device[launched_operations].astype(np.int64)
     clocks = Axis(process, device).place(process, device)
     for clock in distinct(clocks):
-        on_device = launched[clocks == clock]
-        quantiles = np.quantile(wait[on_device], [_OFFSET_QUANTILE, _LATE_CLOCK_QUANTILE], method="higher")
+        operations_on_device = launched_operations[clocks == clock]
+        quantiles = np.quantile(wait[operations_on_device], [_OFFSET_QUANTILE, _LATE_CLOCK_QUANTILE], method="higher")
         low_wait, usual_wait = quantiles.tolist()
-        offset[on_device] = int(low_wait) if usual_wait < 0 else 0
+        offset[operations_on_device] = int(low_wait) if usual_wait < 0 else 0
     return offset
 
 

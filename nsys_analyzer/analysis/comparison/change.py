@@ -212,8 +212,8 @@ def _find_share_interval(before_ms: float, after_ms: float, width_ms: float) -> 
     if after_ms <= 0:
         return max((after_ms - width_ms) / before_ms - 1, -1.0), (after_ms + width_ms) / before_ms - 1
     logarithm, difference_ms = math.log(after_ms) - math.log(before_ms), after_ms - before_ms
-    half = width_ms * (logarithm / difference_ms if difference_ms else 1 / before_ms)
-    low, high = (math.expm1(min(end, _LARGEST_LOGARITHM)) for end in (logarithm - half, logarithm + half))
+    half_width = width_ms * (logarithm / difference_ms if difference_ms else 1 / before_ms)
+    low, high = (math.expm1(min(end, _LARGEST_LOGARITHM)) for end in (logarithm - half_width, logarithm + half_width))
     return low, high
 
 

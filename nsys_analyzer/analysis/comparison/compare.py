@@ -98,13 +98,15 @@ def _compare_steps(before: Side, after: Side, spread: RunSpread) -> StepChange |
     kernels = _compare_kernels(sides, busy_correlation)
     parts = [[(step, estimate_parts(step, spread)) for step in side] for side in sides]
     changes = []
-    for key in dict.fromkeys(key for side in parts for _, of_step in side for key in of_step):
+    for key in dict.fromkeys(key for side in parts for _, parts_of_step in side for key in parts_of_step):
         kind, name = key
         # A run without the part has 0 in each step.
-        estimates = [[of_step.get(key, Estimate.zero(step.instances)) for step, of_step in side] for side in parts]
+        estimates = [
+            [parts_of_step.get(key, Estimate.zero(step.instances)) for step, parts_of_step in side] for side in parts
+        ]
         change = _compare_estimates(estimates, busy_correlation if kind == "compute" else wall_correlation)
-        of_class = tuple(kernel for kernel_class, kernel in kernels if key == ("compute", kernel_class))
-        changes.append(PartChange(kind, name, change, of_class))
+        kernels_of_class = tuple(kernel for kernel_class, kernel in kernels if key == ("compute", kernel_class))
+        changes.append(PartChange(kind, name, change, kernels_of_class))
     launches = (sum(step.launches for step in side) / len(side) for side in sides)
     return StepChange(wall, busy, tuple(sorted(changes, key=lambda part: -abs(part.change.ms))), *launches)
 
@@ -163,8 +165,8 @@ def _average_kernels(steps: Sequence[StepSummary]) -> dict[_KernelKey, tuple[Ker
             launches += kernel.launches / len(steps) if kernel else 0.0
             estimate = Estimate.of_mean(kernel.ms, kernel.std_ms, n) if kernel else Estimate.zero(n)
             estimates.append(estimate.with_run_error(RunSpread.of_kernels(step, estimate.ms)))
-        pooled = Estimate.of_runs(estimates)
-        means[key] = KernelTime(*key, launches, pooled.ms, None), pooled
+        mean_estimate = Estimate.of_runs(estimates)
+        means[key] = KernelTime(*key, launches, mean_estimate.ms, None), mean_estimate
     return means
 
 
@@ -182,15 +184,15 @@ def match_kernels(
     A kernel without a counterpart is paired with None.
     """
     unpaired = {(kernel.name, kernel.kernel_class): kernel for kernel in after}
-    by_name = [(kernel, unpaired.pop((kernel.name, kernel.kernel_class), None)) for kernel in before]
-    by_work: dict[object, tuple[list[KernelTime], list[KernelTime]]] = defaultdict(lambda: ([], []))
-    for side, kernels in enumerate(([kernel for kernel, same in by_name if not same], unpaired.values())):
+    pairs_by_name = [(kernel, unpaired.pop((kernel.name, kernel.kernel_class), None)) for kernel in before]
+    kernels_by_work: dict[object, tuple[list[KernelTime], list[KernelTime]]] = defaultdict(lambda: ([], []))
+    for side, kernels in enumerate(([kernel for kernel, same in pairs_by_name if not same], unpaired.values())):
         for kernel in sorted(kernels, key=lambda kernel: -kernel.ms):
             match = _LAYOUT.search(kernel.name) if kernel.kernel_class == MATMUL else None
             layout = match[1].lower() if match else ""
-            by_work[kernel.kernel_class, layout, round(kernel.launches, 2)][side].append(kernel)
-    pairs = (pair for kernels in by_work.values() for pair in zip_longest(*kernels))
-    return (*(pair for pair in by_name if pair[1]), *pairs)
+            kernels_by_work[kernel.kernel_class, layout, round(kernel.launches, 2)][side].append(kernel)
+    pairs = (pair for kernels in kernels_by_work.values() for pair in zip_longest(*kernels))
+    return (*(pair for pair in pairs_by_name if pair[1]), *pairs)
 
 
 # --- operators

@@ -143,11 +143,11 @@ class StepChange:
         threshold_ms = _LARGE_CLASS_SHARE * max(
             sum(change.before_ms for change in changes), sum(change.after_ms for change in changes)
         )
-        large = [change for change in changes if max(change.before_ms, change.after_ms) > threshold_ms]
-        if len(large) < 2 or not all(change.before_ms and change.after_ms for change in large):
+        large_changes = [change for change in changes if max(change.before_ms, change.after_ms) > threshold_ms]
+        if len(large_changes) < 2 or not all(change.before_ms and change.after_ms for change in large_changes):
             return None
-        factor = sum(change.after_ms for change in large) / sum(change.before_ms for change in large)
-        factors = [change.after_ms / change.before_ms / factor for change in large]
+        factor = sum(change.after_ms for change in large_changes) / sum(change.before_ms for change in large_changes)
+        factors = [change.after_ms / change.before_ms / factor for change in large_changes]
         are_alike = max(factors) < _ALIKE_FACTOR and min(factors) > 1 / _ALIKE_FACTOR
         return factor if are_alike and not 1 / _OTHER_WORK_FACTOR < factor < _OTHER_WORK_FACTOR else None
 
@@ -374,9 +374,13 @@ def find_timing_methods(run: Summary) -> frozenset[str]:
 def _find_pair_obstacles(first: Summary, second: Summary) -> Iterator[Obstacle]:
     """Yields why two runs cannot be compared with each other."""
     pair = first, second
-    low, high = sorted((first.hardware, second.hardware))
+    first_hardware, second_hardware = sorted((first.hardware, second.hardware))
     # "CPU" without a model name may be any processor.
-    if low and low != high and not (low == CPU and high.startswith(CPU)):
+    if (
+        first_hardware
+        and first_hardware != second_hardware
+        and not (first_hardware == CPU and second_hardware.startswith(CPU))
+    ):
         yield Obstacle("hardware", pair)
     methods = [find_timing_methods(run) for run in pair]
     if all(methods) and methods[0].isdisjoint(methods[1]):

@@ -131,9 +131,9 @@ def read_budgets(path: Path) -> Budgets:
         ConfigurationError: the file cannot be read, or contains an unknown key or an invalid value.
     """
     budgets = read_toml(path, Budgets, _BUDGET_EXAMPLE)
-    if unknown := budgets.classes_ms.keys() - known_classes():
+    if unknown_classes := budgets.classes_ms.keys() - known_classes():
         hint = f"There are: {', '.join(known_classes())}"
-        raise ConfigurationError(f"{path}: there is no kernel class {min(unknown)!r}", hint)
+        raise ConfigurationError(f"{path}: there is no kernel class {min(unknown_classes)!r}", hint)
     return budgets
 
 
@@ -151,11 +151,11 @@ def check_budgets(budgets: Budgets, side: Side, cpu_spread: float = CPU_SPREAD) 
         **budgets.phases_ms,
         **{_name_class_budget(name): ms for name, ms in budgets.classes_ms.items()},
     }
-    by_run = [_estimate_quantities(run, spread, use_unprofiled=are_timed) for run in side.runs]
+    estimates_by_run = [_estimate_quantities(run, spread, use_unprofiled=are_timed) for run in side.runs]
     for quantity, limit in limits.items():
         unit: BudgetUnit = "count" if quantity == _LAUNCHES_BUDGET else "bytes" if quantity == _MEMORY_BUDGET else "ms"
-        if limit is not None and all(quantity in estimates for estimates in by_run):
-            estimate = Estimate.of_runs([estimates[quantity] for estimates in by_run])
+        if limit is not None and all(quantity in estimates for estimates in estimates_by_run):
+            estimate = Estimate.of_runs([estimates[quantity] for estimates in estimates_by_run])
             is_exceeded = Change.of(Estimate(limit, None, 0.0), estimate).is_change
             verdict: BudgetVerdict = (
                 "kept" if estimate.ms <= limit else "exceeded" if is_exceeded else "above, perhaps by chance"
@@ -184,8 +184,8 @@ def _estimate_quantities(run: Summary, spread: RunSpread, *, use_unprofiled: boo
         estimates[STEP] = estimate_step(run.step, spread)
     if run.step:
         parts = estimate_parts(run.step, spread)
-        absent = Estimate(0.0, None, 0.0)
-        estimates |= {_name_class_budget(name): parts.get(("compute", name), absent) for name in known_classes()}
+        zero_estimate = Estimate(0.0, None, 0.0)
+        estimates |= {_name_class_budget(name): parts.get(("compute", name), zero_estimate) for name in known_classes()}
         estimates[_LAUNCHES_BUDGET] = Estimate(run.step.launches, None, 0.0)
     if run.unprofiled and run.unprofiled.peak_memory_bytes:
         estimates[_MEMORY_BUDGET] = Estimate(run.unprofiled.peak_memory_bytes, None, 0.0)

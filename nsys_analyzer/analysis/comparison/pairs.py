@@ -78,27 +78,29 @@ def compare_runs(
         NsysAnalyzerError: a side has no run, or no run of one side matches a run of the other side.
     """
     pairs, unmatched = match_runs(before, after, repeats=repeats)
-    compared: list[Comparison] = []
-    refused: list[Comparison] = []
+    compared_pairs: list[Comparison] = []
+    refused_pairs: list[Comparison] = []
     for pair in pairs:
         sides = []
         for side_name, side in zip(_SIDES, pair, strict=True):
-            usable, unusable = [], []
+            usable_runs, unusable_runs = [], []
             for run in side.runs:
                 # With ``force``, a run with an obstacle is compared if it has a step.
                 if (obstacles := tuple(find_run_obstacles(run))) and not (force and run.step):
-                    unusable.append(UnmatchedRun(side_name, run, obstacles))
+                    unusable_runs.append(UnmatchedRun(side_name, run, obstacles))
                 else:
-                    usable.append(run)
-            sides.append(Side(tuple(usable)) if usable else side)  # a pair without a usable run is refused as a whole
-            unmatched += unusable if usable else []
+                    usable_runs.append(run)
+            sides.append(
+                Side(tuple(usable_runs)) if usable_runs else side
+            )  # a pair without a usable run is refused as a whole
+            unmatched += unusable_runs if usable_runs else []
         comparison = compare(sides[0], sides[1], cpu_spread)
         if budgets:
             comparison = replace(comparison, budgets=tuple(check_budgets(budgets, sides[1], cpu_spread)))
-        (refused if comparison.cautions and not force else compared).append(comparison)
-    if compared or refused:
+        (refused_pairs if comparison.cautions and not force else compared_pairs).append(comparison)
+    if compared_pairs or refused_pairs:
         unmatched.sort(key=lambda run: _SIDES.index(run.side))
-        return Comparisons(tuple(compared), tuple(refused), tuple(unmatched))
+        return Comparisons(tuple(compared_pairs), tuple(refused_pairs), tuple(unmatched))
     if not before or not after:
         raise NsysAnalyzerError("One of the sides contains no run", "Give captures, or folders of captures")
     settings = ", ".join(
@@ -126,7 +128,7 @@ def match_runs(
     """
     if len(before) == len(after) == 1:
         return [(Side(tuple(before)), Side(tuple(after)))], []
-    by_process = repeats or all(len({run.name for run in side}) == 1 for side in (before, after))
+    are_matched_by_process = repeats or all(len({run.name for run in side}) == 1 for side in (before, after))
     groups: list[dict[object, list[Summary]]] = []
     for side in (before, after):
         group_of_side: defaultdict[object, list[Summary]] = defaultdict(list)
@@ -135,15 +137,15 @@ def match_runs(
             settings = tuple(None if (value := find_setting(run, key)) is None else str(value) for key in CONFIGURATION)
             # Without the model, the other settings fit many programs.
             names = settings if find_setting(run, "model") is not None else (*settings, run.name)
-            group_of_side[process_key if by_process else (process_key, *names)].append(run)
+            group_of_side[process_key if are_matched_by_process else (process_key, *names)].append(run)
         groups.append(group_of_side)
-    shared = [key for key in groups[0] if key in groups[1]]
+    shared_keys = [key for key in groups[0] if key in groups[1]]
     unmatched = [
         UnmatchedRun(side_name, run, tuple(find_run_obstacles(run)))
         for side_name, group in zip(_SIDES, groups, strict=True)
-        for run in (run for key, runs in group.items() if key not in shared for run in runs)
+        for run in (run for key, runs in group.items() if key not in shared_keys for run in runs)
     ]
-    return [(Side(tuple(groups[0][key])), Side(tuple(groups[1][key]))) for key in shared], unmatched
+    return [(Side(tuple(groups[0][key])), Side(tuple(groups[1][key]))) for key in shared_keys], unmatched
 
 
 def _find_process_keys(runs: Sequence[Summary]) -> Iterator[tuple[Summary, object]]:

@@ -157,11 +157,16 @@ class ProcessPairs:
             return math.inf
         t, n, error = _find_t_limit(pairs), len(self.pairs), 1 / math.sqrt(pairs)
         deviation = float(self._logarithms.std(ddof=1)) if n > 1 else 0.0
-        by_pairs = t * deviation * error if n > 1 and math.isfinite(t) else math.inf
+        width_by_pairs = t * deviation * error if n > 1 and math.isfinite(t) else math.inf
         error_of_pair = max(float(blocks.std()) / math.sqrt(len(blocks)) for blocks in self._blocks)
         is_usual = max(deviation, 2 * error_of_pair) <= _LARGEST_PAIR_DEVIATION
-        by_largest = _find_z_limit(pairs) * _LARGEST_PAIR_DEVIATION * error
-        return min(by_pairs, by_largest if is_usual and by_largest < abs(self._logarithms.mean()) else math.inf)
+        width_by_largest_deviation = _find_z_limit(pairs) * _LARGEST_PAIR_DEVIATION * error
+        return min(
+            width_by_pairs,
+            width_by_largest_deviation
+            if is_usual and width_by_largest_deviation < abs(self._logarithms.mean())
+            else math.inf,
+        )
 
     @cached_property
     def work_differences(self) -> tuple[WorkDifference, ...]:
@@ -191,13 +196,13 @@ class ProcessPairs:
             return None
         tables = [np.array([process.losses[:steps] for process in side]) for side in zip(*self.pairs, strict=True)]
         sides = [np.ma.masked_invalid(table) for table in tables]
-        middle = [side.mean(axis=0).filled(math.nan) for side in sides]
-        never_finite = [np.isnan(losses) for losses in middle]
+        mean_losses = [side.mean(axis=0).filled(math.nan) for side in sides]
+        never_finite = [np.isnan(losses) for losses in mean_losses]
         all_finite = [np.isfinite(table).all(axis=0) for table in tables]
         variances = [side.var(axis=0, ddof=1).filled(0.0) for side in sides]  # 0 if only one process has the loss
-        largest = np.abs(middle[0][~never_finite[0]]).max(initial=0.0)
-        allowed = np.maximum(_LOSS_TOLERANCE * largest, deviations * np.sqrt(sum(variances)))
-        differs = np.abs(middle[1] - middle[0]) > allowed
+        largest_loss = np.abs(mean_losses[0][~never_finite[0]]).max(initial=0.0)
+        allowed_difference = np.maximum(_LOSS_TOLERANCE * largest_loss, deviations * np.sqrt(sum(variances)))
+        differs = np.abs(mean_losses[1] - mean_losses[0]) > allowed_difference
         differs |= (never_finite[0] & all_finite[1]) | (never_finite[1] & all_finite[0])
         if not differs.any():
             return None
@@ -218,9 +223,9 @@ def _find_t_limit(pairs: int) -> float:
     there is no change. In at most 1 of 25 unchanged series, it ever exceeds 25 (Ville's inequality). The limit is the
     value of t at which the factor is 25.
     """
-    wide = 1 + pairs * _T_CHANGE_VARIANCE
-    ratio = (math.sqrt(wide) / _T_LEVEL) ** (2 / pairs)
-    return math.sqrt((pairs - 1) * (ratio - 1) / (1 - ratio / wide)) if ratio < wide else math.inf
+    variance_factor = 1 + pairs * _T_CHANGE_VARIANCE
+    ratio = (math.sqrt(variance_factor) / _T_LEVEL) ** (2 / pairs)
+    return math.sqrt((pairs - 1) * (ratio - 1) / (1 - ratio / variance_factor)) if ratio < variance_factor else math.inf
 
 
 def _find_z_limit(pairs: int) -> float:

@@ -141,20 +141,26 @@ def find_kernels(trace: Trace, attribution: Attribution) -> Kernels:
     classes = [classify(name) for name in operations.names]
     operator_classes = {classify(operators.names[i]) for i in np.flatnonzero(np.bincount(operators.name))} - {OTHER}
     may_change = [not operator_classes.isdisjoint(find_possible_classes(name)) for name in operations.names]
-    undecided = np.flatnonzero(np.array(may_change, np.bool_)[operations.name[operations.kernels]])
-    operator = find_launching_operators(trace, attribution, undecided) if len(undecided) else undecided
+    undecided_operations = np.flatnonzero(np.array(may_change, np.bool_)[operations.name[operations.kernels]])
+    operator = (
+        find_launching_operators(trace, attribution, undecided_operations)
+        if len(undecided_operations)
+        else undecided_operations
+    )
     # A distinct kernel is a pair of a name and a class.
     code_of_kernel: dict[tuple[str, str], int] = {}
-    by_name = zip(operations.names, classes, strict=True)
-    code_of_name = [code_of_kernel.setdefault(kernel, len(code_of_kernel)) for kernel in by_name]
+    names_with_class = zip(operations.names, classes, strict=True)
+    code_of_name = [code_of_kernel.setdefault(kernel, len(code_of_kernel)) for kernel in names_with_class]
     code = np.array([*code_of_name, NONE], np.int32)[operations.name]
-    launched, operator = undecided[operator != NONE], operator[operator != NONE]
-    first, position = distinct_rows(operations.name[launched], operator)
-    pairs = zip(operations.name[launched[first]].tolist(), operator[first].tolist(), strict=True)
+    launched_operations, operator = undecided_operations[operator != NONE], operator[operator != NONE]
+    first_of_pair, position = distinct_rows(operations.name[launched_operations], operator)
+    pairs = zip(
+        operations.name[launched_operations[first_of_pair]].tolist(), operator[first_of_pair].tolist(), strict=True
+    )
     texts = [(operations.names[name], operators.names[launcher]) for name, launcher in pairs]
     kernels = [(name, classify(name, launcher)) for name, launcher in texts]
-    decided = [code_of_kernel.setdefault(kernel, len(code_of_kernel)) for kernel in kernels]
-    code[launched] = np.array(decided, np.int32)[position]
+    decided_codes = [code_of_kernel.setdefault(kernel, len(code_of_kernel)) for kernel in kernels]
+    code[launched_operations] = np.array(decided_codes, np.int32)[position]
     copies = np.flatnonzero((operations.kind == MEMCPY) & np.isin(operations.copy, (ON_DEVICE, BETWEEN_DEVICES)))
     if len(copies) and any(map(is_collective, (*trace.ranges.names, *operators.names))):
         names = find_launching_collectives(trace, attribution, copies)
@@ -196,8 +202,8 @@ def find_innermost_operators(
     thread, time = attribution.thread.copy(), attribution.time.copy()
     captures = attribution.captures
     thread[captures.operation], time[captures.operation] = captures.thread, captures.time
-    innermost: Ints = index[timeline.open_at(thread[operations], time[operations])]
-    return innermost
+    innermost_operator: Ints = index[timeline.open_at(thread[operations], time[operations])]
+    return innermost_operator
 
 
 def find_launching_collectives(trace: Trace, attribution: Attribution, operations: Ints) -> list[str]:

@@ -75,9 +75,11 @@ def make_short_labels(names: Sequence[str], limit: int = 60) -> dict[str, str]:
     name_of_label: dict[str, str] = {}
     for name, base in base_labels.items():
         label = _fit_label(base, distinguishing_words[name], limit)
-        numbered = (f"{label} #{number}" for number in count(2))
-        unused = next(candidate for candidate in chain([label], numbered) if candidate not in name_of_label)
-        name_of_label[unused] = name
+        numbered_labels = (f"{label} #{number}" for number in count(2))
+        unused_label = next(
+            candidate for candidate in chain([label], numbered_labels) if candidate not in name_of_label
+        )
+        name_of_label[unused_label] = name
     return {name: label for label, name in name_of_label.items()}
 
 

@@ -46,10 +46,10 @@ def compile_bounded_search(pattern: str) -> Callable[[str], object]:
     If repetitions in a pattern are nested or follow each other, Python's own search may take exponential time. RE2
     searches such patterns instead. It supports neither lookaround, such as ``(?=…)``, nor backreferences.
     """
-    compiled = re.compile(pattern)
+    compiled_pattern = re.compile(pattern)
     simplified = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "x", pattern, flags=re.DOTALL)
     if len(re.findall(r"(?<!\()[*+?{]", simplified)) <= 1 and not re.search(r"\)[*+?{]", simplified):
-        return compiled.search
+        return compiled_pattern.search
     from pyarrow.compute import match_substring_regex  # only few patterns need this import
 
     return lambda text: match_substring_regex(pyarrow.scalar(text), pattern).as_py()

@@ -113,19 +113,19 @@ def with_inferred_phases(trace: Trace, names: PhaseNames, launch: SmallInts) -> 
     if not len(processes):
         return trace, {}
     has_launch = launch != NONE
-    launched, position = np.unique(launch[has_launch], return_inverse=True)
+    launches_with_work, position = np.unique(launch[has_launch], return_inverse=True)
     duration = (trace.operations.end - trace.operations.start)[has_launch].astype(np.float64)
-    work_ns = np.bincount(position, duration, len(launched)).astype(np.float64)
-    launches = trace.launches.select(launched)
+    work_ns = np.bincount(position, duration, len(launches_with_work)).astype(np.float64)
+    launches = trace.launches.select(launches_with_work)
     class_of_name = np.array([*map(classify, trace.operations.names), ""], np.object_)
-    classes = np.full(len(launched), "", np.object_)
+    classes = np.full(len(launches_with_work), "", np.object_)
     classes[position] = class_of_name[trace.operations.name[has_launch]]
-    inferred = [
+    inferred_phases = [
         phases
         for process in processes
         for phases in _Inference(trace, roles, launches, work_ns, classes, int(process)).infer()
     ]
-    return _add_ranges(trace, inferred) if inferred else (trace, {})
+    return _add_ranges(trace, inferred_phases) if inferred_phases else (trace, {})
 
 
 def _add_ranges(trace: Trace, inferred: Sequence[_InferredPhases]) -> tuple[Trace, Mapping[str, str]]:
@@ -143,9 +143,9 @@ def _add_ranges(trace: Trace, inferred: Sequence[_InferredPhases]) -> tuple[Trac
     added = np.array(rows, np.int64).reshape(len(rows), 4).T
     recorded = (ranges.start, ranges.end, ranges.thread, ranges.name)
     start, end, thread, name_code = (np.concatenate(pair) for pair in zip(recorded, added, strict=True))
-    not_phases = {name: "" for phases in inferred for name in phases.not_phases}
+    phase_of_other_name = {name: "" for phases in inferred for name in phases.not_phases}
     ranges = Ranges(start, end, thread, name_code, (*ranges.names, *codes))
-    return replace(trace, ranges=ranges), {**phase_of_name, **not_phases}
+    return replace(trace, ranges=ranges), {**phase_of_name, **phase_of_other_name}
 
 
 class _Inference:
@@ -200,9 +200,9 @@ class _Inference:
         return _sort_by_frequency(self.ranges.thread[is_function])
 
     def _infer_from_functions(self, thread: int) -> dict[str, _Spans]:
-        on_thread = self.ranges.select(self.ranges.thread == thread)
+        ranges_on_thread = self.ranges.select(self.ranges.thread == thread)
         calls, backward, optimizer = (
-            _sorted_spans(on_thread.select(mask_by_name(on_thread, pattern.fullmatch)))
+            _sorted_spans(ranges_on_thread.select(mask_by_name(ranges_on_thread, pattern.fullmatch)))
             for pattern in _FUNCTION_RANGES.values()
         )
         backward = _keep_outermost_spans(backward)
@@ -225,13 +225,13 @@ class _Inference:
         """
         if not backward:
             return calls
-        ends = {end for _, end in backward}
-        bounds = sorted({*ends, *(end for _, end in optimizer), *self.bounds})
+        backward_ends = {end for _, end in backward}
+        bounds = sorted({*backward_ends, *(end for _, end in optimizer), *self.bounds})
         passes: dict[int, _Spans] = {}
         for call in calls:
             passes.setdefault(int(np.searchsorted(bounds, call[0], side="right")), []).append(call)
-        followed = (spans for i, spans in passes.items() if i < len(bounds) and bounds[i] in ends)
-        return [(spans[0][0], spans[-1][1]) for spans in followed]
+        spans_before_backward = (spans for i, spans in passes.items() if i < len(bounds) and bounds[i] in backward_ends)
+        return [(spans[0][0], spans[-1][1]) for spans in spans_before_backward]
 
     # --- calls of modules, in a trace without a backward pass
 
@@ -250,10 +250,12 @@ class _Inference:
         calls = calls.select(calls.thread == threads[0])
         calls = calls.select(~is_inside_another_range(calls.thread, calls.start, calls.end))
         calls = calls.select(np.argsort(calls.start, kind="stable"))
-        on_thread = np.flatnonzero(self.launches.thread == threads[0])
-        on_thread = on_thread[np.argsort(self.launches.start[on_thread], kind="stable")]
-        work_before = np.append(0, np.cumsum(self.work_ns[on_thread]))
-        first, stop = (np.searchsorted(self.launches.start[on_thread], time) for time in (calls.start, calls.end))
+        launches_on_thread = np.flatnonzero(self.launches.thread == threads[0])
+        launches_on_thread = launches_on_thread[np.argsort(self.launches.start[launches_on_thread], kind="stable")]
+        work_before = np.append(0, np.cumsum(self.work_ns[launches_on_thread]))
+        first, stop = (
+            np.searchsorted(self.launches.start[launches_on_thread], time) for time in (calls.start, calls.end)
+        )
         work_by_module = np.bincount(calls.name, work_before[stop] - work_before[first])
         if work_by_module.sum() <= _MAX_SHARE_OUTSIDE_MODEL * self.work_ns.sum():
             return None
@@ -271,10 +273,12 @@ class _Inference:
         if not len(engine):
             return None
         thread = self._find_step_thread(engine)
-        on_thread = engine.select(engine.thread == thread)
-        launched = np.sort(self.launches.start[self.launches.thread == thread])
-        group = np.full(len(launched), thread)
-        launches_outside = launched[~is_in_any_range(on_thread.thread, on_thread.start, on_thread.end, group, launched)]
+        engine_on_thread = engine.select(engine.thread == thread)
+        launch_times = np.sort(self.launches.start[self.launches.thread == thread])
+        group = np.full(len(launch_times), thread)
+        launches_outside = launch_times[
+            ~is_in_any_range(engine_on_thread.thread, engine_on_thread.start, engine_on_thread.end, group, launch_times)
+        ]
         backward = self._find_backward(engine, thread, launches_outside)
         if not backward:
             return None
@@ -299,21 +303,21 @@ class _Inference:
         threads = _sort_by_frequency(self.launches.thread[~np.isin(self.launches.thread, engine_threads)])
         if not threads or not np.isin(self.launches.thread, engine_threads).any():
             return None
-        on_thread = self.launches.thread == threads[0]
-        order = np.argsort(self.launches.start[on_thread], kind="stable")
-        launches_outside, classes = self.launches.start[on_thread][order], self.classes[on_thread][order]
+        is_on_thread = self.launches.thread == threads[0]
+        order = np.argsort(self.launches.start[is_on_thread], kind="stable")
+        launches_outside, classes = self.launches.start[is_on_thread][order], self.classes[is_on_thread][order]
         backward = self._find_backward(self.operators, threads[0], launches_outside)
         if not backward:  # the only backward pass began before the capture
             return None
         optimizer = []
         next_starts = [*(start for start, _ in backward[1:]), np.iinfo(np.int64).max]
         for (_, end), next_start in zip(backward, next_starts, strict=True):
-            between = slice(*np.searchsorted(launches_outside, (end, next_start)))
-            updates = np.flatnonzero(classes[between] == "optimizer")
+            launches_between = slice(*np.searchsorted(launches_outside, (end, next_start)))
+            updates = np.flatnonzero(classes[launches_between] == "optimizer")
             if len(updates):
-                model_launches = np.flatnonzero(np.isin(classes[between], MODEL_CLASSES))
+                model_launches = np.flatnonzero(np.isin(classes[launches_between], MODEL_CLASSES))
                 next_model_launch = np.append(model_launches, len(classes))[np.searchsorted(model_launches, updates[0])]
-                times = launches_outside[between][updates[updates < next_model_launch]]
+                times = launches_outside[launches_between][updates[updates < next_model_launch]]
                 optimizer.append((int(times[0]), int(times[-1]) + 1))
         forward = list(self._find_forward(threads[0], launches_outside, backward, optimizer)) if optimizer else []
         spans = {"forward": forward, "backward": backward, "optimizer": optimizer}
@@ -346,10 +350,10 @@ class _Inference:
         )
         splits = np.sort(np.concatenate([launches_outside, np.array(self.bounds, np.int64)]))
         is_split = np.searchsorted(splits, starts[1:]) > np.searchsorted(splits, ends[:-1])
-        firsts = np.flatnonzero(np.concatenate([[True], is_split]))
+        first_ranges = np.flatnonzero(np.concatenate([[True], is_split]))
         spans = [
             (_include_first_gradient(int(starts[i]), gradients, launches_outside), int(ends[next_first - 1]))
-            for i, next_first in zip(firsts, [*firsts[1:], len(starts)], strict=True)
+            for i, next_first in zip(first_ranges, [*first_ranges[1:], len(starts)], strict=True)
         ]
         return spans[1:] if len(launches_outside) and launches_outside[0] > spans[0][0] else spans
 
@@ -374,10 +378,10 @@ class _Inference:
         """
         optimizers = self._select_by_prefix(_OPTIMIZER_PREFIX)
         spans = _sorted_spans(optimizers)
-        cut = [_cut_to_after_backward(span, backward) for span in spans]
-        if cut == spans:
+        cut_spans = [_cut_to_after_backward(span, backward) for span in spans]
+        if cut_spans == spans:
             return spans, ()
-        return cut, tuple({optimizers.names[i] for i in optimizers.name})
+        return cut_spans, tuple({optimizers.names[i] for i in optimizers.name})
 
     def _find_forward(
         self, thread: int, launches_outside: Ints, backward: _Spans, optimizer: _Spans
@@ -394,16 +398,19 @@ class _Inference:
         ]
         bounds = np.sort(np.array([*(end for _, end in (*backward, *optimizer)), *self.bounds], np.int64))
         operators = self.operators.select(self.operators.thread == thread)
-        outermost = Timeline(operators.thread, operators.start, operators.end, innermost=False)
+        outermost_operators = Timeline(operators.thread, operators.start, operators.end, innermost=False)
         for start, _ in backward:
             bound_count = np.searchsorted(bounds, start, side="right")
             bound = int(bounds[bound_count - 1]) if bound_count else LONG_AGO
-            launched = launches_outside[
+            forward_launches = launches_outside[
                 np.searchsorted(launches_outside, bound) : np.searchsorted(launches_outside, start)
             ]
-            if len(launched):
-                operator = int(outermost.open_at(np.array([thread]), launched[:1])[0])
-                yield (int(launched[0]) if operator == NONE else max(int(operators.start[operator]), bound)), start
+            if len(forward_launches):
+                operator = int(outermost_operators.open_at(np.array([thread]), forward_launches[:1])[0])
+                yield (
+                    (int(forward_launches[0]) if operator == NONE else max(int(operators.start[operator]), bound)),
+                    start,
+                )
 
 
 def _sorted_spans(ranges: Ranges) -> _Spans:
@@ -437,9 +444,9 @@ def _include_first_gradient(start: int, gradients: Ranges, launches_outside: Int
 
     The operator does not belong to the backward pass if something else is launched between both.
     """
-    earlier = np.flatnonzero(gradients.end <= start)
-    if not len(earlier):
+    earlier_gradients = np.flatnonzero(gradients.end <= start)
+    if not len(earlier_gradients):
         return start
-    last = earlier[np.argmax(gradients.end[earlier])]
+    last = earlier_gradients[np.argmax(gradients.end[earlier_gradients])]
     launched = launches_outside[(launches_outside >= gradients.end[last]) & (launches_outside < start)]
     return start if len(launched) else int(gradients.start[last])

@@ -85,7 +85,7 @@ class AttributedTrace:
         self.as_recorded = trace
         self.start_ups: Mapping[int, tuple[int, int]] = {}
         consistent_trace, launch, self._clock_offset, self.unmeasured = exclude_impossible_times(trace)
-        self.trace, inferred = with_inferred_phases(_without_overlong_steps(consistent_trace, names), names, launch)
+        self.trace, inferred = with_inferred_phases(_remove_overlong_steps(consistent_trace, names), names, launch)
         self.roles = RangeRoles(self.trace.ranges, names, inferred, decodes=_has_decode_steps(consistent_trace, launch))
         self.attribution: Attribution = attribute(self.trace, self.roles, launch)
 
@@ -107,8 +107,8 @@ class AttributedTrace:
         """
         start, launch = self.trace.operations.start[operations], self.attribution.launch[operations]
         waits = measure_launch_waits(start, self.trace.launches.start, launch)
-        corrected: Ints = waits - self._clock_offset[operations]
-        return corrected
+        corrected_waits: Ints = waits - self._clock_offset[operations]
+        return corrected_waits
 
     @cached_property
     def instances(self) -> Instances:
@@ -121,24 +121,30 @@ class AttributedTrace:
         index = np.concatenate([np.flatnonzero(mask) for mask in masks])
         order = np.lexsort((phase, ranges.start[index]))
         index, phase = index[order], phase[order]
-        selected = ranges.select(index)
-        process, start, end = process_of(selected.thread), selected.start, selected.end
+        selected_ranges = ranges.select(index)
+        process, start, end = process_of(selected_ranges.thread), selected_ranges.start, selected_ranges.end
         # If some steps of a process have a backward pass, a step without a backward pass usually is an evaluation.
         is_step, is_backward = phase == phases.index(STEP), phase == phases.index("backward")
         trains = is_step & contains_any_time(process[is_backward], start[is_backward], process, start, end)
         phase[is_step & ~trains & np.isin(process, process[trains])] = phases.index(OTHER_STEP)
         warmup = self.is_in_warmup(process, start)
-        incomplete = self._lacks_gpu_activity(selected, process) | self._ends_out_of_memory(selected, process)
-        return Instances(index, phase, process, start, end, warmup, incomplete, phases)
+        is_incomplete = self._lacks_gpu_activity(selected_ranges, process) | self._ends_out_of_memory(
+            selected_ranges, process
+        )
+        return Instances(index, phase, process, start, end, warmup, is_incomplete, phases)
 
     def _lacks_gpu_activity(self, ranges: Ranges, process: Ints) -> Bools:
         """Returns True for each range that contains a launch whose operation is missing or was left out.
 
         If API calls were left out, it also returns True for each range in which an operation without a launch starts.
         """
-        incomplete = self.trace.launches.select(np.concatenate([self.lost_launches, self.unmeasured]))
+        launches_without_operation = self.trace.launches.select(np.concatenate([self.lost_launches, self.unmeasured]))
         lacks_activity = contains_any_time(
-            process_of(incomplete.thread), incomplete.start, process, ranges.start, ranges.end
+            process_of(launches_without_operation.thread),
+            launches_without_operation.start,
+            process,
+            ranges.start,
+            ranges.end,
         )
         if any(rows.table in schema.RUNTIME.aliases and not rows.only_end_excluded for rows in self.trace.left_out):
             unlaunched = self.trace.operations.select(self.attribution.launch == NONE)
@@ -147,28 +153,34 @@ class AttributedTrace:
 
     def _ends_out_of_memory(self, ranges: Ranges, process: Ints) -> Bools:
         """Returns True for each range in which an allocation failed, and no kernel was launched afterwards."""
-        failed = self.trace.failed_allocations
-        if not len(failed.start):
+        failed_allocations = self.trace.failed_allocations
+        if not len(failed_allocations.start):
             return np.zeros(len(ranges), np.bool_)
-        launched = self.trace.launches.select(self.trace.launches.call == LAUNCH)
-        last_failure = find_last_time_before(process_of(failed.thread), failed.start, process, ranges.end)
-        continues = contains_any_time(process_of(launched.thread), launched.start, process, last_failure, ranges.end)
-        ends: Bools = (last_failure >= ranges.start) & ~continues
-        return ends
+        kernel_launches = self.trace.launches.select(self.trace.launches.call == LAUNCH)
+        last_failure = find_last_time_before(
+            process_of(failed_allocations.thread), failed_allocations.start, process, ranges.end
+        )
+        continues = contains_any_time(
+            process_of(kernel_launches.thread), kernel_launches.start, process, last_failure, ranges.end
+        )
+        ends_run: Bools = (last_failure >= ranges.start) & ~continues
+        return ends_run
 
     def is_in_warmup(self, process: Ints, time: Ints) -> Bools:
         """Returns True for each (process, time) in a warm-up range, on any thread, or in a step of ``start_ups``.
 
         A warm-up range without an end lasts to the end of the capture.
         """
-        ended = self.trace.ranges.select(self.roles.has_role(WARMUP))
-        endless = self.trace.open_ranges.select(self.roles.has_role(WARMUP, ranges=self.trace.open_ranges))
-        if not len(ended) and not len(endless) and not self.start_ups:
+        ended_warmups = self.trace.ranges.select(self.roles.has_role(WARMUP))
+        endless_warmups = self.trace.open_ranges.select(self.roles.has_role(WARMUP, ranges=self.trace.open_ranges))
+        if not len(ended_warmups) and not len(endless_warmups) and not self.start_ups:
             return np.zeros(len(time), np.bool_)
-        in_warmup = is_in_any_range(process_of(ended.thread), ended.start, ended.end, process, time)
+        in_warmup = is_in_any_range(
+            process_of(ended_warmups.thread), ended_warmups.start, ended_warmups.end, process, time
+        )
         for pid, (start, end) in self.start_ups.items():
             in_warmup |= (process == pid) & (time >= start) & (time < end)
-        for pid, start in zip(process_of(endless.thread), endless.start, strict=True):
+        for pid, start in zip(process_of(endless_warmups.thread), endless_warmups.start, strict=True):
             in_warmup |= (process == pid) & (time >= start)
         return in_warmup
 
@@ -187,10 +199,10 @@ class AttributedTrace:
         engine = self.attribution.engine_threads
         autograd = np.flatnonzero(np.isin(ranges.thread, engine) & family)
         process, start = process_of(ranges.thread[autograd]), ranges.start[autograd]
-        waiting = find_inherited_ranges(
+        inherited_range = find_inherited_ranges(
             self.trace, self.roles, engine, process, start, np.zeros(len(autograd), np.bool_)
         )
-        is_instance[autograd] &= ~np.append(family, False)[waiting]
+        is_instance[autograd] &= ~np.append(family, False)[inherited_range]
         return is_instance
 
     @cached_property
@@ -239,10 +251,12 @@ class AttributedTrace:
         is_attention = part_of_range == ATTENTION_PARTS.index("attention")
         # A projection is a module inside the module of attention, but it is not a part of attention.
         is_candidate = (part_of_range != NONE) | self.roles.has_role(MODULE)
-        innermost = self.attribution.find_innermost(is_candidate, operations)
+        innermost_range = self.attribution.find_innermost(is_candidate, operations)
         has_attention = is_attention.any()
-        attention_range = self.attribution.find_innermost(is_attention, operations) if has_attention else innermost
-        return np.where(attention_range == NONE, NONE, np.append(part_of_range, NONE)[innermost])
+        attention_range = (
+            self.attribution.find_innermost(is_attention, operations) if has_attention else innermost_range
+        )
+        return np.where(attention_range == NONE, NONE, np.append(part_of_range, NONE)[innermost_range])
 
     def count_lost_launches(self, process: int) -> int:
         """Counts the kernel launches of a process whose kernel is missing in the capture."""
@@ -269,13 +283,19 @@ class AttributedTrace:
         """
         ranges = self.trace.ranges
         is_leaf = self.roles.is_leaf_phase & (process_of(ranges.thread) == process)
-        inner = np.flatnonzero(is_leaf)
+        inner_instances = np.flatnonzero(is_leaf)
         timeline, index = make_timeline(ranges, is_leaf, innermost=False)
-        outer_range = timeline.open_at(ranges.thread[inner], ranges.start[inner])
-        inner, outer = inner[outer_range != NONE], index[outer_range[outer_range != NONE]]
+        outer_range = timeline.open_at(ranges.thread[inner_instances], ranges.start[inner_instances])
+        inner_instances, outer_instances = inner_instances[outer_range != NONE], index[outer_range[outer_range != NONE]]
         phase = self.roles.find_role_codes(self.roles.names.leaf_phases)
-        is_nested = (ranges.end[outer] >= ranges.end[inner]) & (phase[outer] != phase[inner])
-        pairs = zip(ranges.name[inner[is_nested]].tolist(), ranges.name[outer[is_nested]].tolist(), strict=True)
+        is_nested = (ranges.end[outer_instances] >= ranges.end[inner_instances]) & (
+            phase[outer_instances] != phase[inner_instances]
+        )
+        pairs = zip(
+            ranges.name[inner_instances[is_nested]].tolist(),
+            ranges.name[outer_instances[is_nested]].tolist(),
+            strict=True,
+        )
         counts = Counter[tuple[str, str]]()
         for (inner_name, outer_name), count in Counter(pairs).items():
             counts[self._name_phase(ranges.names[inner_name]), self._name_phase(ranges.names[outer_name])] += count
@@ -294,12 +314,20 @@ class AttributedTrace:
         Returns:
             The count for each pair (name of the first range, name of the second range).
         """
-        ranges, not_pushed = self.trace.ranges, {*self.trace.start_end_names, *self.roles.inferred}
-        is_pushed = self.roles.is_phase_or_step & mask_by_name(ranges, lambda name: name not in not_pushed)
-        timeline, first = make_timeline(ranges, is_pushed & (process_of(ranges.thread) == process), innermost=True)
-        second = np.append(first, NONE)[timeline.open_at(ranges.thread[first], ranges.end[first] - 1)]
-        crosses = (ranges.end[second] > ranges.end[first]) & (ranges.end[first] - ranges.start[second] > _ROUNDING_NS)
-        pairs = zip(ranges.name[first[crosses]].tolist(), ranges.name[second[crosses]].tolist(), strict=True)
+        ranges, not_pushed_names = self.trace.ranges, {*self.trace.start_end_names, *self.roles.inferred}
+        is_pushed = self.roles.is_phase_or_step & mask_by_name(ranges, lambda name: name not in not_pushed_names)
+        timeline, first_ranges = make_timeline(
+            ranges, is_pushed & (process_of(ranges.thread) == process), innermost=True
+        )
+        second_ranges = np.append(first_ranges, NONE)[
+            timeline.open_at(ranges.thread[first_ranges], ranges.end[first_ranges] - 1)
+        ]
+        crosses = (ranges.end[second_ranges] > ranges.end[first_ranges]) & (
+            ranges.end[first_ranges] - ranges.start[second_ranges] > _ROUNDING_NS
+        )
+        pairs = zip(
+            ranges.name[first_ranges[crosses]].tolist(), ranges.name[second_ranges[crosses]].tolist(), strict=True
+        )
         return Counter((ranges.names[first_name], ranges.names[second_name]) for first_name, second_name in pairs)
 
     def ran_out_of_memory(self, process: int) -> bool:
@@ -359,7 +387,7 @@ def find_repeating_ranges(trace: Trace) -> list[str]:
     return [name for name, _ in total_ns.most_common() if total_count[name] > 1][:_MAX_REPEATING_RANGES]
 
 
-def _without_overlong_steps(trace: Trace, names: PhaseNames) -> Trace:
+def _remove_overlong_steps(trace: Trace, names: PhaseNames) -> Trace:
     """Moves steps that overlap the next step of the same name and thread to the ranges without an end.
 
     The end of such a step is wrong. If at least half of the steps overlap the next one, steps are nested, and nothing

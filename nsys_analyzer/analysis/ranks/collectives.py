@@ -53,14 +53,14 @@ def find_waits(members: Sequence[Member], matches: Sequence[Match], clocks: Sequ
 
     A collective without a match is assumed to transfer data from its start.
     """
-    starts = [clock.aligned(member.collectives.start) for member, clock in zip(members, clocks, strict=True)]
-    last_starts = [start.copy() for start in starts]
+    aligned_starts = [clock.aligned(member.collectives.start) for member, clock in zip(members, clocks, strict=True)]
+    last_starts = [start.copy() for start in aligned_starts]
     for match in matches:
-        latest = np.max([starts[position][index] for position, index in match.items()], axis=0)
+        latest_start = np.max([aligned_starts[position][index] for position, index in match.items()], axis=0)
         for position, index in match.items():
-            last_starts[position][index] = latest
+            last_starts[position][index] = latest_start
     waits = []
-    for member, start, last_start in zip(members, starts, last_starts, strict=True):
+    for member, start, last_start in zip(members, aligned_starts, last_starts, strict=True):
         collectives = member.collectives
         transfer_start_ns = np.minimum(collectives.start + last_start - start, collectives.end)
         order = np.argsort(transfer_start_ns, kind="stable")
@@ -140,8 +140,8 @@ def _group_collectives(
     recorded_sizes: dict[int, int] = {}
     for member in members:
         ids, sizes = member.collectives.communicator, member.collectives.ranks
-        first, _ = distinct_rows(ids, sizes)
-        recorded_sizes |= {int(ids[row]): int(sizes[row]) for row in first if sizes[row]}
+        first_of_group, _ = distinct_rows(ids, sizes)
+        recorded_sizes |= {int(ids[row]): int(sizes[row]) for row in first_of_group if sizes[row]}
         for communicator in np.unique(ids[ids > 0]).tolist():
             users[communicator] += 1
     ranks_of = {
@@ -156,14 +156,14 @@ def _group_collectives(
         columns = (
             collectives.kind, collectives.phase, collectives.bytes, collectives.communicator, collectives.ranks,
         )  # fmt: skip
-        first, group = distinct_rows(*(column[index] for column in columns))
-        count = np.bincount(group, minlength=len(first))
-        in_groups, ends = index[np.argsort(group, kind="stable")], np.cumsum(count)
-        for first_row, first_position, end in zip(index[first], ends - count, ends, strict=True):
+        first_of_group, group = distinct_rows(*(column[index] for column in columns))
+        count = np.bincount(group, minlength=len(first_of_group))
+        index_by_group, ends = index[np.argsort(group, kind="stable")], np.cumsum(count)
+        for first_row, first_position, end in zip(index[first_of_group], ends - count, ends, strict=True):
             kind, phase, size, communicator, ranks = (int(column[first_row]) for column in columns)
             name = collectives.names[phase] if phase != NONE else ""
             key = kind, name, size, ranks or ranks_of.get(communicator, all_ranks)
-            groups[key].append((position, in_groups[first_position:end]))
+            groups[key].append((position, index_by_group[first_position:end]))
     return groups
 
 
@@ -216,11 +216,11 @@ def name_strategies(members: Sequence[Member]) -> tuple[str, ...]:
         collectives = member.collectives
         is_counted = (collectives.step != NONE) & ((collectives.bytes < 0) | (collectives.bytes > _SMALL_MESSAGE_BYTES))
         columns = [column[is_counted] for column in (collectives.communicator, collectives.kind, collectives.phase)]
-        first, pattern = distinct_rows(*columns)
-        count = np.bincount(pattern, minlength=len(first))
+        first_of_pattern, pattern = distinct_rows(*columns)
+        count = np.bincount(pattern, minlength=len(first_of_pattern))
         has_sizes = bool((collectives.bytes[is_counted] >= 0).all())
         min_count = 0 if has_sizes else _RARE_COLLECTIVE_SHARE * count.max(initial=0)
-        frequent_rows = first[count >= min_count]
+        frequent_rows = first_of_pattern[count >= min_count]
         for communicator, kind, phase in zip(*(column[frequent_rows].tolist() for column in columns), strict=True):
             name = collectives.names[phase] if phase != NONE else ""
             # One communicator may use several streams, so all communicators without an ID are treated as one.
@@ -242,8 +242,8 @@ def _name_strategy(pattern: set[tuple[str, str]]) -> str:
             return "tensor and sequence parallel"
         return "sharded optimizer (ZeRO)" if phases["all-gather"] == {"optimizer"} else SHARDED
     if "all-reduce" in phases:
-        reduced = phases["all-reduce"]
-        if reduced & {"forward"}:
+        all_reduce_phases = phases["all-reduce"]
+        if all_reduce_phases & {"forward"}:
             return "tensor parallel"
-        return DATA_PARALLEL if "backward" in reduced else "data or tensor parallel"
+        return DATA_PARALLEL if "backward" in all_reduce_phases else "data or tensor parallel"
     return ""

@@ -73,24 +73,26 @@ def find_losses(
     rows = [LostTime(phase, part, ms) for (phase, part), ms in lost_ms.items()]
     rows = sorted((*rows, LostTime("", "transferring", transfer_ms)), key=lambda row: -row.ms)
     # The largest losses in compute and in idle time are labeled with their main cause.
-    largest: dict[Part, int] = {}
+    row_of_largest_loss: dict[Part, int] = {}
     for place, row in enumerate(rows):
-        largest.setdefault(row.part, place)
-    if "idle" in largest:
-        row = rows[largest["idle"]]
+        row_of_largest_loss.setdefault(row.part, place)
+    if "idle" in row_of_largest_loss:
+        row = rows[row_of_largest_loss["idle"]]
         causes = ({(idle.cause, idle.range or ""): idle.ms for idle in device.idle_by_cause} for device in devices)
         if cause := _find_explanation(row.ms, _subtract_times(*causes)):
             lines = (idle.lines for idle in devices[0].idle_by_cause if (idle.cause, idle.range or "") == cause)
-            rows[largest["idle"]] = replace(row, cause=cause[0], range=cause[1], lines=next(filter(None, lines), ()))
-    if "compute" in largest:
-        row = rows[largest["compute"]]
+            rows[row_of_largest_loss["idle"]] = replace(
+                row, cause=cause[0], range=cause[1], lines=next(filter(None, lines), ())
+            )
+    if "compute" in row_of_largest_loss:
+        row = rows[row_of_largest_loss["compute"]]
         classes = _subtract_times(*({time.kernel_class: time.ms for time in device.classes} for device in devices))
         trees = [capture.modules.modules if capture.modules else () for _, capture in (slow, fast)]
         module_ms = (
             {module.path: module.own_forward_ms + module.own_backward_ms for module in modules} for modules in trees
         )
         path = _find_explanation(row.ms, _subtract_times(*module_ms)) or ""
-        rows[largest["compute"]] = replace(
+        rows[row_of_largest_loss["compute"]] = replace(
             row,
             kernel_class=_find_explanation(row.ms, classes) or "",
             module=path,

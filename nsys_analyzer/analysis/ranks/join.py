@@ -69,8 +69,8 @@ def find_runs(captures: Sequence[CaptureSummary]) -> tuple[ParallelRun, ...]:
     capture_of = {(member.capture, member.process, member.device): capture for member, capture in pairs}
     runs = []
     for join in join_members([member for member, _ in pairs]):
-        of_ranks = [capture_of[member.capture, member.process, member.device] for member in join.members]
-        run = _with_unprofiled_lateness(_with_losses(join.summarize(), of_ranks), join, of_ranks)
+        captures_of_ranks = [capture_of[member.capture, member.process, member.device] for member in join.members]
+        run = _add_unprofiled_lateness(_add_losses(join.summarize(), captures_of_ranks), join, captures_of_ranks)
         runs.append(structs.replace(run, findings=find_run_findings(run)))
     return tuple(runs)
 
@@ -91,23 +91,23 @@ def find_clocks(members: Sequence[Member]) -> dict[str, tuple[str, Clock]]:
     return clocks
 
 
-def _with_losses(run: ParallelRun, captures: Sequence[CaptureSummary]) -> ParallelRun:
+def _add_losses(run: ParallelRun, captures: Sequence[CaptureSummary]) -> ParallelRun:
     """Adds to the run the losses of the slowest rank, and corrects the lateness of all ranks."""
     if run.slowest is None or run.fastest is None or run.slowest == run.fastest:
         return run
     pairs = list(zip(run.ranks, captures, strict=True))
     losses = [find_losses(pair, pairs[run.fastest]) for pair in pairs]
-    largest = losses[run.slowest]
-    if largest is None:
+    losses_of_slowest = losses[run.slowest]
+    if losses_of_slowest is None:
         return run
     ranks = list(run.ranks)
     for position, (rank, loss) in enumerate(zip(run.ranks, losses, strict=True)):
         if loss and rank.late_ms and position != run.fastest:
             _, slowed_ms = loss
             ranks[position] = replace(rank, late_ms=rank.late_ms.shifted(slowed_ms))
-    lost, slowed_ms = largest
+    lost_times, slowed_ms = losses_of_slowest
     skew = (run.skew_ms or 0.0) + slowed_ms
-    return structs.replace(run, ranks=tuple(ranks), skew_ms=skew, lost=lost, slowed_ms=slowed_ms)
+    return structs.replace(run, ranks=tuple(ranks), skew_ms=skew, lost=lost_times, slowed_ms=slowed_ms)
 
 
 class JoinedRanks:
@@ -136,9 +136,9 @@ class JoinedRanks:
         self.missing = find_missing_ranks(self.members)
         self.numbers = find_step_numbers(self.members)
         self.matches, self.common, self.differing = match_collectives(self.members)
-        alike: Ints = np.setdiff1d(self.common, self.differing)
-        self._all_differ = bool(self.differing) and not len(alike)
-        shared = self.shared = self.common if self._all_differ else alike
+        steps_of_equal_work: Ints = np.setdiff1d(self.common, self.differing)
+        self._all_differ = bool(self.differing) and not len(steps_of_equal_work)
+        shared = self.shared = self.common if self._all_differ else steps_of_equal_work
         self.steps = [np.flatnonzero(np.isin(numbers, shared if len(shared) else numbers)) for numbers in self.numbers]
         self.walls_ns = [(m.end - m.start)[steps] for m, steps in zip(self.members, self.steps, strict=True)]
         self.clocks = align_clocks(self.members, self.matches)
@@ -147,9 +147,11 @@ class JoinedRanks:
         self.waits = find_waits(self.members, self.matches, clocks) if self.alignment else []
         rows = zip(self.waits, self.walls_ns, self.steps, strict=False)
         self.own_ns = np.array([walls_ns - waits.exposed_waiting_ns[steps] for waits, walls_ns, steps in rows])
-        by_name = any(member.name_without_rank for member in self.members)
-        by_order = any(member.run == BY_ORDER for member in self.members)
-        self.ranks_from: RanksFrom | None = "file names" if by_name else "order of the call" if by_order else None
+        are_joined_by_name = any(member.name_without_rank for member in self.members)
+        are_joined_by_order = any(member.run == BY_ORDER for member in self.members)
+        self.ranks_from: RanksFrom | None = (
+            "file names" if are_joined_by_name else "order of the call" if are_joined_by_order else None
+        )
 
     def summarize(self) -> ParallelRun:
         """Returns the figures of the run, without losses and findings."""
@@ -199,15 +201,15 @@ class JoinedRanks:
     def _summarize_rank(self, position: int) -> RankFigures:
         """Returns the figures of a member. Means are taken over the shared steps near the median."""
         member, steps, walls_ns = self.members[position], self.steps[position], self.walls_ns[position]
-        step_ms, near = Stats.of_ns(walls_ns), steps
+        step_ms, steps_near_median = Stats.of_ns(walls_ns), steps
         length_ms = step_ms.median or 0.0
         if len(steps):
-            shortest, longest = find_bounds_near_median(walls_ns)
-            near = steps[(walls_ns >= shortest) & (walls_ns <= longest)]
+            shortest_ns, longest_ns = find_bounds_near_median(walls_ns)
+            steps_near_median = steps[(walls_ns >= shortest_ns) & (walls_ns <= longest_ns)]
 
         def mean_ms(ns: Ints) -> float:
             """Returns the mean of a column of times over the steps near the median, ms."""
-            return float(ns[near].mean()) / NS_PER_MS if len(near) else 0.0
+            return float(ns[steps_near_median].mean()) / NS_PER_MS if len(steps_near_median) else 0.0
 
         # The mean of the steps near the median is not exactly the median. Exposed communication and idle time are
         # scaled so that the parts add up to the length of the step.
@@ -308,9 +310,12 @@ def name_run(members: Sequence[Member]) -> str:
     if len(captures) == 1:
         return captures[0]
     # A common start of the first and the last of the sorted names is a common start of all names.
-    first, *_, last = sorted(captures)
-    length = next((i for i, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first))
-    common_start = _RANK_SUFFIX.sub("", first[:length])
+    first_capture, *_, last_capture = sorted(captures)
+    length = next(
+        (i for i, pair in enumerate(zip(first_capture, last_capture, strict=False)) if pair[0] != pair[1]),
+        len(first_capture),
+    )
+    common_start = _RANK_SUFFIX.sub("", first_capture[:length])
     return (
         f"{common_start} ({len(captures)} captures)" if common_start else f"{captures[0]} and {len(captures) - 1} more"
     )
@@ -322,7 +327,7 @@ def name_run(members: Sequence[Member]) -> str:
 # that is late under the profiler may not be late without it.
 
 
-def _with_unprofiled_lateness(run: ParallelRun, join: JoinedRanks, captures: Sequence[CaptureSummary]) -> ParallelRun:
+def _add_unprofiled_lateness(run: ParallelRun, join: JoinedRanks, captures: Sequence[CaptureSummary]) -> ParallelRun:
     """Adds to the run the length of a step without the profiler and, if it is shorter, the lateness of each rank then.
 
     There are two estimates of the ranks' speed without the profiler. The estimate in which the slowest rank is less
@@ -338,14 +343,14 @@ def _with_unprofiled_lateness(run: ParallelRun, join: JoinedRanks, captures: Seq
         return run
     # If there are many ranks, only some ranks, whose own times are evenly spread, are replayed.
     order = sorted(range(len(run.ranks)), key=lambda place: -np.median(join.own_ns[place]))
-    replayed = order[:: -(-len(order) // _MAX_REPLAYED_RANKS)]
+    replayed_places = order[:: -(-len(order) // _MAX_REPLAYED_RANKS)]
     rows = list(zip(studies, join.members, join.waits, strict=True))
-    recorded, *unprofiled = _replay_alone([rows[place] for place in replayed], run.unprofiled_ms)
-    if not run.unprofiled_ms and max(unprofiled[0]) > _NEGLIGIBLE_SLOWDOWN_RATIO * max(recorded):
+    recorded_paces, *unprofiled = _replay_alone([rows[place] for place in replayed_places], run.unprofiled_ms)
+    if not run.unprofiled_ms and max(unprofiled[0]) > _NEGLIGIBLE_SLOWDOWN_RATIO * max(recorded_paces):
         return run
     own_ms = min(unprofiled, key=lambda steps_ms: steps_ms[0] - float(np.median(steps_ms[1:])))
     ranks = list(run.ranks)
-    for place, ms in zip(replayed, own_ms, strict=True):
+    for place, ms in zip(replayed_places, own_ms, strict=True):
         ranks[place] = replace(ranks[place], late_unprofiled_ms=ms - min(own_ms))
     return structs.replace(run, ranks=tuple(ranks))
 
@@ -366,14 +371,14 @@ def _replay_alone(ranks: Sequence[tuple[Study, Member, Waits]], timed_ms: float 
         replays.append(replace(study.replay, work_ns=work))
     pace = [max(float(np.median(replay.cpu_ns)), 1.0) for replay in replays]
     rows = zip(replays, pace, ranks, strict=True)
-    at_one_pace = [
-        replay.scale_cpu_time(min(pace) / of_rank, study.calls.unrecorded_wait_ns)
-        for replay, of_rank, (study, *_) in rows
+    replays_at_one_pace = [
+        replay.scale_cpu_time(min(pace) / pace_of_rank, study.calls.unrecorded_wait_ns)
+        for replay, pace_of_rank, (study, *_) in rows
     ]
     return [
         _replay_steps_ms(replays, 0.0),
         _estimate_unprofiled_ms(replays, timed_ms),
-        _estimate_unprofiled_ms(at_one_pace, timed_ms),
+        _estimate_unprofiled_ms(replays_at_one_pace, timed_ms),
     ]
 
 

@@ -46,15 +46,15 @@ def join_replays(captures: Sequence[CaptureSummary]) -> Iterator[CapturesToRepla
     Ranks can be replayed together if it is known which rank waits for which.
     """
     capture_of = {(member.capture, member.process): capture for capture in captures for member in capture.members}
-    separate = {id(capture): capture for capture in captures}
+    capture_by_id = {id(capture): capture for capture in captures}
     for join in join_members([member for capture in captures for member in capture.members]):
         ranks = tuple(capture_of[member.capture, member.process] for member in join.members)
         if study := _join_studies(join, ranks):
             numbers, labels = zip(*((member.rank, member.label) for member in join.members), strict=True)
             yield CapturesToReplay(name_run(join.members), ranks, study, numbers, labels)
             for capture in ranks:
-                separate.pop(id(capture), None)
-    yield from (CapturesToReplay(capture.title, (capture,), capture.study) for capture in separate.values())
+                capture_by_id.pop(id(capture), None)
+    yield from (CapturesToReplay(capture.title, (capture,), capture.study) for capture in capture_by_id.values())
 
 
 def _join_studies(join: JoinedRanks, captures: Sequence[CaptureSummary]) -> Study | None:
@@ -63,14 +63,16 @@ def _join_studies(join: JoinedRanks, captures: Sequence[CaptureSummary]) -> Stud
     if not join.alignment or join.missing or len({id(study) for study in studies}) < len(join.members):
         return None
     rows = list(zip(studies, join.members, join.numbers, strict=True))
-    numbers = [of_rank[np.searchsorted(member.start, study.windows.start)] for study, member, of_rank in rows]
+    numbers = [
+        number_of_step[np.searchsorted(member.start, study.windows.start)] for study, member, number_of_step in rows
+    ]
     common = reduce(np.intersect1d, numbers, join.shared)
     runs = np.split(common, np.flatnonzero(np.diff(np.searchsorted(numbers[0], common)) > 1) + 1)
     steps = max(runs, key=len)
     if not len(steps):
         return None
-    firsts = [int(np.searchsorted(of_rank, steps[0])) for of_rank in numbers]
-    studies = [study.select_steps(at, at + len(steps)) for study, at in zip(studies, firsts, strict=True)]
+    first_steps = [int(np.searchsorted(number_of_step, steps[0])) for number_of_step in numbers]
+    studies = [study.select_steps(at, at + len(steps)) for study, at in zip(studies, first_steps, strict=True)]
     replays = _mark_shared_collectives(join, studies)
     return _concatenate_studies([replace(study, replay=replay) for study, replay in zip(studies, replays, strict=True)])
 
@@ -89,8 +91,10 @@ def _mark_shared_collectives(join: JoinedRanks, studies: Sequence[Study]) -> Ite
             collective_of_operations[rank][operation[on_all_ranks]] = count + np.arange(on_all_ranks.sum())
         count += int(on_all_ranks.sum())
     clocks = [clock for clock in join.clocks if clock]
-    begins = [int(clock.aligned(study.calls.start[:1])[0]) for study, clock in zip(studies, clocks, strict=True)]
-    rows = zip(studies, join.members, join.waits, places, collective_of_operations, begins, strict=True)
+    first_call_starts = [
+        int(clock.aligned(study.calls.start[:1])[0]) for study, clock in zip(studies, clocks, strict=True)
+    ]
+    rows = zip(studies, join.members, join.waits, places, collective_of_operations, first_call_starts, strict=True)
     for study, member, waits, place, collective, begin in rows:
         is_studied, collectives = place != NONE, member.collectives
         # A send may end before the data is received.
@@ -104,7 +108,7 @@ def _mark_shared_collectives(join: JoinedRanks, studies: Sequence[Study]) -> Ite
             collective=collective,
             waits_for_ranks=waits_for_ranks,
             work_ns=np.where(collective == NONE, study.replay.work_ns, work_ns),
-            rank_begin_ns=(float(begin - min(begins)),),
+            rank_begin_ns=(float(begin - min(first_call_starts)),),
         )
 
 

@@ -48,30 +48,30 @@ def group_members(members: Sequence[Member]) -> list[tuple[tuple[Member, ...], t
     nor manifests identify the run, captures of different ranks belong to one run if they have the same world size and,
     as far as it is known, were recorded at the same time.
     """
-    originals: list[Member] = []
+    original_members: list[Member] = []
     original_of_copy: dict[str, str] = {}  # the name of the original capture, by the name of its copy
     for member in members:
-        original = next((candidate for candidate in originals if _is_copy(member, candidate)), None)
-        if original is None:
-            originals.append(member)
+        original_member = next((candidate for candidate in original_members if _is_copy(member, candidate)), None)
+        if original_member is None:
+            original_members.append(member)
         else:
-            original_of_copy[member.capture] = original.capture
+            original_of_copy[member.capture] = original_member.capture
     runs: list[tuple[list[Member], list[JoinNote]]] = []
-    for part in (part for joined in _group_by_keys(originals) for part in _split_by_rank(joined)):
+    for part in (part for joined_group in _group_by_keys(original_members) for part in _split_by_rank(joined_group)):
         separations = [_find_separation(part, run) for run, _ in runs]
         if None in separations:
             runs[separations.index(None)][0].extend(part)
         else:
             runs.append((part, [separation for separation in separations if separation]))
     groups = []
-    for run, separated in runs:
+    for run, separation_notes in runs:
         captures = {member.capture for member in run}
         notes = [JoinNote("copy", names) for names in original_of_copy.items() if names[1] in captures]
         # The reason why a run was not joined with another run matters only if the run lacks ranks.
         if find_missing_ranks(run) or len(run) == 1:
-            notes += separated[:1]
+            notes += separation_notes[:1]
         run.sort(key=lambda m: (m.rank is None, m.rank or 0, m.device, m.capture, m.process))
-        groups.append((_with_all_to_all(run), tuple(notes)))
+        groups.append((_replace_exchanges_by_all_to_all(run), tuple(notes)))
     return sorted(groups, key=lambda group: -len(group[0]))
 
 
@@ -103,13 +103,13 @@ def _group_by_keys(members: Sequence[Member]) -> Iterator[list[Member]]:
         keys: set[Hashable] = {("capture", member.capture), *(("communicator", i) for i in ids[ids > 0].tolist())}
         if member.run:
             keys.add(("run", member.run))
-        joined, separate = [member], []
+        joined_members, separate_groups = [member], []
         for group_keys, group in groups:
             if group_keys.isdisjoint(keys):
-                separate.append((group_keys, group))
+                separate_groups.append((group_keys, group))
             else:
-                keys, joined = keys | group_keys, [*group, *joined]
-        groups = [*separate, (keys, joined)]
+                keys, joined_members = keys | group_keys, [*group, *joined_members]
+        groups = [*separate_groups, (keys, joined_members)]
     return (group for _, group in groups)
 
 
@@ -159,7 +159,7 @@ def _known_ranks(group: Sequence[Member]) -> set[int]:
     return {member.rank for member in group if member.rank is not None}
 
 
-def _with_all_to_all(members: Sequence[Member]) -> tuple[Member, ...]:
+def _replace_exchanges_by_all_to_all(members: Sequence[Member]) -> tuple[Member, ...]:
     """Returns the members, with sends and receives between all ranks replaced by the all-to-all that they implement.
 
     NCCL implements an all-to-all by sends and receives. The message size becomes the bytes between two ranks.
@@ -169,18 +169,24 @@ def _with_all_to_all(members: Sequence[Member]) -> tuple[Member, ...]:
         ids, peer, ranks = (getattr(member.collectives, name) for name in ("communicator", "peer", "ranks"))
         for communicator in np.unique(ids[ids > 0]).tolist():
             users = sum(communicator in user.collectives.communicator for user in members)
-            uses = ids == communicator
-            size[communicator] = max(size[communicator], users, int(peer[uses].max()) + 1, int(ranks[uses].max()))
-    changed = []
+            uses_communicator = ids == communicator
+            size[communicator] = max(
+                size[communicator], users, int(peer[uses_communicator].max()) + 1, int(ranks[uses_communicator].max())
+            )
+    changed_members = []
     for member in members:
         collectives = member.collectives
-        distinct, code = dense_codes(collectives.communicator)
-        ranks = np.array([size.get(communicator, 0) for communicator in distinct.tolist()], np.int64)[code]
-        is_all = (collectives.kind == SEND_RECEIVE) & (ranks > 0) & (collectives.peers >= ranks)
-        kind = np.where(is_all, ALL_TO_ALL, collectives.kind)
-        sizes = np.where(is_all & (collectives.bytes > 0), collectives.bytes // np.maximum(ranks, 1), collectives.bytes)
-        changed.append(replace(member, collectives=replace(collectives, kind=kind, bytes=sizes)))
-    return tuple(changed)
+        distinct_communicators, code = dense_codes(collectives.communicator)
+        ranks = np.array([size.get(communicator, 0) for communicator in distinct_communicators.tolist()], np.int64)[
+            code
+        ]
+        is_all_to_all = (collectives.kind == SEND_RECEIVE) & (ranks > 0) & (collectives.peers >= ranks)
+        kind = np.where(is_all_to_all, ALL_TO_ALL, collectives.kind)
+        sizes = np.where(
+            is_all_to_all & (collectives.bytes > 0), collectives.bytes // np.maximum(ranks, 1), collectives.bytes
+        )
+        changed_members.append(replace(member, collectives=replace(collectives, kind=kind, bytes=sizes)))
+    return tuple(changed_members)
 
 
 # --- the collectives that ranks share
@@ -218,8 +224,8 @@ def match_collectives(members: Sequence[Member]) -> tuple[list[Match], Ints, lis
     differing_steps: set[int] = set()
     for users in users_of.values():
         for candidates in _split_exchanges(members, users):
-            match, differing = _match_in_communicator(members, candidates, numbers)
-            differing_steps |= differing
+            match, unequal_steps = _match_in_communicator(members, candidates, numbers)
+            differing_steps |= unequal_steps
             if all(map(len, match.values())):
                 matches.append(match)
     return matches, numbers, sorted(differing_steps)
@@ -238,19 +244,22 @@ def _split_exchanges(members: Sequence[Member], users: Match) -> Iterator[Match]
     """Yields the collectives to match: first those of all users, then the sends and receives of each pair of ranks."""
     for is_exchange in (False, True):
         kinds = {position: members[position].collectives.kind[index] for position, index in users.items()}
-        selected = {
+        index_of_member = {
             position: index[(kinds[position] == SEND_RECEIVE) == is_exchange] for position, index in users.items()
         }
-        selected = {position: index for position, index in selected.items() if len(index)}
-        if not is_exchange or len(selected) <= 2:
-            if len(selected) > 1:
-                yield selected
+        index_of_member = {position: index for position, index in index_of_member.items() if len(index)}
+        if not is_exchange or len(index_of_member) <= 2:
+            if len(index_of_member) > 1:
+                yield index_of_member
             continue
         # A peer is a rank of the communicator, which is a rank of the run if the communicator has all ranks.
-        ranks = sorted(selected, key=lambda position: (members[position].rank or 0, members[position].device))
-        peers = {position: members[position].collectives.peer[index] for position, index in selected.items()}
-        for (low, first), (high, second) in combinations(enumerate(ranks), 2):
-            pair = {first: selected[first][peers[first] == high], second: selected[second][peers[second] == low]}
+        ranks = sorted(index_of_member, key=lambda position: (members[position].rank or 0, members[position].device))
+        peers = {position: members[position].collectives.peer[index] for position, index in index_of_member.items()}
+        for (lower_rank, first_member), (higher_rank, second_member) in combinations(enumerate(ranks), 2):
+            pair = {
+                first_member: index_of_member[first_member][peers[first_member] == higher_rank],
+                second_member: index_of_member[second_member][peers[second_member] == lower_rank],
+            }
             if all(map(len, pair.values())):
                 yield pair
 
@@ -275,16 +284,16 @@ def _match_in_communicator(members: Sequence[Member], users: Match, numbers: Int
         indices.append(index[order])
         places.append(place[order])
     counts = np.array([np.bincount(place, minlength=2 * len(numbers)) for place in places])
-    alike = (counts == counts[0]).all(axis=0)
+    has_equal_count = (counts == counts[0]).all(axis=0)
     # Only places in which all members have the same number of collectives are kept.
-    indices = [index[alike[place]] for index, place in zip(indices, places, strict=True)]
-    place = places[0][alike[places[0]]]
+    indices = [index[has_equal_count[place]] for index, place in zip(indices, places, strict=True)]
+    place = places[0][has_equal_count[places[0]]]
     kinds = np.array(
         [members[position].collectives.kind[index] for position, index in zip(users, indices, strict=True)]
     )
-    alike[place[(kinds != kinds[0]).any(axis=0)]] = False
-    matched = (index[alike[place]] for index in indices)
-    return dict(zip(users, matched, strict=True)), set(numbers[~alike[::2]].tolist())
+    has_equal_count[place[(kinds != kinds[0]).any(axis=0)]] = False
+    matched_indices = (index[has_equal_count[place]] for index in indices)
+    return dict(zip(users, matched_indices, strict=True)), set(numbers[~has_equal_count[::2]].tolist())
 
 
 # --- the alignment of clocks
@@ -344,8 +353,8 @@ def _align_clock(
     assert clock
     if same_capture:
         # Members of one capture have one clock. Ends that are far apart then show that the match is wrong.
-        spread = _estimate_deviation((ends - reference_ends).astype(np.float64)) if len(ends) else 0.0
-        return Clock(clock.offset_ns, clock.drift, clock.middle_ns, spread, len(ends))
+        deviation_ns = _estimate_deviation((ends - reference_ends).astype(np.float64)) if len(ends) else 0.0
+        return Clock(clock.offset_ns, clock.drift, clock.middle_ns, deviation_ns, len(ends))
     return _fit_clock(ends, clock.aligned(reference_ends)) if len(ends) else None
 
 
@@ -359,9 +368,10 @@ def _fit_clock(ends: Ints, reference_ends: Ints) -> Clock:
     ends, difference = ends[order], (ends - reference_ends)[order]
     offset, middle_ns = float(np.median(difference)), float(np.median(ends))
     constant = Clock(offset, 0.0, middle_ns, _estimate_deviation(difference - offset), len(ends))
-    third = len(ends) // 3
+    third_length = len(ends) // 3
     run, rise = (
-        float(np.median(times[-third:]) - np.median(times[:third])) if third else 0.0 for times in (ends, difference)
+        float(np.median(times[-third_length:]) - np.median(times[:third_length])) if third_length else 0.0
+        for times in (ends, difference)
     )
     if not run:
         return constant
@@ -392,5 +402,5 @@ def _find_shared_ends(
             )
             rows.append((collectives.end, reference_collectives.end, collectives.kind))
     end, reference_end, kind = (np.concatenate(column) for column in zip(*rows, strict=True))
-    together = np.isin(kind, KINDS_WITH_COMMON_END)
-    return (end[together], reference_end[together]) if together.any() else (end, reference_end)
+    have_common_end = np.isin(kind, KINDS_WITH_COMMON_END)
+    return (end[have_common_end], reference_end[have_common_end]) if have_common_end.any() else (end, reference_end)

@@ -80,7 +80,7 @@ def _find_steps_in_ranges(work: LaunchedWork) -> Windows | None:
     attributed, instances, ranges = work.attributed, work.attributed.instances, work.attributed.trace.ranges
     # A step ends no later than another step of any kind begins. Steps of two threads may begin at the same time.
     bounds = np.unique(np.append(instances.start[work.is_instance_of(STEP, OTHER_STEP)], work.warmups.start))
-    no_bound = np.iinfo(np.int64).max
+    largest_time = np.iinfo(np.int64).max
     for phase in (STEP, OTHER_STEP):
         is_step = work.is_instance_of(phase) & instances.is_measured
         if not is_step.any():
@@ -93,8 +93,8 @@ def _find_steps_in_ranges(work: LaunchedWork) -> Windows | None:
         start, first = np.unique(instances.start[is_step], return_index=True)
         range_end = instances.end[is_step][first]
         names_of_steps = [ranges.names[code] for code in ranges.name[instances.range[is_step][first]].tolist()]
-        next_bound = np.append(bounds, no_bound)[np.searchsorted(bounds, start, side="right")]
-        ends_with_range = (next_bound == no_bound) | (_precede_missing_steps(names_of_steps) & (not is_served))
+        next_bound = np.append(bounds, largest_time)[np.searchsorted(bounds, start, side="right")]
+        ends_with_range = (next_bound == largest_time) | (_precede_missing_steps(names_of_steps) & (not is_served))
         end = np.where(ends_with_range, range_end, next_bound)
         source: StepSource = "range"
         unit = f"a range named {names[0]}" if len(names) == 1 else f"a range named like {names[0]}"
@@ -122,8 +122,8 @@ def _contain_passes(work: LaunchedWork, is_step: Bools) -> bool:
     steps = Cover.from_intervals(instances.start[is_step], instances.end[is_step])
     if steps.covered_within(time, time + 1).sum() < _MIN_PASSES_IN_STEPS * len(time):
         return False
-    is_part = mask_by_name(ranges, lambda name: name.endswith(tuple(PIPELINE_PASS_SUFFIXES)))[instances.range]
-    forward = np.sort(instances.start[work.is_instance_of("forward") & ~is_part])
+    is_pipeline_part = mask_by_name(ranges, lambda name: name.endswith(tuple(PIPELINE_PASS_SUFFIXES)))[instances.range]
+    forward = np.sort(instances.start[work.is_instance_of("forward") & ~is_pipeline_part])
     first, end = (np.searchsorted(forward, bound[is_step]) for bound in (instances.start, instances.end))
     is_generation = bool(np.median(end - first) >= _MIN_PASSES_OF_GENERATION)
     return not is_generation or runs_training(work.attributed, work.process)
@@ -164,9 +164,9 @@ def _find_steps_in_phases(work: LaunchedWork, *, by_threads: bool = False) -> Wi
     # A forward pass on autograd's thread is a recomputation for a backward pass, and is part of it.
     is_recomputed = np.isin(ranges.thread[instances.range], work.attributed.attribution.engine_threads)
     # In pipeline parallelism, the parts of several passes alternate, so they do not show where a step begins.
-    is_part = mask_by_name(ranges, lambda name: name.endswith(tuple(PIPELINE_PASS_SUFFIXES)))[instances.range]
+    is_pipeline_part = mask_by_name(ranges, lambda name: name.endswith(tuple(PIPELINE_PASS_SUFFIXES)))[instances.range]
     is_by_threads = mask_by_name(ranges, lambda name: BY_THREADS in name)[instances.range]
-    index = np.flatnonzero(is_phase & ~is_recomputed & ~is_part & (is_by_threads == by_threads))
+    index = np.flatnonzero(is_phase & ~is_recomputed & ~is_pipeline_part & (is_by_threads == by_threads))
     letters = np.array([_PHASE_LETTERS.get(name, "") for name in (*instances.phases, "")])[instances.phase[index]]
     text = "".join(letters.tolist())
     if "F" not in text:
@@ -264,13 +264,15 @@ def _find_repeating_steps(work: LaunchedWork) -> Windows | None:
     operations, given_steps = work.attributed.trace.operations, work.attributed.roles.names.steps
     # Select the operations of the device that works most, in the order of their launches.
     _, device = np.unique(operations.device[work.index], return_inverse=True)
-    on_device = np.flatnonzero(device == np.argmax(np.bincount(device, work.duration_ns)))
-    on_device = on_device[np.lexsort((work.start[on_device], work.launched_at[on_device]))]
-    index, time = work.index[on_device], work.launched_at[on_device]
+    operations_on_device = np.flatnonzero(device == np.argmax(np.bincount(device, work.duration_ns)))
+    operations_on_device = operations_on_device[
+        np.lexsort((work.start[operations_on_device], work.launched_at[operations_on_device]))
+    ]
+    index, time = work.index[operations_on_device], work.launched_at[operations_on_device]
     launch = work.attributed.attribution.launch[index]
     begins_launch = np.append(True, (launch[1:] != launch[:-1]) | (launch[1:] == NONE))
     pauses, symbols = np.diff(time, prepend=time[:1]), work.symbols(index)
-    for repeats in find_repeats(symbols, work.duration_ns[on_device], pauses, given_steps, begins_launch):
+    for repeats in find_repeats(symbols, work.duration_ns[operations_on_device], pauses, given_steps, begins_launch):
         times = time[repeats.starts]
         if not (np.diff(times) > 0).all():  # the kernels of one graph are launched together
             times = operations.start[index[repeats.starts]]
@@ -332,8 +334,8 @@ def _align_with_gpu_work(windows: Windows, work: LaunchedWork) -> Windows:
     index = index[np.argsort(attribution.time[index], kind="stable")]
     time, end = attribution.time[index], operations.end[index]
     work_end = find_work_ends(windows, time, end)
-    middle = max(0, (len(windows) - _STEPS_CHECKED_FOR_LAG) // 2)
-    checked_steps = slice(middle, middle + _STEPS_CHECKED_FOR_LAG)
+    middle_step = max(0, (len(windows) - _STEPS_CHECKED_FOR_LAG) // 2)
+    checked_steps = slice(middle_step, middle_step + _STEPS_CHECKED_FOR_LAG)
     lag_ns = np.median(np.maximum(work_end - windows.end, 0)[checked_steps])
     first_start = int(windows.start[0])
     first_step_operations = index[windows.step_at(time) == 0]

@@ -177,13 +177,15 @@ def _find_waits(calls: Launches, operations: LaunchedOperations) -> _Waits:
         earlier_ends = np.sort(operations.earlier_end[operations.earlier_stream >> DEVICE_SHIFT == device])
         queue_lengths[device] = len(earlier_ends) - np.searchsorted(earlier_ends, calls.start, side="right")
     for stream_code in np.unique(stream).tolist():
-        on_stream = np.flatnonzero(stream == stream_code)
-        latest_end = np.maximum.accumulate(end[on_stream])
-        last_launched = np.searchsorted(launch[on_stream], positions, side="right") - 1
+        operations_on_stream = np.flatnonzero(stream == stream_code)
+        latest_end = np.maximum.accumulate(end[operations_on_stream])
+        last_launched = np.searchsorted(launch[operations_on_stream], positions, side="right") - 1
         last_ended = np.searchsorted(latest_end, calls.end + CLOCK_SKEW_NS, side="right") - 1
         last_operation = np.minimum(last_launched, last_ended)
-        is_later = (last_operation >= 0) & ((awaited == NONE) | (end[on_stream[last_operation]] > end[awaited]))
-        awaited = np.where(is_later, on_stream[last_operation], awaited)
+        is_later = (last_operation >= 0) & (
+            (awaited == NONE) | (end[operations_on_stream[last_operation]] > end[awaited])
+        )
+        awaited = np.where(is_later, operations_on_stream[last_operation], awaited)
         ended_count = np.searchsorted(latest_end, calls.start, side="right")
         queue_lengths[stream_code >> DEVICE_SHIFT] += last_launched + 1 - ended_count
     ran_during_call = (awaited >= 0) & (np.append(end, 0)[awaited] >= calls.start)
@@ -225,22 +227,29 @@ def _find_joins(calls: Launches, operations: LaunchedOperations) -> Ints:
     )
     joined = np.full(len(launch), NONE, np.int64)
     # For each call that waits for an event: the first operation that is launched after the call.
-    waiting = np.searchsorted(launch, waits, side="right")
-    waits, waiting = waits[waiting < len(launch)], waiting[waiting < len(launch)]
-    previous_launch = np.where(waiting > 0, launch[waiting - 1], 0)
+    waiting_operation = np.searchsorted(launch, waits, side="right")
+    waits, waiting_operation = (
+        waits[waiting_operation < len(launch)],
+        waiting_operation[waiting_operation < len(launch)],
+    )
+    previous_launch = np.where(waiting_operation > 0, launch[waiting_operation - 1], 0)
     records_between = np.searchsorted(records, waits) > np.searchsorted(records, previous_launch)
     streams, counts = np.unique(stream, return_counts=True)
-    on_main_stream = stream[waiting] == streams[counts.argmax()]
+    on_main_stream = stream[waiting_operation] == streams[counts.argmax()]
     is_certain = np.zeros(len(launch), np.bool_)
-    is_certain[waiting[~(records_between & on_main_stream)]] = True
+    is_certain[waiting_operation[~(records_between & on_main_stream)]] = True
     for stream_code in streams.tolist():
-        on_stream = np.flatnonzero(stream == stream_code)
-        latest_end = np.maximum.accumulate(end[on_stream])
-        ended = np.searchsorted(latest_end, start[waiting] + CLOCK_SKEW_NS, side="right")
-        last_operation = np.append(on_stream, NONE)[np.minimum(np.searchsorted(on_stream, waiting), ended) - 1]
-        joins = (last_operation != NONE) & (stream[waiting] != stream_code)
-        joins &= end[last_operation] > np.where(joined[waiting] != NONE, end[joined[waiting]], LONG_AGO)
-        joined[waiting[joins]] = last_operation[joins]
+        operations_on_stream = np.flatnonzero(stream == stream_code)
+        latest_end = np.maximum.accumulate(end[operations_on_stream])
+        ended_count = np.searchsorted(latest_end, start[waiting_operation] + CLOCK_SKEW_NS, side="right")
+        last_operation = np.append(operations_on_stream, NONE)[
+            np.minimum(np.searchsorted(operations_on_stream, waiting_operation), ended_count) - 1
+        ]
+        joins = (last_operation != NONE) & (stream[waiting_operation] != stream_code)
+        joins &= end[last_operation] > np.where(
+            joined[waiting_operation] != NONE, end[joined[waiting_operation]], LONG_AGO
+        )
+        joined[waiting_operation[joins]] = last_operation[joins]
     joined_end, previous_operation = end[joined], find_previous_on_stream(stream)
     starts_at_once = start - joined_end <= _MAX_JOIN_GAP_NS
     is_stream_free = (previous_operation < 0) | (end[previous_operation] < joined_end)
@@ -273,21 +282,23 @@ def _find_delays(operations: LaunchedOperations, launched_at: Ints, joined: Ints
     """
     start, end, stream = operations.start, operations.end, operations.stream
     previous_operation = find_previous_on_stream(stream)
-    ready = operations.stream_ready[np.searchsorted(np.unique(stream), stream)]
-    stream_end = np.where(previous_operation >= 0, end[previous_operation], np.maximum(ready, launched_at))
+    stream_ready = operations.stream_ready[np.searchsorted(np.unique(stream), stream)]
+    stream_end = np.where(previous_operation >= 0, end[previous_operation], np.maximum(stream_ready, launched_at))
     joined_end = np.where(joined >= 0, end[joined], LONG_AGO)
     previous_end = np.maximum(stream_end, joined_end)
     # Timestamps that count from 1970 are too large for exact floats, so differences of integers are computed first.
     latency, spacing, join_gap = start - launched_at, start - stream_end, start - joined_end
     on_idle_gpu = (launched_at > previous_end) & (start > launched_at)
     usual_latency = np.median(latency[on_idle_gpu]) if on_idle_gpu.any() else _DEFAULT_LATENCY_NS
-    by_join = (joined_end > stream_end) & (joined_end - launched_at >= usual_latency)
-    by_launch = (spacing > 0) & (previous_end - launched_at < usual_latency)
-    by_stream = ~by_launch & ~by_join & (spacing > 0)
-    usual_spacing = np.median(spacing[by_stream]) if by_stream.any() else _DEFAULT_SPACING_NS
-    usual_join_gap = np.median(join_gap[by_join]) if by_join.any() else _DEFAULT_SPACING_NS
+    is_delayed_by_join = (joined_end > stream_end) & (joined_end - launched_at >= usual_latency)
+    is_delayed_by_launch = (spacing > 0) & (previous_end - launched_at < usual_latency)
+    is_delayed_by_stream = ~is_delayed_by_launch & ~is_delayed_by_join & (spacing > 0)
+    usual_spacing = np.median(spacing[is_delayed_by_stream]) if is_delayed_by_stream.any() else _DEFAULT_SPACING_NS
+    usual_join_gap = np.median(join_gap[is_delayed_by_join]) if is_delayed_by_join.any() else _DEFAULT_SPACING_NS
     return _Delays(
-        np.where(by_launch, np.maximum(latency, 0), usual_latency).astype(np.float64),
-        np.where(by_launch | by_join, np.minimum(spacing, usual_spacing), spacing).astype(np.float64),
-        np.where(by_join, join_gap, np.minimum(join_gap, usual_join_gap)).astype(np.float64),
+        np.where(is_delayed_by_launch, np.maximum(latency, 0), usual_latency).astype(np.float64),
+        np.where(is_delayed_by_launch | is_delayed_by_join, np.minimum(spacing, usual_spacing), spacing).astype(
+            np.float64
+        ),
+        np.where(is_delayed_by_join, join_gap, np.minimum(join_gap, usual_join_gap)).astype(np.float64),
     )

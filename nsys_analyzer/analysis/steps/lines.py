@@ -244,11 +244,13 @@ class StackSamples:
         """
         is_given = calls[self.call]
         weights: dict[StackFrame, list[float]] = {}
-        for stack, given, weight in zip(self.stack.tolist(), is_given.tolist(), self.weight.tolist(), strict=True):
+        for stack, is_given_call, weight in zip(
+            self.stack.tolist(), is_given.tolist(), self.weight.tolist(), strict=True
+        ):
             for frame in set(self.stacks.stacks[stack]):
                 total = weights.setdefault(frame, [0.0, 0.0])
                 total[0] += weight
-                total[1] += weight * given
+                total[1] += weight * is_given_call
         least_share_at_line, least_share_of_work = _LEAST_SHARES_OF_FIRST_LINE
         given_weight = float(self.weight[is_given].sum())
         for stack in self.stack[is_given].tolist() if is_given.sum() >= _MIN_SAMPLES else ():
@@ -325,9 +327,11 @@ def find_hottest_stacks(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, t
     sample, stretch, weight = _find_samples(stacks, start, end)
     sampled_stack = code[stacks.stack[sample]]
     first, pair = distinct_rows(stretch, sampled_stack)
-    by_weight = first[np.argsort(np.bincount(pair, weight, len(first)), kind="stable")]
+    order_by_weight = first[np.argsort(np.bincount(pair, weight, len(first)), kind="stable")]
     hottest_stack = np.zeros(len(start), np.int64)
-    hottest_stack[stretch[by_weight]] = sampled_stack[by_weight]  # of equal indices, the last assignment remains
+    hottest_stack[stretch[order_by_weight]] = sampled_stack[
+        order_by_weight
+    ]  # of equal indices, the last assignment remains
     return hottest_stack, tuple(codes)
 
 

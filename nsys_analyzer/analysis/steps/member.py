@@ -168,13 +168,15 @@ def record_members(work: ProcessWork, process: Process, steps: Steps, capture: s
     members = []
     for device in devices:
         compute_ns, exposed_copy_ns, exposed_communication_ns, idle_ns = work.measure_parts(windows, device)
-        on_device = index[operations.device[index] == device]
-        communicates = work.activity[on_device] == COMMUNICATING
+        operations_on_device = index[operations.device[index] == device]
+        communicates = work.activity[operations_on_device] == COMMUNICATING
         communication, other_work = (
-            Cover.from_intervals(operations.start[on_device[mask]], operations.end[on_device[mask]])
+            Cover.from_intervals(
+                operations.start[operations_on_device[mask]], operations.end[operations_on_device[mask]]
+            )
             for mask in (communicates, ~communicates)
         )
-        _, *exposed = other_work.find_gaps(communication.start, communication.end)
+        _, *exposed_communication = other_work.find_gaps(communication.start, communication.end)
         members.append(
             Member(
                 capture=capture,
@@ -195,7 +197,7 @@ def record_members(work: ProcessWork, process: Process, steps: Steps, capture: s
                 communication=communication.covered_within(windows.start, windows.end),
                 collectives=collectives.select(operations.device[exchanges] == device),
                 cpu=cpu,
-                exposed=(exposed[0], exposed[1]),
+                exposed=(exposed_communication[0], exposed_communication[1]),
             )
         )
     return tuple(members)
@@ -274,10 +276,10 @@ def _match_nccl_calls(attributed: AttributedTrace, index: Ints) -> tuple[Ints, I
         the call.
     """
     calls, attribution = attributed.trace.nccl_calls, attributed.attribution
-    launched = np.flatnonzero(attribution.thread[index] != NONE)
-    if not len(calls) or not len(launched):
+    launched_positions = np.flatnonzero(attribution.thread[index] != NONE)
+    if not len(calls) or not len(launched_positions):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    thread, time = attribution.thread[index[launched]], attribution.time[index[launched]]
+    thread, time = attribution.thread[index[launched_positions]], attribution.time[index[launched_positions]]
     axis = Axis(thread, time)
     axis_position = axis.place(thread, time)
     # If one call launches collectives on several devices, a stable sort keeps them in the order of their starts.
@@ -294,7 +296,7 @@ def _match_nccl_calls(attributed: AttributedTrace, index: Ints) -> tuple[Ints, I
     call_number[order_by_group] = np.arange(len(group)) - np.repeat(np.cumsum(count) - count, count)
     is_even = per_kernel > 0
     kernel_of_call = first[group[is_even]] + call_number[is_even] // per_kernel[is_even]
-    return launched[order[kernel_of_call]], matched_calls[is_even]
+    return launched_positions[order[kernel_of_call]], matched_calls[is_even]
 
 
 def _find_kind(name: str) -> int:

@@ -258,13 +258,13 @@ class ProcessWork:
 
     def _find_delaying_calls(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
         """Returns the calls that allocate, are slow, or wait for unrecorded work, as the columns of ``Stretches``."""
-        calls, unrecorded = self.calls, np.flatnonzero(self.unrecorded_wait_ns)
-        index = np.unique(np.concatenate([self.allocating_calls, self.slow_calls, unrecorded]))
+        calls, unrecorded_waits = self.calls, np.flatnonzero(self.unrecorded_wait_ns)
+        index = np.unique(np.concatenate([self.allocating_calls, self.slow_calls, unrecorded_waits]))
         # If two threads execute such calls at the same time, the common time counts for the first call only.
         begin = np.where(self.unrecorded_wait_ns > 0, calls.end - self.unrecorded_wait_ns, calls.start)[index]
         begin = np.maximum(begin, find_latest_earlier_ends(calls.end[index]))
         index, begin = index[calls.end[index] > begin], begin[calls.end[index] > begin]
-        is_slow, is_unrecorded = np.isin(index, self.slow_calls), np.isin(index, unrecorded)
+        is_slow, is_unrecorded = np.isin(index, self.slow_calls), np.isin(index, unrecorded_waits)
         cause = np.select([is_slow, is_unrecorded], [_LAUNCH, _UNRECORDED], _ALLOCATOR)
         ranges, apis = self.find_range_codes(calls.start[index]), calls.name[index].astype(np.int64)
         return begin, calls.end[index], cause, ranges, apis
@@ -310,10 +310,10 @@ class ProcessWork:
         instances = attributed.instances
         is_step = mask_instances(attributed, self.process, STEP, OTHER_STEP)
         step_starts, step_ends = np.sort(instances.start[is_step]), np.sort(instances.end[is_step])
-        middle = (start + end) // 2
-        ended_by_middle = np.searchsorted(step_ends, middle, side="right")
-        in_step = np.searchsorted(step_starts, middle, side="right") > ended_by_middle
-        step_ends_inside = np.searchsorted(step_ends, end, side="right") > np.searchsorted(step_ends, middle)
+        middle_time = (start + end) // 2
+        ended_by_middle = np.searchsorted(step_ends, middle_time, side="right")
+        in_step = np.searchsorted(step_starts, middle_time, side="right") > ended_by_middle
+        step_ends_inside = np.searchsorted(step_ends, end, side="right") > np.searchsorted(step_ends, middle_time)
         precedes: Bools = copies_next & ~(in_step & step_ends_inside)
         return precedes
 
@@ -365,9 +365,9 @@ class ProcessWork:
         high = np.minimum(np.searchsorted(start, windows.end) + 1, len(index))
         block, parts = (np.cumsum(high - low) - 1) // OPERATIONS_PER_BLOCK, []
         for number in np.unique(block).tolist():
-            in_block = np.flatnonzero(block == number)
-            steps = windows.select(in_block)
-            nearby_operations = index[int(low[in_block].min()) : int(high[in_block].max())]
+            operations_in_block = np.flatnonzero(block == number)
+            steps = windows.select(operations_in_block)
+            nearby_operations = index[int(low[operations_in_block].min()) : int(high[operations_in_block].max())]
             anatomy = dissect_steps(steps, operations, nearby_operations, self.activity)
             parts.append(anatomy.parts)
             yield steps, anatomy
@@ -413,15 +413,16 @@ class ProcessWork:
         api_code[has_call] = self.calls.name[call[has_call]]
         gap_of_rest, *bounds = Cover.from_intervals(start, end).find_gaps(gaps.start, gaps.end)
         first_of_part, first_of_rest = (
-            np.append(True, of_gap[1:] != of_gap[:-1])[: len(of_gap)] for of_gap in (part, gap_of_rest)
+            np.append(True, gap_of_part[1:] != gap_of_part[:-1])[: len(gap_of_part)]
+            for gap_of_part in (part, gap_of_rest)
         )
         no_pause = np.zeros(len(gap), np.bool_)
-        in_delays = (start, end, delays.cause, delays.range, delays.api, gaps.step[gap], first_of_part, no_pause)
+        delayed_parts = (start, end, delays.cause, delays.range, delays.api, gaps.step[gap], first_of_part, no_pause)
         cause, range_code, api_code, step, is_pause = (
             column[gap_of_rest] for column in (cause, range_code, api_code, gaps.step, is_device_pause)
         )
-        rest = (*bounds, cause, range_code, api_code, step, first_of_rest, is_pause)
-        columns = [np.concatenate(pair) for pair in zip(in_delays, rest, strict=True)]
+        remaining_parts = (*bounds, cause, range_code, api_code, step, first_of_rest, is_pause)
+        columns = [np.concatenate(pair) for pair in zip(delayed_parts, remaining_parts, strict=True)]
         return IdleStretches(*columns).select(np.argsort(columns[0], kind="stable"))
 
 

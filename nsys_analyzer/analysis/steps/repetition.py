@@ -89,8 +89,8 @@ def find_repeats(
     starts = np.flatnonzero(begins_launch)
     random_numbers = np.random.default_rng(0).integers(1 << 40, size=int(symbols.max()) + 1)
     bounds = np.append(starts, len(symbols))
-    _, launched = distinct_rows(np.add.reduceat(random_numbers[symbols], starts), np.diff(bounds))
-    for repeats in _find_repetitions(launched, np.add.reduceat(duration_ns, starts), pause_ns[starts], count):
+    _, launch_codes = distinct_rows(np.add.reduceat(random_numbers[symbols], starts), np.diff(bounds))
+    for repeats in _find_repetitions(launch_codes, np.add.reduceat(duration_ns, starts), pause_ns[starts], count):
         unit, after = repeats.starts[0], len(symbols) - int(bounds[len(starts) - repeats.operations_after])
         period = int(bounds[unit + repeats.period] - bounds[unit])
         yield Repetition(
@@ -176,13 +176,13 @@ def _find_longest_repeating_part(symbols: Integers, period: int) -> tuple[int, i
         operations that are equal to the operation one period later.
     """
     is_equal = symbols[:-period] == symbols[period:]
-    equal = np.append(0, np.cumsum(is_equal))
-    first, last = _find_longest_run(equal[period:] - equal[:-period] >= _MIN_SAME_IN_UNIT * period)
+    equal_until = np.append(0, np.cumsum(is_equal))
+    first, last = _find_longest_run(equal_until[period:] - equal_until[:-period] >= _MIN_SAME_IN_UNIT * period)
     if first == last:
         return 0, 0, 0.0
     # At each end of this part, up to a tenth of a unit may differ. Remove the operations that differ.
-    inside = first + np.flatnonzero(is_equal[first : last + period - 1])
-    first, stop = int(inside[0]), int(inside[-1]) + 1
+    equal_positions = first + np.flatnonzero(is_equal[first : last + period - 1])
+    first, stop = int(equal_positions[0]), int(equal_positions[-1]) + 1
     return first, stop + period, float(is_equal[first:stop].mean())
 
 

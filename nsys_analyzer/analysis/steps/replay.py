@@ -234,16 +234,16 @@ class Replay:
     def _repeat(self) -> Replay:
         """Returns a replay in which these steps are repeated ``MIN_STEPS`` times."""
         names = (*CALL_COLUMNS, *OPERATION_COLUMNS, "waits_for_ranks")
-        repeated: dict[str, Any] = {name: np.tile(getattr(self, name), MIN_STEPS) for name in names}
+        repeated_columns: dict[str, Any] = {name: np.tile(getattr(self, name), MIN_STEPS) for name in names}
         calls, operations = len(self.cpu_ns), len(self.work_ns)
         offsets = {"launch": calls, "awaited": operations, "joined": operations}
         offsets["collective"] = _COLLECTIVE_NUMBERS_PER_REPETITION
         repetitions = np.arange(MIN_STEPS)[:, None]
         for name, offset in offsets.items():
             indices = getattr(self, name)
-            repeated[name] = np.where(indices == NONE, NONE, indices + repetitions * offset).ravel()
+            repeated_columns[name] = np.where(indices == NONE, NONE, indices + repetitions * offset).ravel()
         first_call = (self.first_call[:-1] + repetitions * calls).ravel()
-        return replace(self, **repeated, first_call=np.append(first_call, MIN_STEPS * calls))
+        return replace(self, **repeated_columns, first_call=np.append(first_call, MIN_STEPS * calls))
 
     def _earlier_work_ends(self, operation_ends: Floats) -> Floats:
         """Returns the end of the work that was launched before each step, and the end of all work; ns."""
@@ -276,8 +276,8 @@ class Replay:
         shifts, operation_ends, operation = [*self.rank_begin_ns], [_LONG_AGO] * (len(self.work_ns) + 1), 0
         for offset, min_wait, return_ns, awaited, end_operation in (*segments, last_segment):
             shift = shifts[-1]
-            for earliest, previous_operation, spacing, work in islice(operations, end_operation - operation):
-                start = max(earliest + shift, operation_ends[previous_operation] + spacing)
+            for earliest_start, previous_operation, spacing, work in islice(operations, end_operation - operation):
+                start = max(earliest_start + shift, operation_ends[previous_operation] + spacing)
                 if operation in link_of_operation:
                     joined, gap, collective_of_operation, waits_for_others = link_of_operation[operation]
                     start = max(start, operation_ends[joined] + gap)
@@ -355,13 +355,17 @@ class Replay:
         waits = np.flatnonzero(self.awaited >= 0)
         gpu_done_ns = operation_ends[self.awaited[waits]] + self.return_ns[waits]
         starts = operation_ends[:-1] - self.work_ns - _ROUNDING_NS
-        by_join = (self.joined != NONE) & (operation_ends[self.joined] + self.join_gap_ns >= starts)
-        by_stream = operation_ends[self.previous_operation] + self.spacing_ns >= starts
-        by_launch = call_starts[self.launch] + self.latency_ns >= starts
-        limiting_operation = np.where(by_join, self.joined, np.where(by_stream, self.previous_operation, NONE))
+        is_delayed_by_join = (self.joined != NONE) & (operation_ends[self.joined] + self.join_gap_ns >= starts)
+        is_delayed_by_stream = operation_ends[self.previous_operation] + self.spacing_ns >= starts
+        is_delayed_by_launch = call_starts[self.launch] + self.latency_ns >= starts
+        limiting_operation = np.where(
+            is_delayed_by_join, self.joined, np.where(is_delayed_by_stream, self.previous_operation, NONE)
+        )
         arrivals: list[tuple[float, int, int]] = []
         if len(self.collective):
-            last_arrivals = np.flatnonzero((self.collective != NONE) & (by_join | by_stream | by_launch))
+            last_arrivals = np.flatnonzero(
+                (self.collective != NONE) & (is_delayed_by_join | is_delayed_by_stream | is_delayed_by_launch)
+            )
             arrivals = [*_rows(last_arrivals, starts, self.collective, np.arange(len(starts)))]
         is_limited = gpu_done_ns > call_starts[waits] + self.min_wait_ns[waits]
         return _Limits(waits[is_limited], limiting_operation.tolist(), arrivals)

@@ -164,9 +164,9 @@ def summarize_serving(work: ProcessWork, steps: Steps) -> Serving | None:
     """Summarizes how a process serves requests. Returns None if the steps have no marks of a serving engine."""
     if not steps.marks:
         return None
-    kind, warm = np.array([mark.kind for mark in steps.marks]), np.array(steps.group_names) != "first"
-    kinds = Counter(kind[warm].tolist()).most_common()
-    summaries = tuple(_summarize_kind(work, steps, name, (kind == name) & warm) for name, _ in kinds)
+    kind, is_warm = np.array([mark.kind for mark in steps.marks]), np.array(steps.group_names) != "first"
+    kinds = Counter(kind[is_warm].tolist()).most_common()
+    summaries = tuple(_summarize_kind(work, steps, name, (kind == name) & is_warm) for name, _ in kinds)
     inferred = any(mark.inferred for mark in steps.marks)
     # If a hook inferred the kinds, each prefill step begins another generation, so no decode step waits for it.
     held_up = None if inferred else _find_held_up(steps, kind)
@@ -175,17 +175,17 @@ def summarize_serving(work: ProcessWork, steps: Steps) -> Serving | None:
 
 def _summarize_kind(work: ProcessWork, steps: Steps, kind: ServedStepKind, mask: Bools) -> StepKind:
     """Summarizes the steps of one kind. ``mask`` is True for these steps among all recorded steps."""
-    marks = [mark for mark, selected in zip(steps.marks, mask.tolist(), strict=True) if selected]
+    marks = [mark for mark, is_selected in zip(steps.marks, mask.tolist(), strict=True) if is_selected]
     windows = steps.recorded.select(mask)
     length = Quantiles.of_ns(windows.length)
     devices = [dissect_device(work, windows, device, length.median) for device in work.devices]
-    main = max(devices, key=lambda device: device.compute_ms)
+    main_device = max(devices, key=lambda device: device.compute_ms)
     is_followed = np.append(steps.recorded.cpu_start[1:] == steps.recorded.cpu_end[:-1], False)[mask]
-    between = (windows.cpu_end - windows.body_end)[is_followed]
+    between_ns = (windows.cpu_end - windows.body_end)[is_followed]
     tokens = [mark.tokens for mark in marks if mark.tokens is not None]
     seconds = float(windows.length.sum()) / NS_PER_S
     return StepKind(
-        **vars(narrow_to_base(main, DeviceSteps)),
+        **vars(narrow_to_base(main_device, DeviceSteps)),
         kind=kind,
         steps=len(windows),
         length_ms=length,
@@ -193,8 +193,8 @@ def _summarize_kind(work: ProcessWork, steps: Steps, kind: ServedStepKind, mask:
         tokens=_median([mark.tokens for mark in marks]),
         positions=_median([mark.positions for mark in marks]),
         tokens_per_s=sum(tokens) / seconds if len(tokens) == len(marks) and seconds else None,
-        between_ms=float(np.median(between)) / NS_PER_MS if len(between) else None,
-        kernels=main.kernels[:_MAX_KERNELS],
+        between_ms=float(np.median(between_ns)) / NS_PER_MS if len(between_ns) else None,
+        kernels=main_device.kernels[:_MAX_KERNELS],
     )
 
 
@@ -212,13 +212,15 @@ def _find_held_up(steps: Steps, kind: npt.NDArray[np.str_]) -> HeldUp | None:
     decode = np.flatnonzero(kind == "decode")
     prefill_ns = np.append(0, np.cumsum(np.where(kind == "prefill", steps.recorded.length, 0)))
     follows_at_once = (steps.recorded.cpu_start[1:] == steps.recorded.cpu_end[:-1]) & (kind[1:] != "mixed")
-    followers = np.append(0, np.cumsum(follows_at_once))
+    follower_count = np.append(0, np.cumsum(follows_at_once))
     wait_ns = prefill_ns[decode[1:]] - prefill_ns[decode[:-1] + 1]
-    waits = (wait_ns > 0) & (followers[decode[1:]] - followers[decode[:-1]] == np.diff(decode))
+    waits = (wait_ns > 0) & (follower_count[decode[1:]] - follower_count[decode[:-1]] == np.diff(decode))
     if not waits.any():
         return None
-    wait_ns, of = wait_ns[waits], len(wait_ns)
-    return HeldUp(len(wait_ns), of, Quantiles.of_ns(wait_ns), int(wait_ns.sum()) / of / NS_PER_MS)
+    wait_ns, decode_intervals = wait_ns[waits], len(wait_ns)
+    return HeldUp(
+        len(wait_ns), decode_intervals, Quantiles.of_ns(wait_ns), int(wait_ns.sum()) / decode_intervals / NS_PER_MS
+    )
 
 
 def _find_requests(

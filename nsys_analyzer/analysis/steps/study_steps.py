@@ -67,8 +67,8 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
     replay = make_replay(work, calls, operations, max_cost_ns, is_single_pass=windows.source == "pass")
     if replay.steps >= MIN_STEPS:
         call_starts = np.append(calls.table.start, calls.next_start[-1])
-        recorded = ReplayedTimes(call_starts, np.append(operations.end, operations.stream_ready.max()))
-        profiled_step_ns = float(replay.step_lengths_ns(recorded)[1:].mean())
+        recorded_times = ReplayedTimes(call_starts, np.append(operations.end, operations.stream_ready.max()))
+        profiled_step_ns = float(replay.step_lengths_ns(recorded_times)[1:].mean())
     else:  # measured from the first call of the steps to the first call after the steps
         first_delay_ns, end_delay_ns = calls.delays_ns
         profiled_step_ns = float(windows.length.sum() + end_delay_ns - first_delay_ns) / replay.steps
@@ -134,9 +134,9 @@ def _select_windows(steps: Steps, call_starts: Ints) -> Windows:
         long_sequences = [sequence for sequence in sequences if len(sequence) >= count]
         first = np.concatenate([sequence[: len(sequence) - count + 1] for sequence in long_sequences])
         difference_ms = np.abs((total_ms[first + count] - total_ms[first]) / count - steps.length_ms)
-        from_middle = np.abs(first + count / 2 - len(windows) / 2)  # decides between equal differences
-        closest = int(np.lexsort((from_middle, difference_ms.round(6)))[0])
-        best_choice = min(best_choice, (float(difference_ms[closest]), int(first[closest]), count))
+        distance_from_middle = np.abs(first + count / 2 - len(windows) / 2)  # decides between equal differences
+        closest_block = int(np.lexsort((distance_from_middle, difference_ms.round(6)))[0])
+        best_choice = min(best_choice, (float(difference_ms[closest_block]), int(first[closest_block]), count))
         if best_choice[0] <= _TYPICAL_STEPS_TOLERANCE * steps.length_ms:
             break
     _, start, count = best_choice
@@ -184,12 +184,14 @@ def _find_operations(work: ProcessWork, device: int, calls: LaunchingCalls) -> L
     streams = streams + ((table.device[process_operations].astype(np.int64) - device) << DEVICE_SHIFT)
     is_studied = call_of_operation[process_operations] != NONE
     index, stream = process_operations[is_studied], streams[is_studied]
-    on_device = index[stream >> DEVICE_SHIFT == 0]
-    if not len(on_device):
+    operations_on_device = index[stream >> DEVICE_SHIFT == 0]
+    if not len(operations_on_device):
         return None
-    on_device = on_device[np.argsort(table.start[on_device], kind="stable")]
+    operations_on_device = operations_on_device[np.argsort(table.start[operations_on_device], kind="stable")]
     exposed_ns = np.zeros(len(table))
-    exposed_ns[on_device] = measure_exposed_ns(table.start[on_device], table.end[on_device], work.activity[on_device])
+    exposed_ns[operations_on_device] = measure_exposed_ns(
+        table.start[operations_on_device], table.end[operations_on_device], work.activity[operations_on_device]
+    )
     order = np.lexsort((table.start[index], call_of_operation[index]))
     order = order[table.end[index[order]] > table.start[index[order]]]
     index, stream = index[order], stream[order]
@@ -227,9 +229,9 @@ def _describe_calls(work: ProcessWork, calls: LaunchingCalls, caller: Ints) -> S
     next_thread = np.append(calls.table.thread[1:], calls.table.thread[-1:])
     off_cpu_ns = np.full(len(calls.table), np.nan)
     for thread in set(off_cpu_of_threads).intersection(np.unique(next_thread).tolist()):
-        on_thread = next_thread == thread
+        is_on_thread = next_thread == thread
         off_cpu = Cover.from_intervals(*off_cpu_of_threads[thread])
-        off_cpu_ns[on_thread] = off_cpu.covered_within(idle_start[on_thread], calls.next_start[on_thread])
+        off_cpu_ns[is_on_thread] = off_cpu.covered_within(idle_start[is_on_thread], calls.next_start[is_on_thread])
     return StudiedCalls(
         start=calls.table.start,
         kind=calls.table.call,

@@ -75,23 +75,25 @@ def summarize_steps(work: ProcessWork, steps: Steps) -> tuple[StepSummary, Study
     block_length = max(1, OPERATIONS_PER_BLOCK * len(windows) // max(operations, 1))
     if block_stride > 1 and len(windows) >= 2 * block_stride * block_length:
         windows = windows.select(np.flatnonzero(np.arange(len(windows)) // block_length % block_stride == 0))
-    sampled = {}
+    program_of_device = {}
     if process in trace.stacks:
-        sampled = {device: SampledProgram(work, windows, device) for device in work.devices}
-    dissected = [dissect_device(work, windows, device, steps.length_ms, sampled.get(device)) for device in work.devices]
-    main = max(dissected, key=lambda device: device.compute_ms)
-    on_cpu, program = runs_on_cpu(trace, process), sampled.get(main.device)
+        program_of_device = {device: SampledProgram(work, windows, device) for device in work.devices}
+    dissected_devices = [
+        dissect_device(work, windows, device, steps.length_ms, program_of_device.get(device)) for device in work.devices
+    ]
+    main_device = max(dissected_devices, key=lambda device: device.compute_ms)
+    on_cpu, program = runs_on_cpu(trace, process), program_of_device.get(main_device.device)
     if on_cpu:
-        main = _measure_phases_by_ranges(work, windows, main, program)
-        dissected = [main]
-    latency, queue = (None, None) if on_cpu else _measure_launches(work, all_windows, work.devices[main.device])
+        main_device = _measure_phases_by_ranges(work, windows, main_device, program)
+        dissected_devices = [main_device]
+    latency, queue = (None, None) if on_cpu else _measure_launches(work, all_windows, work.devices[main_device.device])
     marks = [steps.marks[position] for position in steps.positions.tolist() if steps.marks]
     batches = [mark.batch for mark in marks if mark.batch is not None]
     unit = windows.unit
     if len(windows) < len(all_windows):
         unit += f" ({len(windows):,} of {len(all_windows):,} steps are analyzed)"
     summary = StepSummary(
-        **vars(main),
+        **vars(main_device),
         instances=len(all_windows),
         source=windows.source,
         unit=unit,
@@ -102,14 +104,14 @@ def summarize_steps(work: ProcessWork, steps: Steps) -> tuple[StepSummary, Study
         wall_ms=Stats.of_ns(all_windows.length),
         wall_values_ms=sample_ms(all_windows.length),
         groups=steps.groups,
-        devices=tuple(narrow_to_base(device, DeviceSteps) for device in dissected),
+        devices=tuple(narrow_to_base(device, DeviceSteps) for device in dissected_devices),
         launch_latency_us=latency,
         queue=queue,
         lines=program.lines_of_steps(steps.length_ms) if program else (),
     )
     if on_cpu:
         return summary, None
-    study = study_groups(work, steps, main.device)
+    study = study_groups(work, steps, main_device.device)
     if study:
         summary = replace(summary, critical_path=tuple(_find_critical_path(work, study, summary)))
     if study and program:
@@ -145,8 +147,8 @@ def _find_critical_path(work: ProcessWork, study: Study, step: StepSummary) -> I
     last_class = work.class_code.dtype.type(len(work.classes) - 1)
     name_code = np.where(work.activity == COMPUTE, work.class_code, last_class + work.activity)
     scale = (step.total_ms - step.idle_ms) / max(busy_ns, 1)
-    by_name = np.bincount(name_code[fragments.operation], fragments.exposed_ns, len(names)) * scale
-    parts_on_gpu = [OnPath("GPU", name, ms) for name, ms in zip(names, by_name.tolist(), strict=True)]
+    exposed_ns_by_name = np.bincount(name_code[fragments.operation], fragments.exposed_ns, len(names)) * scale
+    parts_on_gpu = [OnPath("GPU", name, ms) for name, ms in zip(names, exposed_ns_by_name.tolist(), strict=True)]
     yield from _sort_by_time(parts_on_gpu)
     # While the main GPU is idle, critical work of another GPU replaces the cause of the idle time.
     on_other_devices = critical[~on_main_device]
@@ -255,8 +257,10 @@ class _DeviceSums:
         fragments, gaps, phase = anatomy.fragments, anatomy.gaps, self._work.phase
         for activity in ACTIVITIES:
             counts = (fragments.activity == activity) & is_near_median[fragments.step]
-            of_fragments = phase[fragments.operation[counts]]
-            self.phase_ns[activity] += np.bincount(of_fragments, fragments.exposed_ns[counts], len(self._work.phases))
+            phase_of_fragment = phase[fragments.operation[counts]]
+            self.phase_ns[activity] += np.bincount(
+                phase_of_fragment, fragments.exposed_ns[counts], len(self._work.phases)
+            )
         gap_ns = (gaps.end - gaps.start) * is_near_median[gaps.step]
         self.phase_ns[-1] += np.bincount(phase[gaps.next_operation], gap_ns, len(self._work.phases))
         # Add the compute time and the launches of each kernel, and the compute time of each class.
@@ -299,8 +303,8 @@ def _list_idle_times(
         wait_scale: the additional factor for idle time.
         program: the sampled stacks of the program; None if stacks were not sampled.
     """
-    in_ranges = [key for key in sums.idle_ns if key[1] != NONE]
-    for key in sorted(in_ranges, key=lambda key: -sums.idle_ns[key])[_MAX_IDLE_ROWS:]:
+    keys_with_range = [key for key in sums.idle_ns if key[1] != NONE]
+    for key in sorted(keys_with_range, key=lambda key: -sums.idle_ns[key])[_MAX_IDLE_ROWS:]:
         sums.idle_ns[key[0], _OTHER_RANGES, NONE] += sums.idle_ns.pop(key)
         sums.idle_gaps[key[0], _OTHER_RANGES, NONE] += sums.idle_gaps.pop(key)
     ranges, apis = (*work.attributed.trace.ranges.names, "other ranges", ""), work.calls.names
@@ -328,9 +332,9 @@ def _measure_launches(
 
     Only operations that are launched in a few steps in the middle of the capture count.
     """
-    middle = len(windows) // 2
-    first_step = max(0, middle - _STEPS_FOR_LAUNCH_LATENCY)
-    last_step = min(len(windows), middle + _STEPS_FOR_LAUNCH_LATENCY) - 1
+    middle_step = len(windows) // 2
+    first_step = max(0, middle_step - _STEPS_FOR_LAUNCH_LATENCY)
+    last_step = min(len(windows), middle_step + _STEPS_FOR_LAUNCH_LATENCY) - 1
     time = work.launched_at[index]
     index = index[(time >= windows.cpu_start[first_step]) & (time < windows.cpu_end[last_step])]
     if not len(index):
@@ -342,8 +346,8 @@ def _measure_launches(
     first_operations = index[order[first]]
     waits_us = work.attributed.measure_launch_waits(first_operations) / NS_PER_US
     launched_at = np.sort(work.launched_at[first_operations])
-    ended = np.sort(np.maximum.reduceat(ends[order], first))
-    queue_length = np.maximum(np.arange(len(first)) - np.searchsorted(ended, launched_at, side="right"), 0)
+    sorted_ends = np.sort(np.maximum.reduceat(ends[order], first))
+    queue_length = np.maximum(np.arange(len(first)) - np.searchsorted(sorted_ends, launched_at, side="right"), 0)
     return LaunchLatency(*np.percentile(waits_us, [50, 90]).tolist()), Queue(
         float(np.median(queue_length)), int(queue_length.max())
     )

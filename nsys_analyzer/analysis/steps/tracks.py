@@ -186,7 +186,7 @@ class _TrackMaker:
     def make_tracks(self, left_out: str) -> Tracks:
         """Returns all tracks: those of the CPU threads that launch work, of the devices, and of the other threads."""
         on_cpu = runs_on_cpu(self.attributed.trace, self.process)
-        threads, launching, not_launching = self._make_range_tracks()
+        threads, launching, other_threads = self._make_range_tracks()
         tracks = [*launching, *([] if on_cpu else [self._make_call_track()]), *self._make_line_tracks()]
         tracks += self._make_streams(threads, on_cpu=on_cpu)
         tracks += [self._make_idle_track(device) for device in self.devices if not on_cpu]
@@ -199,7 +199,7 @@ class _TrackMaker:
             steps=() if windows.source == "pass" else tuple(bounds),
             on_cpu=on_cpu,
             left_out=left_out,
-            tracks=tuple(track for track in (*tracks, *not_launching) if len(track.start)),
+            tracks=tuple(track for track in (*tracks, *other_threads) if len(track.start)),
             names=self.names.texts,
             groups=self.groups.texts,
             phases=("", *self.attributed.instances.phases),
@@ -241,9 +241,13 @@ class _TrackMaker:
         titles = self._make_titles(threads)
         tracks = []
         for thread_id, title in zip(threads.tolist(), titles, strict=True):
-            on_thread = np.flatnonzero(thread == thread_id)
-            on_thread = on_thread[np.lexsort((-end[on_thread], start[on_thread]))]
-            tracks.append(self._make_track(title, "ranges", start[on_thread], end[on_thread], name[on_thread]))
+            ranges_on_thread = np.flatnonzero(thread == thread_id)
+            ranges_on_thread = ranges_on_thread[np.lexsort((-end[ranges_on_thread], start[ranges_on_thread]))]
+            tracks.append(
+                self._make_track(
+                    title, "ranges", start[ranges_on_thread], end[ranges_on_thread], name[ranges_on_thread]
+                )
+            )
         count = int(launches.sum())
         return threads, tracks[:count], tracks[count:]
 
@@ -273,17 +277,17 @@ class _TrackMaker:
 
     def _make_line_tracks(self) -> Iterator[Track]:
         """Yields a track of the program's sampled lines. A box covers consecutive samples with the same line."""
-        sampled = self.attributed.trace.stacks.get(self.process)
-        if sampled is None:
+        stacks = self.attributed.trace.stacks.get(self.process)
+        if stacks is None:
             return
-        samples = np.flatnonzero((sampled.sampled > self.start) & (sampled.requested < self.end))
-        samples = samples[np.argsort(sampled.requested[samples], kind="stable")]
-        start = sampled.requested[samples]
-        end = np.minimum(np.append(start[1:], self.end), sampled.sampled[samples] + sampled.period_ns)
+        samples = np.flatnonzero((stacks.sampled > self.start) & (stacks.requested < self.end))
+        samples = samples[np.argsort(stacks.requested[samples], kind="stable")]
+        start = stacks.requested[samples]
+        end = np.minimum(np.append(start[1:], self.end), stacks.sampled[samples] + stacks.period_ns)
         boxes: list[tuple[int, int, str]] = []
         open_boxes: list[tuple[int, int, str]] = []  # the outermost line first
-        for begin, finish, stack in zip(start.tolist(), end.tolist(), sampled.stack[samples].tolist(), strict=True):
-            lines = [_describe_frame(frame) for frame in reversed(sampled.stacks[stack])]
+        for begin, finish, stack in zip(start.tolist(), end.tolist(), stacks.stack[samples].tolist(), strict=True):
+            lines = [_describe_frame(frame) for frame in reversed(stacks.stacks[stack])]
             pairs = enumerate(zip(open_boxes, lines, strict=False))
             differing_depths = (depth for depth, (box, line) in pairs if box[2] != line or box[1] < begin)
             common_depth = next(differing_depths, min(len(open_boxes), len(lines)))
@@ -311,8 +315,10 @@ class _TrackMaker:
             is_critical[study.critical_operations] = True
         phase = np.append(self.attributed.instances.phase, NONE)[self.attributed.instances_of_operations[0]] + 1
         devices, streams = operations.device[self.index], operations.stream[self.index]
-        first, code = distinct_rows(devices, streams)
-        for number, (device, stream) in enumerate(zip(devices[first].tolist(), streams[first].tolist(), strict=True)):
+        first_of_stream, code = distinct_rows(devices, streams)
+        for number, (device, stream) in enumerate(
+            zip(devices[first_of_stream].tolist(), streams[first_of_stream].tolist(), strict=True)
+        ):
             index = self.index[code == number]
             start, end = operations.start[index], operations.end[index]
             waits = np.maximum(self.attributed.measure_launch_waits(index), 0)
@@ -382,13 +388,13 @@ class _TrackMaker:
 
         The first time is the origin.
         """
-        uses, no_times = self.attributed.trace.memory, np.empty(0, np.int64)
-        if uses is None:
+        memory_uses, no_times = self.attributed.trace.memory, np.empty(0, np.int64)
+        if memory_uses is None:
             return no_times, no_times
-        events, bytes_after = measure_memory_levels(uses, self.process)
-        first = np.searchsorted(events.start, self.start, side="right")
+        events, bytes_after = measure_memory_levels(memory_uses, self.process)
+        first_event = np.searchsorted(events.start, self.start, side="right")
         index_in_steps = np.flatnonzero((events.start > self.start) & (events.start < self.end))
-        bytes_in_use = np.append(bytes_after[first], bytes_after[index_in_steps + 1])
+        bytes_in_use = np.append(bytes_after[first_event], bytes_after[index_in_steps + 1])
         times = np.append(0, events.start[index_in_steps] - self.start)
         return (times, bytes_in_use) if bytes_in_use.any() else (no_times, no_times)
 

@@ -61,8 +61,8 @@ def complete_captures(captures: Sequence[CaptureSummary]) -> tuple[CaptureSummar
         capture = replace(capture, diagnosis=diagnose_capture(capture))
         if capture.step:
             capture = replace(capture, step=_complete_step(capture, capture.step))
-        diagnosed.append(_with_labels_and_shares(capture, labels))
-    completed = []
+        diagnosed.append(_add_labels_and_shares(capture, labels))
+    completed_captures = []
     for capture in diagnosed:
         diagnosis, limits = capture.diagnosis, compare_with_peaks(capture)
         capture = replace(
@@ -70,15 +70,15 @@ def complete_captures(captures: Sequence[CaptureSummary]) -> tuple[CaptureSummar
             top_kernels=find_top_kernels(capture),
             matmul=_find_matmul_share(capture, diagnosed),
             limits=limits,
-            attention=_without_impossible_rates(capture.attention, limits),
+            attention=_remove_impossible_rates(capture.attention, limits),
             serving=_complete_serving(capture, capture.serving) if capture.serving else None,
             account=diagnosis.account if diagnosis else None,
             findings=(diagnosis.findings or (None if diagnosis.doubt else ())) if diagnosis else None,
             missing_reason=find_missing_reason(capture),
             unprofiled=_complete_unprofiled(capture, capture.unprofiled) if capture.unprofiled else None,
         )
-        completed.append(capture)
-    return tuple(completed)
+        completed_captures.append(capture)
+    return tuple(completed_captures)
 
 
 def diagnose_capture(capture: CaptureSummary) -> Diagnosis | None:
@@ -127,20 +127,20 @@ def find_missing_reason(capture: CaptureSummary) -> Fact | None:
     return Fact("hidden_in_graphs", share=hidden_ms / step.compute_ms)
 
 
-def _without_impossible_rates(attention: AttentionSummary | None, limits: Limits | None) -> AttentionSummary | None:
+def _remove_impossible_rates(attention: AttentionSummary | None, limits: Limits | None) -> AttentionSummary | None:
     """Returns attention without rates above the GPU's peak. They arise if kernels skip the scores that a mask hides."""
     peak = (limits.peak_flops or limits.best_peak_flops) if limits else None
     if attention is None or peak is None:
         return attention
     rates = ("softmax_flops_per_s", "matmul_flops_per_s", "fused_flops_per_s")
-    possible = replace(attention)
-    vars(possible).update(
+    possible_rates = replace(attention)
+    vars(possible_rates).update(
         {name: None for name in rates if (getattr(attention, name) or 0) > peak * (1 + PEAK_TOLERANCE)}
     )
-    return possible
+    return possible_rates
 
 
-def _with_labels_and_shares(capture: CaptureSummary, labels: dict[str, str]) -> CaptureSummary:
+def _add_labels_and_shares(capture: CaptureSummary, labels: dict[str, str]) -> CaptureSummary:
     """Returns the capture with a short label for each kernel and with the busy shares of its phases."""
 
     def label(phase: PhaseSummary, busy: BusyShare | None = None) -> PhaseSummary:
@@ -249,11 +249,11 @@ def select_compared_phases(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
     If these phases do not represent the capture, the step and the whole capture follow. A phase with an opaque graph is
     left out, because the shares of its visible kernels would mislead.
     """
-    visible = [phase for phase in capture.phases if phase.instances and phase.kernels and not phase.opaque]
-    parts = tuple(phase for phase in visible if phase.phase not in ("loss", STEP, OTHER_STEP))
+    visible_phases = [phase for phase in capture.phases if phase.instances and phase.kernels and not phase.opaque]
+    parts = tuple(phase for phase in visible_phases if phase.phase not in ("loss", STEP, OTHER_STEP))
     if parts and capture.phases_suffice:
         return parts
-    steps = tuple(phase for phase in visible if phase.phase == STEP)
+    steps = tuple(phase for phase in visible_phases if phase.phase == STEP)
     whole_capture = find_whole_if_needed(capture)
     if whole_capture is None or not whole_capture.kernels:
         return (*parts, *steps)
@@ -283,13 +283,13 @@ def find_top_kernels(capture: CaptureSummary) -> tuple[Leader, ...]:
 
     Without forward and backward, the top kernel of the first other phase is returned instead.
     """
-    parts, enclosing = split_compared_phases(capture)
+    parts, enclosing_phases = split_compared_phases(capture)
     passes = [phase for name in ("forward", "backward") for phase in parts if phase.phase == name]
-    of_both = merge_kernels(*(phase.kernels for phase in passes)) if len(passes) == 2 else ()
+    kernels_of_both = merge_kernels(*(phase.kernels for phase in passes)) if len(passes) == 2 else ()
     return (
         *(_find_leader(phase.phase, phase.kernels) for phase in passes or parts[:1]),
-        *([_find_leader(FORWARD_AND_BACKWARD, of_both)] if of_both else []),
-        *(_find_leader(phase.phase, phase.kernels) for phase in enclosing),
+        *([_find_leader(FORWARD_AND_BACKWARD, kernels_of_both)] if kernels_of_both else []),
+        *(_find_leader(phase.phase, phase.kernels) for phase in enclosing_phases),
     )
 
 
@@ -352,11 +352,11 @@ def with_counted_flops(capture: CaptureSummary, counted_flops: CountedFlops) -> 
     modules = with_flops(capture.modules, counted_flops) if capture.modules else None
     attention = capture.attention
     if attention and attention.per == FORWARD and attention.flop_ratio is None:
-        attention = _with_attention_flops(attention, counted_flops)
+        attention = _add_attention_flops(attention, counted_flops)
     return replace(capture, modules=modules, attention=attention)
 
 
-def _with_attention_flops(attention: AttentionSummary, counted_flops: CountedFlops) -> AttentionSummary:
+def _add_attention_flops(attention: AttentionSummary, counted_flops: CountedFlops) -> AttentionSummary:
     """Adds the counted FLOPs of one forward pass to attention.
 
     If the matmuls inside attention modules have other FLOPs than attention itself, they include projections. Their time

@@ -90,11 +90,15 @@ def sum_by_group(operations: Operations, kernel: SmallInts, group: SmallInts, si
         sizes: the numbers of distinct kernels and groups.
     """
     distinct_kernels, groups = sizes
-    first, behind = operations.kernels, slice(operations.kernels.stop, None)  # kernels come first
-    kernels, other_operations = operations.select(first), operations.select(behind)
+    kernel_operations, copies_and_fills = operations.kernels, slice(operations.kernels.stop, None)  # kernels come first
+    kernels, other_operations = operations.select(kernel_operations), operations.select(copies_and_fills)
     return GroupSums(
-        *sum_by_group_and_code(kernels, group[first], kernel[first], (groups, distinct_kernels)),
-        *sum_by_group_and_code(other_operations, group[behind], other_operations.kind, (groups, len(OPERATION_KINDS))),
+        *sum_by_group_and_code(
+            kernels, group[kernel_operations], kernel[kernel_operations], (groups, distinct_kernels)
+        ),
+        *sum_by_group_and_code(
+            other_operations, group[copies_and_fills], other_operations.kind, (groups, len(OPERATION_KINDS))
+        ),
     )
 
 
@@ -144,13 +148,13 @@ def merge_kernels(*tables: Sequence[KernelRow]) -> tuple[KernelRow, ...]:
     """Merges kernel tables by adding up the rows of each kernel. The kernel with the most time comes first."""
     rows = sorted(chain.from_iterable(tables), key=attrgetter("key"))
     total_ms = sum(row.ms_per_instance for table in tables for row in table)
-    merged = []
+    merged_kernels = []
     for (name, kernel_class), group in groupby(rows, key=attrgetter("key")):
         same_kernel = list(group)
         launches, ms, _ = _add_rows(same_kernel)
         share, label = ms / total_ms if total_ms else 0.0, same_kernel[0].label
-        merged.append(KernelRow(name, kernel_class, launches, ms, ms * US_PER_MS / launches, share, label))
-    return tuple(sorted(merged, key=lambda row: -row.ms_per_instance))
+        merged_kernels.append(KernelRow(name, kernel_class, launches, ms, ms * US_PER_MS / launches, share, label))
+    return tuple(sorted(merged_kernels, key=lambda row: -row.ms_per_instance))
 
 
 def make_class_rows(kernels: Sequence[KernelRow]) -> tuple[ClassRow, ...]:
@@ -278,6 +282,6 @@ def find_peak_memory(attributed: AttributedTrace, process: int) -> tuple[int | N
         return None, 0
     events, alive = measure_memory_levels(uses, process)
     start, end = instances.start[is_measured].min(), instances.end[is_measured].max()
-    inside = (events.start >= start) & (events.start <= end)
-    before = alive[np.searchsorted(events.start, start)]
-    return int(max(before, alive[1:][inside].max(initial=0))), len(events)
+    is_inside = (events.start >= start) & (events.start <= end)
+    bytes_before = alive[np.searchsorted(events.start, start)]
+    return int(max(bytes_before, alive[1:][is_inside].max(initial=0))), len(events)

@@ -71,13 +71,13 @@ class _RatesOfCapture:
         configuration = capture.configuration or Configuration()
         self.shapes = configuration.shapes
         self.counted = capture.run.flops if capture.run and not self.shapes else None
-        needed = {
+        needed_figures = {
             "model": configuration.model,
             "context length": configuration.context_length,
             "batch size": configuration.batch_size,
         }
         needs_shapes = not self.counted and capture.holds_model
-        self.missing = [name for name, value in needed.items() if not value] if needs_shapes else []
+        self.missing = [name for name, value in needed_figures.items() if not value] if needs_shapes else []
         self.precision = next((name for name in capture.precisions if name != "unknown"), None)
         if self.precision and capture.precisions[self.precision] < capture.precisions.get("unknown", 0.0):
             self.precision = None
@@ -93,8 +93,10 @@ class _RatesOfCapture:
         self.peak_flops = weighted_peaks / sum(shares.values()) if self.precision in shares else None
         # Training in 16 bits is not compared with narrower precisions.
         is_narrow = self.precision in _NARROW_PRECISIONS
-        comparable = [name for name in peak_rates if is_narrow or name not in _NARROW_PRECISIONS]
-        self.best_precision = max(comparable, key=lambda name: (peak_rates[name], name == "bf16"), default=None)
+        comparable_precisions = [name for name in peak_rates if is_narrow or name not in _NARROW_PRECISIONS]
+        self.best_precision = max(
+            comparable_precisions, key=lambda name: (peak_rates[name], name == "bf16"), default=None
+        )
         self.notes: list[Fact] = []
 
     def make_limits(self) -> Limits:
@@ -321,11 +323,13 @@ class _RatesOfCapture:
         if study is None:
             return
         for kind, kernel_class in enumerate(COPY_CLASSES):
-            of_kind = (study.operations.kind == MEMCPY) & (study.operations.copy == kind) & (study.operations.size > 0)
-            duration_ns = int(study.operations.duration_ns[of_kind].sum())
+            is_of_kind = (
+                (study.operations.kind == MEMCPY) & (study.operations.copy == kind) & (study.operations.size > 0)
+            )
+            duration_ns = int(study.operations.duration_ns[is_of_kind].sum())
             if duration_ns:
                 moved_bytes = (
-                    float(np.sum(study.operations.size[of_kind])) * (2 if kind == ON_DEVICE else 1) / study.steps
+                    float(np.sum(study.operations.size[is_of_kind])) * (2 if kind == ON_DEVICE else 1) / study.steps
                 )
                 ms = duration_ns / study.steps / NS_PER_MS
                 bytes_per_s = self.possible_bytes_per_s(moved_bytes / (ms / MS_PER_S))

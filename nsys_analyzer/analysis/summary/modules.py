@@ -144,7 +144,7 @@ def summarize_modules(attributed: AttributedTrace, process: int, *, by_ranges: b
     if calls is None:
         return None
     trace = attributed.trace
-    per, units, is_counted = _find_units(attributed, process, by_ranges=by_ranges)
+    scope, units, is_counted = _find_units(attributed, process, by_ranges=by_ranges)
     is_backward = attributed.instances.phase == attributed.instances.phases.index("backward")
     # The direction of each phase instance; the last entry is for operations without an instance.
     direction_of_instance = np.append(np.where(is_counted, np.where(is_backward, BACKWARD, FORWARD), NONE), NONE)
@@ -156,10 +156,10 @@ def summarize_modules(attributed: AttributedTrace, process: int, *, by_ranges: b
         return None
     direction, duration = direction_of_operation[kernels], (trace.operations.end - trace.operations.start)[kernels]
     # The codes of the modules are followed by one code for kernels outside all modules, and one code for collectives.
-    outside, collectives = len(calls.paths), len(calls.paths) + 1
-    module = np.append(calls.path, outside)[call]
+    code_outside_modules, code_of_collectives = len(calls.paths), len(calls.paths) + 1
+    module = np.append(calls.path, code_outside_modules)[call]
     classes = np.array(attributed.kernels.classes, np.str_)[attributed.kernels.code[kernels]]
-    module[classes == COMMUNICATION] = collectives
+    module[classes == COMMUNICATION] = code_of_collectives
     launches = 1 - trace.operations.continues[kernels].astype(np.int64)
     key, size = module * len(DIRECTIONS) + direction, (len(calls.paths) + 2) * len(DIRECTIONS)
     columns = (np.bincount(key, values, size) for values in (duration, launches))  # exact below 2**53
@@ -170,12 +170,12 @@ def summarize_modules(attributed: AttributedTrace, process: int, *, by_ranges: b
         return None
     return Modules(
         source=calls.source,
-        per=per,
+        per=scope,
         modules=modules,
-        outside_forward=tree.sum_work([outside], FORWARD),
-        outside_backward=tree.sum_work([outside], BACKWARD),
-        communication_forward=tree.sum_work([collectives], FORWARD),
-        communication_backward=tree.sum_work([collectives], BACKWARD),
+        outside_forward=tree.sum_work([code_outside_modules], FORWARD),
+        outside_backward=tree.sum_work([code_outside_modules], BACKWARD),
+        communication_forward=tree.sum_work([code_of_collectives], FORWARD),
+        communication_backward=tree.sum_work([code_of_collectives], BACKWARD),
     )
 
 
@@ -206,18 +206,18 @@ def _find_units(attributed: AttributedTrace, process: int, *, by_ranges: bool) -
 class _ModuleTree:
     """The called modules as a tree. The parent of a module has the longest path with which the module's path begins."""
 
-    def __init__(self, calls: ModuleCalls, started: Ints, duration_ns: Ints, launches: Ints, units: int) -> None:
+    def __init__(self, calls: ModuleCalls, call_times: Ints, duration_ns: Ints, launches: Ints, units: int) -> None:
         """Builds the tree.
 
         Args:
             calls: the calls of modules.
-            started: the time of each call.
+            call_times: the time of each call.
             duration_ns, launches: the sums over all units by module and direction, shape (modules + 2, directions).
             units: the number of units that figures are a mean over.
         """
         self._duration_ns, self._launches, self._calls, self._units = duration_ns, launches, calls, units
         first_call = np.full(len(calls.paths), np.iinfo(np.int64).max)
-        np.minimum.at(first_call, calls.path, started)
+        np.minimum.at(first_call, calls.path, call_times)
         self._children: dict[ModulePath, list[int]] = {}
         paths = set(calls.paths)
         for code in np.argsort(first_call, kind="stable").tolist():
@@ -271,20 +271,20 @@ def with_flops(modules: Modules, counted_flops: CountedFlops) -> Modules:
     for name, flops_by_phase in counted_flops.modules.items():
         words = split_module_path(name.rpartition(": ")[0])
         for phase, flops_of_phase in flops_by_phase.items():
-            of_direction = flops["backward" if phase in _BACKWARD_PHASES else "forward"]
+            flops_of_direction = flops["backward" if phase in _BACKWARD_PHASES else "forward"]
             for length in range(1, len(words) + 1):
-                of_direction[".".join(words[:length])] += flops_of_phase
+                flops_of_direction[".".join(words[:length])] += flops_of_phase
 
-    def with_counted(module: Module) -> Module:
+    def add_counted_flops(module: Module) -> Module:
         """Returns the module with the FLOPs that the run counted."""
-        forward, backward = (of_direction.get(module.path) for of_direction in flops.values())
+        forward, backward = (flops_of_direction.get(module.path) for flops_of_direction in flops.values())
         return replace(
             module,
             forward=module.forward if forward is None else replace(module.forward, flops=forward),
             backward=module.backward if backward is None else replace(module.backward, flops=backward),
         )
 
-    return replace(modules, modules=tuple(map(with_counted, modules.modules)))
+    return replace(modules, modules=tuple(map(add_counted_flops, modules.modules)))
 
 
 # --- similar modules as one
@@ -324,37 +324,39 @@ def fold_modules(modules: Sequence[Module]) -> tuple[tuple[Module, ...], tuple[O
         The modules after folding, and the outliers among the folded modules.
     """
     groups: dict[_ModuleKind, list[Module]] = {}
-    enclosing: list[_ModuleKind] = []
+    enclosing_kinds: list[_ModuleKind] = []
     for place, module in enumerate(modules):
-        inside = takewhile(module.is_shallower_than, modules[place + 1 :])
-        content = tuple((inner.path[len(module.path) :], inner.kind) for inner in inside)
+        modules_inside = takewhile(module.is_shallower_than, modules[place + 1 :])
+        content = tuple((inner.path[len(module.path) :], inner.kind) for inner in modules_inside)
         label = _LAYER_NUMBER.sub("*", module.label) if content or not module.kind else module.label
-        del enclosing[module.depth :]
-        enclosing.append(_ModuleKind(enclosing[-1] if enclosing else None, label, module.kind, content))
-        groups.setdefault(enclosing[-1], []).append(module)
-    folded: dict[_ModuleKind | None, Module] = {}
+        del enclosing_kinds[module.depth :]
+        enclosing_kinds.append(
+            _ModuleKind(enclosing_kinds[-1] if enclosing_kinds else None, label, module.kind, content)
+        )
+        groups.setdefault(enclosing_kinds[-1], []).append(module)
+    module_of_kind: dict[_ModuleKind | None, Module] = {}
     outliers: list[Outlier] = []
-    for kind, similar in groups.items():
-        parent, is_several = folded.get(kind.parent), len({module.label for module in similar}) > 1
-        label = kind.label if is_several else similar[0].label
-        folded[kind] = replace(
-            similar[0],
+    for kind, similar_modules in groups.items():
+        parent, is_several = module_of_kind.get(kind.parent), len({module.label for module in similar_modules}) > 1
+        label = kind.label if is_several else similar_modules[0].label
+        module_of_kind[kind] = replace(
+            similar_modules[0],
             path=f"{parent.path}.{label}" if parent else label,
             label=label,
-            forward=_add_work([module.forward for module in similar]),
-            backward=_add_work([module.backward for module in similar]),
-            own_forward_ms=sum(module.own_forward_ms for module in similar),
-            own_backward_ms=sum(module.own_backward_ms for module in similar),
-            count=len(similar),
+            forward=_add_work([module.forward for module in similar_modules]),
+            backward=_add_work([module.backward for module in similar_modules]),
+            own_forward_ms=sum(module.own_forward_ms for module in similar_modules),
+            own_backward_ms=sum(module.own_backward_ms for module in similar_modules),
+            count=len(similar_modules),
         )
-        if is_several and len(similar) >= _MIN_LAYERS_FOR_OUTLIERS:
-            median_ms = statistics.median(module.ms for module in similar)
+        if is_several and len(similar_modules) >= _MIN_LAYERS_FOR_OUTLIERS:
+            median_ms = statistics.median(module.ms for module in similar_modules)
             outliers += [
                 Outlier(module.path, module.ms, median_ms)
-                for module in similar
+                for module in similar_modules
                 if abs(module.ms - median_ms) > _OUTLIER_SHARE * median_ms
             ]
-    return tuple(folded.values()), tuple(outliers)
+    return tuple(module_of_kind.values()), tuple(outliers)
 
 
 def _add_work(works: Sequence[Work]) -> Work:

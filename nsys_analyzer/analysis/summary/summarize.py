@@ -93,10 +93,10 @@ class _ProcessSummarizer:
         self.attributed, self.process, self.steps = attributed, process, steps
         self.instances, self.kernels = attributed.instances, attributed.kernels
         operations = attributed.trace.operations
-        in_process = operations.process == process.global_pid
+        is_in_process = operations.process == process.global_pid
         #: Selects the operations of the process among those of the trace.
-        self.in_process: Bools | slice = slice(None) if in_process.all() else in_process
-        self.operations = operations if in_process.all() else operations.select(in_process)
+        self.in_process: Bools | slice = slice(None) if is_in_process.all() else is_in_process
+        self.operations = operations if is_in_process.all() else operations.select(is_in_process)
         self.own_instances = self.instances.process == process.global_pid
         self.recorded = RecordedEvents(attributed.as_recorded, process.global_pid)
 
@@ -184,18 +184,21 @@ class _ProcessSummarizer:
 
     def find_failed_allocation(self, gpu: Gpu | None) -> Fact:
         """Returns the last allocation that failed: its API call, its innermost range, and the GPU's memory."""
-        failed, ranges = self.attributed.trace.failed_allocations, self.attributed.trace.ranges
-        failed = failed.select(process_of(failed.thread) == self.process.global_pid)
-        last = int(failed.start.argmax())
-        time, api_call = failed.start[last], failed.names[failed.name[last]].partition("_v")[0]
-        enclosing = np.flatnonzero(
-            (ranges.thread == failed.thread[last]) & (ranges.start <= time) & (ranges.end > time)
+        failed_allocations, ranges = self.attributed.trace.failed_allocations, self.attributed.trace.ranges
+        failed_allocations = failed_allocations.select(process_of(failed_allocations.thread) == self.process.global_pid)
+        last_failure = int(failed_allocations.start.argmax())
+        time, api_call = (
+            failed_allocations.start[last_failure],
+            failed_allocations.names[failed_allocations.name[last_failure]].partition("_v")[0],
         )
-        innermost = ranges.name[enclosing[np.argsort(ranges.start[enclosing])]].tolist()[-1:]
+        enclosing_ranges = np.flatnonzero(
+            (ranges.thread == failed_allocations.thread[last_failure]) & (ranges.start <= time) & (ranges.end > time)
+        )
+        innermost_names = ranges.name[enclosing_ranges[np.argsort(ranges.start[enclosing_ranges])]].tolist()[-1:]
         return Fact(
             "allocation_failed",
             api_call=api_call,
-            range="".join(ranges.names[code] for code in innermost),
+            range="".join(ranges.names[code] for code in innermost_names),
             gpu=gpu.name if gpu else "",
             memory_bytes=gpu.memory_bytes if gpu else 0,
         )
@@ -218,9 +221,9 @@ class _ProcessSummarizer:
         phase = np.append(np.where(self.instances.is_measured, self.instances.phase, NONE), NONE).astype(np.int32)
         sums = self._sum_by_group(phase[instance], len(self.instances.phases))
         for code in codes:
-            of_phase = np.flatnonzero(self.own_instances & (self.instances.phase == code))
-            if len(of_phase):
-                yield self._summarize_phase(code, of_phase, clocks, sums)
+            instances_of_phase = np.flatnonzero(self.own_instances & (self.instances.phase == code))
+            if len(instances_of_phase):
+                yield self._summarize_phase(code, instances_of_phase, clocks, sums)
 
     def _sum_by_group(self, group: SmallInts, groups: int) -> GroupSums:
         """Returns the sums of the process's operations by group and kernel."""
@@ -239,19 +242,23 @@ class _ProcessSummarizer:
         measured_instances = of_phase[self.instances.is_measured[of_phase]]
         ranges, instances = self.attributed.trace.ranges, self.instances
         names = [ranges.names[name] for name in distinct(np.sort(ranges.name[instances.range[of_phase]]))]
-        unlisted = len(names) - _MAX_LISTED_RANGES
+        unlisted_count = len(names) - _MAX_LISTED_RANGES
         is_inferred = all(name in self.attributed.roles.inferred or is_framework_name(name) for name in names)
         kernels = clocks.kernels[measured_instances] if is_inferred else measured_instances[:0]
         is_backward = self.own_instances & (instances.phase == instances.phases.index("backward"))
-        first = [column[measured_instances[:1]] for column in (instances.process, instances.start, instances.end)]
+        first_instance = [
+            column[measured_instances[:1]] for column in (instances.process, instances.start, instances.end)
+        ]
         wall_ns = (instances.end - instances.start)[measured_instances]
         latest_end = instances.end[measured_instances] + np.maximum(_CLOCK_SKEW_NS, wall_ns // 1000)
         has_work = clocks.span[measured_instances] > 0
         is_late = has_work & (clocks.last_end[measured_instances] > latest_end)
-        starts_backward = contains_any_time(instances.process[is_backward], instances.start[is_backward], *first)
+        starts_backward = contains_any_time(
+            instances.process[is_backward], instances.start[is_backward], *first_instance
+        )
         return structs.replace(
             self._summarize_gpu_work(instances.phases[code], code, measured_instances, clocks, sums),
-            range=", ".join(names[:_MAX_LISTED_RANGES]) + (f" and {unlisted} more" if unlisted > 0 else ""),
+            range=", ".join(names[:_MAX_LISTED_RANGES]) + (f" and {unlisted_count} more" if unlisted_count > 0 else ""),
             instances=len(measured_instances),
             warmup_instances=int(instances.warmup[of_phase].sum()),
             incomplete_instances=int((instances.incomplete & ~instances.warmup)[of_phase].sum()),
@@ -317,22 +324,24 @@ class _ProcessSummarizer:
             windows = windows.select(np.arange(len(windows) - 1))
         in_process = process_of(ranges.thread) == self.process.global_pid
         is_measured = self.own_instances & self.instances.is_measured
-        starts = {name: ranges.start[in_process & mask_by_name(ranges, name.__eq__)] for name in PARTS_OUTSIDE_PHASES}
+        starts_of_phase = {
+            name: ranges.start[in_process & mask_by_name(ranges, name.__eq__)] for name in PARTS_OUTSIDE_PHASES
+        }
         for code, name in enumerate(self.instances.phases[: -len((OTHER_STEP, STEP))]):
-            starts[name] = self.instances.start[is_measured & (self.instances.phase == code)]
+            starts_of_phase[name] = self.instances.start[is_measured & (self.instances.phase == code)]
         if windows.source != "pass":  # a pass begins with its first GPU work, before which ranges may begin
-            starts = {name: start[windows.step_at(start) != NONE] for name, start in starts.items()}
-        return {name: len(start) / len(windows) for name, start in starts.items() if len(start)}
+            starts_of_phase = {name: start[windows.step_at(start) != NONE] for name, start in starts_of_phase.items()}
+        return {name: len(start) / len(windows) for name, start in starts_of_phase.items() if len(start)}
 
     def count_coverage(self) -> Coverage:
         """Counts kernels and adds up their durations by the method with which they were attributed."""
         attribution = self.attributed.attribution
         kernels = self.operations.kernels
-        how = attribution.method[self.in_process][kernels]
+        method = attribution.method[self.in_process][kernels]
         leaf, step = (instances[self.in_process][kernels] for instances in self.attributed.instances_of_operations)
         is_warmup = self.attributed.is_warmup[self.in_process][kernels]
         count, duration_ns = sum_by_group_and_code(
-            self.operations.select(kernels), how, is_warmup, (len(ATTRIBUTION_METHODS), 2)
+            self.operations.select(kernels), method, is_warmup, (len(ATTRIBUTION_METHODS), 2)
         )
         is_first = self.operations.continues[kernels] == 0  # each kernel counts once, also if it has several parts
         return Coverage(
@@ -380,25 +389,27 @@ def check_attribution(summary: CaptureSummary) -> None:
     coverage, whole_capture = summary.coverage, summary.whole
     if coverage is None or whole_capture is None:
         return
-    in_leaves = sum(phase.kernels_per_instance * phase.instances for phase in summary.leaf_phases)
+    kernels_in_leaves = sum(phase.kernels_per_instance * phase.instances for phase in summary.leaf_phases)
     gpu_ms_in_leaves = sum(phase.gpu_ms * phase.instances for phase in summary.leaf_phases)
-    by_name_ms = sum(row.ms_per_instance for row in whole_capture.kernels)
+    kernel_rows_ms = sum(row.ms_per_instance for row in whole_capture.kernels)
     checks = {
         "attributed + unattributed kernels are all kernels": coverage.attributed + coverage.unattributed
         == sum(coverage.how.values())
         == whole_capture.kernels_per_instance + coverage.in_warmup,
         "their times add up": _is_equal(coverage.attributed_ms + coverage.unattributed_ms, coverage.kernel_ms),
         "kernels by name and in warm-up take the time of all kernels": _is_equal(
-            by_name_ms + coverage.warmup_ms, coverage.kernel_ms
+            kernel_rows_ms + coverage.warmup_ms, coverage.kernel_ms
         ),
-        "phases have no more kernels than the ranges": in_leaves <= coverage.in_phases + _ROUNDING_TOLERANCE
+        "phases have no more kernels than the ranges": kernels_in_leaves <= coverage.in_phases + _ROUNDING_TOLERANCE
         and coverage.in_warmup <= coverage.in_phases <= coverage.attributed + coverage.in_warmup,
         "phases have no more GPU time than the whole capture": gpu_ms_in_leaves
         <= whole_capture.gpu_ms * (1 + _ROUNDING_TOLERANCE) + _ROUNDING_TOLERANCE,
     }
-    failed = [name for name, holds in checks.items() if not holds]
-    if failed:
-        raise NsysAnalyzerError(f"{summary.title}: it is not true that {failed[0]}", "Please report this capture")
+    failed_checks = [name for name, holds in checks.items() if not holds]
+    if failed_checks:
+        raise NsysAnalyzerError(
+            f"{summary.title}: it is not true that {failed_checks[0]}", "Please report this capture"
+        )
 
 
 @dataclass(frozen=True)

@@ -497,10 +497,10 @@ class CaptureSummary(Summary):
     def __post_init__(self) -> None:
         """Computes the fields that follow from the device, the profiler's metadata and the phases."""
         metadata, gpu = self.metadata, self.device
-        derived: dict[str, object] = {"gpu": gpu.name} if gpu else {}
+        derived_figures: dict[str, object] = {"gpu": gpu.name} if gpu else {}
         if metadata:
-            derived |= {"profiler": metadata.profiler, "profiler_version": metadata.profiler_version}
-            derived["conditions"] = Conditions(
+            derived_figures |= {"profiler": metadata.profiler, "profiler_version": metadata.profiler_version}
+            derived_figures["conditions"] = Conditions(
                 *(metadata.schema_version, metadata.platform, metadata.driver, metadata.runtime),
                 *(metadata.cpu, metadata.os),
                 gpu.memory_bytes or None if gpu else None,
@@ -512,7 +512,7 @@ class CaptureSummary(Summary):
         is_uneven = any(phase.uneven for phase in self.phases)
         has_forward = self.phase("forward") is not None
         suffice = has_forward and (share or 0.0) >= _SUFFICIENT_SHARE_IN_PHASES and not is_uneven
-        vars(self).update(derived, share_in_phases=share, phases_suffice=suffice)
+        vars(self).update(derived_figures, share_in_phases=share, phases_suffice=suffice)
 
     def profiler_overhead(self, name: str) -> float | None:
         """Returns a phase's wall time under the profiler ÷ its unprofiled time − 1; None if one of them is unknown."""

@@ -76,8 +76,8 @@ class _Checks:
     def find_missing_data(self) -> Iterator[Fact]:
         """Yields the data that the trace lacks: an up-to-date export, tables, events or kernels."""
         tables, metadata = self.trace.tables, self.trace.metadata
-        if stale := self.trace.stale_export:
-            yield Fact("stale_export", export=stale, capture=self.trace.path.name)
+        if stale_export := self.trace.stale_export:
+            yield Fact("stale_export", export=stale_export, capture=self.trace.path.name)
         if self.summary.status == "oom":
             yield Fact("out_of_memory", failure=self.summary.message)
         has_ranges, has_calls = "nvtx" in tables, "runtime" in tables or not self.coverage.kernels
@@ -111,8 +111,8 @@ class _Checks:
                 yield Fact(
                     "rows_left_out", rows=rows, pid=None if rows.process == self.process else pid_of(rows.process)
                 )
-        if partial := sum(phase.incomplete_instances for phase in self.summary.phases):
-            yield Fact("partial_instances", instances=partial)
+        if incomplete_count := sum(phase.incomplete_instances for phase in self.summary.phases):
+            yield Fact("partial_instances", instances=incomplete_count)
 
     def find_hidden_kernels(self) -> Iterator[Fact]:
         """Yields kernels without a name, inside an opaque graph, without a launch, or missing in the capture."""
@@ -141,8 +141,8 @@ class _Checks:
         if "nvtx" in self.trace.tables and not self.summary.phases:
             count = np.bincount(ranges.name, minlength=1)
             most_frequent = np.argsort(-count, kind="stable")[:_MAX_LISTED_RANGES]
-            frequent = tuple(ranges.names[code] for code in most_frequent if count[code])
-            yield Fact("no_phase_names", ranges=frequent, annotation=self.annotation)
+            frequent_names = tuple(ranges.names[code] for code in most_frequent if count[code])
+            yield Fact("no_phase_names", ranges=frequent_names, annotation=self.annotation)
 
     def find_empty_phases(self) -> Iterator[Fact]:
         """Yields phases without GPU work, and phases without a measured instance."""
@@ -252,12 +252,12 @@ def _find_messages(trace: Trace, process: int) -> list[Diagnostic]:
     """
     if not trace.metadata.diagnostics:
         return []
-    with_work = set(distinct(trace.operations.process).tolist())
+    processes_with_work = set(distinct(trace.operations.process).tolist())
     threads = np.concatenate([distinct(table.thread) for table in (trace.launches, trace.ranges, trace.open_ranges)])
-    idle = set(distinct(process_of(threads)).tolist()) - with_work
+    idle = set(distinct(process_of(threads)).tolist()) - processes_with_work
 
     def concerns_process(subject: int) -> bool:
         """Returns whether the subject of a message belongs to the process."""
-        return subject == process or not pid_of(subject) or not with_work or subject in idle
+        return subject == process or not pid_of(subject) or not processes_with_work or subject in idle
 
     return [message for message in trace.metadata.diagnostics if concerns_process(message.process)]

@@ -232,14 +232,19 @@ class _AttentionKernels:
         self.duration = (operations.end - operations.start)[kernels]
         classes, code = np.array(attributed.kernels.classes, np.str_), attributed.kernels.code[kernels]
         self.fused: Bools = (classes == FUSED_ATTENTION)[code]
-        in_range, by_name = part == ATTENTION_PARTS.index("softmax"), (classes == "softmax")[code] & (part != NONE)
-        self.softmax, self.source = (in_range, _FOUND_BY_RANGE) if in_range.any() else (by_name, _FOUND_BY_NAME)
+        is_in_softmax_range, is_named_softmax = (
+            part == ATTENTION_PARTS.index("softmax"),
+            (classes == "softmax")[code] & (part != NONE),
+        )
+        self.softmax, self.source = (
+            (is_in_softmax_range, _FOUND_BY_RANGE) if is_in_softmax_range.any() else (is_named_softmax, _FOUND_BY_NAME)
+        )
         matmuls = (classes == "matmul")[code] & (part != NONE) & ~self.softmax
-        in_parts = matmuls & np.isin(part, [ATTENTION_PARTS.index(name) for name in ("scores", "values")])
-        self.matmul: Bools = in_parts if in_parts.any() else self._without_projections(matmuls)
+        matmuls_in_parts = matmuls & np.isin(part, [ATTENTION_PARTS.index(name) for name in ("scores", "values")])
+        self.matmul: Bools = matmuls_in_parts if matmuls_in_parts.any() else self._exclude_projections(matmuls)
         self.has_attention = bool(self.fused.any() or (self.softmax.any() and self.matmul.any()))
 
-    def _without_projections(self, matmuls: Bools) -> Bools:
+    def _exclude_projections(self, matmuls: Bools) -> Bools:
         """Removes projections from a mask of the matmuls inside ranges around whole attention layers.
 
         The matmuls that compute scores and values are batched matmuls, by the operators that launch them. If there are
@@ -252,9 +257,9 @@ class _AttentionKernels:
         if batched.any():
             return batched
         index = np.flatnonzero(matmuls)
-        is_sum = np.array([bool(_SPLIT_K_SUM_KERNEL.search(name)) for name in trace.operations.names], np.bool_)
+        is_split_k_sum = np.array([bool(_SPLIT_K_SUM_KERNEL.search(name)) for name in trace.operations.names], np.bool_)
         # A split-K matmul consists of two kernels, the matmul and the sum of its parts. Both get the same number.
-        number = np.cumsum(~is_sum[trace.operations.name[self.kernels[index]]])
+        number = np.cumsum(~is_split_k_sum[trace.operations.name[self.kernels[index]]])
         next_matmul = np.searchsorted(index, np.flatnonzero(self.softmax))
         neighbors = np.append(next_matmul[next_matmul > 0] - 1, next_matmul[next_matmul < len(index)])
         return np.isin(np.arange(len(matmuls)), index[np.isin(number, number[neighbors])])
@@ -276,8 +281,8 @@ def _count_occurrences(attributed: AttributedTrace, kernels: Ints) -> int | None
     part = attributed.roles.find_role_codes(ATTENTION_PARTS)
     around = part == ATTENTION_PARTS.index("attention")
     attention = attributed.attribution.find_innermost(around if around.any() else part != NONE, kernels)
-    replayed = attributed.trace.operations.graph_node[kernels] != 0
-    replay = np.where(replayed, attributed.attribution.launch[kernels], NONE)
+    is_replayed = attributed.trace.operations.graph_node[kernels] != 0
+    replay = np.where(is_replayed, attributed.attribution.launch[kernels], NONE)
     pairs = np.unique(np.stack([attention, replay])[:, attention != NONE], axis=1)
     return pairs.shape[1] or None
 
@@ -359,15 +364,15 @@ def count_moved_bytes(name: str) -> tuple[int, int, int] | None:
         return 4, 2, 0
     if not sizes or "FillFunctor" in name:
         return None
-    first = sizes[0]
+    first_size = sizes[0]
     if "softmax_warp_forward<" in name and len(sizes) > 1:  # template arguments <input, output, accumulator, ...>
-        return first, sizes[1], 0
+        return first_size, sizes[1], 0
     if re.search(r"cunn_(Spatial)?SoftMaxForward", name) and len(sizes) > 2:  # <..., input, accumulator, output, ...>
-        return first, sizes[2], 0
+        return first_size, sizes[2], 0
     if re.search(r"\breduce_kernel<", name):
-        return first, 0, first
+        return first_size, 0, first_size
     if "elementwise_kernel<" not in name:
         return None
     if "copy_kernel" in name and re.search(r"LoadWithCast|gpu_kernel_impl<", name):  # a cast between 32 and 16 bits
-        return 4 if first == 2 else 2, first, 0
-    return first, first, first if re.search(r"CUDAFunctor_add<|\bBinaryFunctor<", name) else 0
+        return 4 if first_size == 2 else 2, first_size, 0
+    return first_size, first_size, first_size if re.search(r"CUDAFunctor_add<|\bBinaryFunctor<", name) else 0

@@ -116,8 +116,8 @@ def find_model(name: str) -> ModelSize:
     normalized = re.sub(r"^2[._p-]7b$", "2.7b", re.sub(r"[\s_]+", "-", name.strip().lower()))
     model = next((model for model in MODEL_SIZES if model.name.lower() == normalized), None)
     if model is None:
-        similar = get_close_matches(normalized, [size.name for size in MODEL_SIZES], 1)
-        hint = f"Did you mean {similar[0]!r}? " if similar else ""
+        similar_names = get_close_matches(normalized, [size.name for size in MODEL_SIZES], 1)
+        hint = f"Did you mean {similar_names[0]!r}? " if similar_names else ""
         raise ConfigurationError(f"Unknown model {name!r}", f"{hint}Known models: {list_model_names()}")
     return model
 

@@ -55,7 +55,7 @@ def comparison_data(comparisons: Comparisons, limit: float) -> dict[str, Any]:
         comparisons: the comparisons.
         limit: the change to look for, as a share of the step.
     """
-    compared = []
+    encoded_pairs = []
     for pair in comparisons.compared:
         findings = [
             {
@@ -67,7 +67,7 @@ def comparison_data(comparisons: Comparisons, limit: float) -> dict[str, Any]:
             }
             for row in pair.findings or ()
         ]
-        compared.append(
+        encoded_pairs.append(
             {
                 "before": _encode_side(pair.before),
                 "after": _encode_side(pair.after),
@@ -81,26 +81,26 @@ def comparison_data(comparisons: Comparisons, limit: float) -> dict[str, Any]:
                 "operators": to_plain_data(pair.operators and pair.operators[:_MAX_OPERATORS]),
             }
         )
-    unmatched = [
+    unmatched_runs = [
         {
-            "side": unmatched.side,
-            "name": unmatched.run.title,
-            "reasons": to_plain_data([*map(describe_obstacle, unmatched.obstacles)]),
+            "side": unmatched_runs.side,
+            "name": unmatched_runs.run.title,
+            "reasons": to_plain_data([*map(describe_obstacle, unmatched_runs.obstacles)]),
         }
-        for unmatched in comparisons.unmatched
+        for unmatched_runs in comparisons.unmatched
     ]
-    refused = []
+    refused_pairs = []
     for pair in comparisons.refused:
         reasons = to_plain_data(caution_sentences(pair))
         error = CannotAnswerError(" ".join(reasons), "nsys-analyze compare BEFORE AFTER --force")
         sides = {"before": _encode_side(pair.before), "after": _encode_side(pair.after)}
-        refused.append({**sides, "reasons": reasons, "other_conditions": pair.conditions_differ, **error.data})
+        refused_pairs.append({**sides, "reasons": reasons, "other_conditions": pair.conditions_differ, **error.data})
     return {
         "schema_version": SCHEMA_VERSION,
         "generator": GENERATOR,
-        "comparisons": compared,
-        "refused": refused,
-        "unmatched": unmatched,
+        "comparisons": encoded_pairs,
+        "refused": refused_pairs,
+        "unmatched": unmatched_runs,
     }
 
 

@@ -96,8 +96,8 @@ def captures_data(
             document |= CannotAnswerError(reason, RECORD_ON_GPU_COMMAND if capture.on_cpu else command).data
     document = {"schema_version": SCHEMA_VERSION, "generator": GENERATOR, "captures": documents}
     if runs:
-        first, *other_runs = map(_encode_run, runs)
-        document |= {**first, "other_runs": other_runs}
+        first_run, *other_runs = map(_encode_run, runs)
+        document |= {**first_run, "other_runs": other_runs}
     return document
 
 

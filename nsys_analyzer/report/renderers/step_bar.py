@@ -53,15 +53,15 @@ def distribute_cells(values: Sequence[float], width: int) -> list[int]:
     total = sum(values)
     if total <= 0 or width <= 0:
         return [0] * len(values)
-    exact = [value / total * width for value in values]
-    cells = list(map(int, exact))
+    exact_lengths = [value / total * width for value in values]
+    cells = list(map(int, exact_lengths))
     largest_first = sorted(range(len(values)), key=lambda i: -values[i])
     for i in largest_first[:width]:
         cells[i] = max(cells[i], 1 if values[i] >= MIN_PART_SHARE * total else 0)
     while sum(cells) < width:
-        cells[max(range(len(cells)), key=lambda i: exact[i] - cells[i])] += 1
+        cells[max(range(len(cells)), key=lambda i: exact_lengths[i] - cells[i])] += 1
     while sum(cells) > width:  # the extra cells of small values are taken from values with several cells
-        cells[max((i for i in range(len(cells)) if cells[i] > 1), key=lambda i: cells[i] - exact[i])] -= 1
+        cells[max((i for i in range(len(cells)) if cells[i] > 1), key=lambda i: cells[i] - exact_lengths[i])] -= 1
     return cells
 
 

@@ -87,8 +87,8 @@ def _print_block(screen: Console, block: Block, max_rows: int | None = None) -> 
             _print_text(screen, text, "bold")
         case Listing(lines, "bullets"):
             for line in lines:
-                first, *continuation = _wrap_text(_to_plain_line(line), screen.width - 2)
-                _print_lines(screen, [f"- {first}", *(f"  {text}" for text in continuation)])
+                first_line, *continuation = _wrap_text(_to_plain_line(line), screen.width - 2)
+                _print_lines(screen, [f"- {first_line}", *(f"  {text}" for text in continuation)])
         case Listing(lines):  # lines of code are not broken, so that they can be copied
             _print_lines(screen, [f"    {_to_plain_line(line)}" for line in lines], "green")
         case Table():
@@ -130,8 +130,8 @@ class _Column(NamedTuple):
         if self.is_cut or not self.is_text:
             return max(min(self.longest, _MIN_NAME_WIDTH) if self.is_cut else self.longest, title), full_width
         word = max((_count_cells(word) for cell in self.cells for word in cell.split()), default=0)
-        least = max(_MIN_NAME_WIDTH, -(-self.longest // _MAX_CELL_LINES), min(word, 2 * _MIN_NAME_WIDTH))
-        return max(min(self.longest, least), title), full_width
+        min_width = max(_MIN_NAME_WIDTH, -(-self.longest // _MAX_CELL_LINES), min(word, 2 * _MIN_NAME_WIDTH))
+        return max(min(self.longest, min_width), title), full_width
 
     def padded(self, cell: str, width: int) -> str:
         """Returns a line of a cell or title, padded to a width: text is aligned to the left, a number to the right."""
@@ -163,9 +163,9 @@ def _print_table(screen: Console, block: Table, max_rows: int | None = None) -> 
         columns = [column for column in columns if column not in constant]
         widths = _fit_columns(columns, screen.width)
     blocks = [] if widths else _stack_rows(columns, len(rows), screen.width)
-    hidden: list[str] = []
+    hidden_parts: list[str] = []
     while max_rows and len(blocks) > max_rows and widths is None and len(columns) > 2:
-        hidden.insert(0, columns.pop().title)
+        hidden_parts.insert(0, columns.pop().title)
         widths = _fit_columns(columns, screen.width)
     if widths is None:
         _print_lines(screen, blocks)
@@ -176,20 +176,20 @@ def _print_table(screen: Console, block: Table, max_rows: int | None = None) -> 
         _print_lines(screen, _format_row(columns, widths, head), "bold")
         for row in zip(*(column.cells for column in columns), strict=True):
             _print_lines(screen, _format_row(columns, widths, [*map(_fit_cell, row, columns, widths)]))
-    hidden += [format_count(len(block.rows) - len(rows), "row")] if len(block.rows) > len(rows) else []
-    if hidden:
-        _print_text(screen, f"Not shown: {', '.join(hidden)}. See the report.")
+    hidden_parts += [format_count(len(block.rows) - len(rows), "row")] if len(block.rows) > len(rows) else []
+    if hidden_parts:
+        _print_text(screen, f"Not shown: {', '.join(hidden_parts)}. See the report.")
 
 
 def _fit_columns(columns: Sequence[_Column], room: int) -> list[int] | None:
     """Returns the widths of columns side by side; None if they do not fit. Spare width goes to text columns first."""
     widths, full_widths = ([*pair] for pair in zip(*(column.widths() for column in columns), strict=True))
-    spare = room - sum(widths) - _COLUMN_GAP * (len(columns) - 1)
-    if spare < 0:
+    spare_width = room - sum(widths) - _COLUMN_GAP * (len(columns) - 1)
+    if spare_width < 0:
         return None
     for place in sorted(range(len(columns)), key=lambda place: not columns[place].is_text):
-        added = max(min(full_widths[place] - widths[place], spare), 0)
-        widths[place], spare = widths[place] + added, spare - added
+        added = max(min(full_widths[place] - widths[place], spare_width), 0)
+        widths[place], spare_width = widths[place] + added, spare_width - added
     return widths
 
 

@@ -124,8 +124,8 @@ def build_report(evidence: Evidence) -> Report:
         is_one_run = len(evidence.runs) == 1 and len(rank_titles) == len(evidence.captures)
         title = evidence.runs[0].name if is_one_run else f"{len(evidence.captures)} captures"
         sections = [*_build_sections_of_captures(evidence, rank_titles)]
-    filled = tuple(section for section in (*sections, about_section(evidence), *benches) if section.blocks)
-    return Report(title, filled, evidence.captures, evidence.labels, evidence.benches, evidence.runs)
+    filled_sections = tuple(section for section in (*sections, about_section(evidence), *benches) if section.blocks)
+    return Report(title, filled_sections, evidence.captures, evidence.labels, evidence.benches, evidence.runs)
 
 
 def _build_sections_of_captures(evidence: Evidence, rank_titles: frozenset[str]) -> Iterator[Section]:
@@ -141,7 +141,7 @@ def _build_sections_of_captures(evidence: Evidence, rank_titles: frozenset[str])
         yield shared_findings_section(other_captures)
     else:
         yield replace(ranks_section, title="")
-    folded = []
+    folded_captures = []
     for capture in evidence.captures:
         findings = [findings_section(capture)] if capture.title in rank_titles else []
         sections = (decision_section(capture, evidence), *findings, *_answer_questions(capture, evidence))
@@ -150,8 +150,8 @@ def _build_sections_of_captures(evidence: Evidence, rank_titles: frozenset[str])
             blocks += [Paragraph(strong(section.title))] if section.title and section.blocks else []
             blocks += section.blocks
         if capture.status != "not_profiled":  # the overview shows all figures of such a run
-            folded.append(Details(capture.title, tuple(blocks), capture.title))
-    yield Section("captures", "Capture by capture", tuple(folded))
+            folded_captures.append(Details(capture.title, tuple(blocks), capture.title))
+    yield Section("captures", "Capture by capture", tuple(folded_captures))
 
 
 def _answer_questions(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
@@ -175,7 +175,7 @@ def select_first_screen(report: Report) -> Section:
     The excerpt of a single run contains its answers, bars and titles of findings. The excerpt of several runs contains
     only their answers.
     """
-    first = report.sections[0]
+    first_section = report.sections[0]
     rank_blocks = [block for section in report.sections if section.key == "ranks" for block in section.blocks]
     shown_types: tuple[type[Block], ...] = (Answer, StepBars, Paragraph) if len(report.runs) == 1 else (Answer,)
     # The evidence of a finding, which follows its title, has no room on a screen.
@@ -186,4 +186,6 @@ def select_first_screen(report: Report) -> Section:
         if not follows_title
         and (isinstance(block, shown_types) or (isinstance(block, Paragraph) and not block.capture))
     ]
-    return replace(first, blocks=(*(first.blocks if first.key != "ranks" else ()), *rank_excerpt))
+    return replace(
+        first_section, blocks=(*(first_section.blocks if first_section.key != "ranks" else ()), *rank_excerpt)
+    )

@@ -76,8 +76,8 @@ def _tabulate_conditions(evidence: Evidence) -> Iterator[Block]:
     yield make_table(_CAPTURE_FIELDS, evidence.captures)
     yield make_table(_MACHINE_FIELDS, evidence.captures)
     metadata = [capture.metadata for capture in evidence.captures if capture.metadata]
-    if unread := sorted({name for recording in metadata for name in recording.unread_tables}):
-        tables = join_texts(", ", map(code, unread))
+    if unread_tables := sorted({name for recording in metadata for name in recording.unread_tables}):
+        tables = join_texts(", ", map(code, unread_tables))
         yield Paragraph(phrase("nsys-analyze does not read these tables of the captures: {}.", tables))
     options = make_table(_OPTION_FIELDS, evidence.captures, "The options of each run, from its manifest:")
     if options.rows:
@@ -173,10 +173,13 @@ def _list_kernel_names(evidence: Evidence) -> Iterator[Block]:
     classes: dict[str, set[str]] = {}
     for row in evidence.kernel_rows:
         classes.setdefault(row.name, set()).add(row.kernel_class)
-    by_label = sorted((label, name) for name, label in evidence.labels.items() if label != name)
-    if by_label:
+    names_by_label = sorted((label, name) for name, label in evidence.labels.items() if label != name)
+    if names_by_label:
         yield Listing(
-            tuple(phrase("`{}` ({}): `{}`", label, ", ".join(sorted(classes[name])), name) for label, name in by_label)
+            tuple(
+                phrase("`{}` ({}): `{}`", label, ", ".join(sorted(classes[name])), name)
+                for label, name in names_by_label
+            )
         )
 
 
@@ -185,9 +188,11 @@ def _list_kernel_names(evidence: Evidence) -> Iterator[Block]:
 
 def _list_commands(evidence: Evidence) -> Iterator[Block]:
     """Yields the commands that made the captures, if they are known, and the command of this report."""
-    traced = [(capture, capture.run) for capture in evidence.captures if capture.run]
-    sweeps = dict.fromkeys(run.run for _, run in traced if run.run)
-    own_commands = [(capture.title, run.profile_command or run.command) for capture, run in traced if capture.metadata]
+    captures_with_run = [(capture, capture.run) for capture in evidence.captures if capture.run]
+    sweeps = dict.fromkeys(run.run for _, run in captures_with_run if run.run)
+    own_commands = [
+        (capture.title, run.profile_command or run.command) for capture, run in captures_with_run if capture.metadata
+    ]
     parts = [("# the captures and their timings", *sweeps)] if sweeps else []
     parts += [(f"# the capture {title}", command) for title, command in own_commands[:1] if command]
     parts += [("# this report", evidence.command)] if evidence.command and evidence.command not in sweeps else []

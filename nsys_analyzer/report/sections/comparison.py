@@ -114,8 +114,8 @@ def answer_comparison(comparisons: Comparisons, limit: float, *, detailed: bool 
         else:
             notes.append(phrase("`{}` exists only {} the change.", unmatched.run.title, unmatched.side))
     if notes:
-        ending = (f"and {len(notes) - _MAX_NOTES} more",) if len(notes) > _MAX_NOTES else ()
-        blocks += [Paragraph("These runs are not compared:"), Listing((*notes[:_MAX_NOTES], *ending))]
+        hidden_notes = (f"and {len(notes) - _MAX_NOTES} more",) if len(notes) > _MAX_NOTES else ()
+        blocks += [Paragraph("These runs are not compared:"), Listing((*notes[:_MAX_NOTES], *hidden_notes))]
     return Section("comparison", title, (*blocks, Details("What the terms mean", (Listing(_GLOSSARY),))))
 
 
@@ -126,11 +126,11 @@ def require_comparisons(comparisons: Comparisons) -> Comparisons:
         DifferentConditionsError: all pairs ran on different hardware, or were timed in different ways.
         CannotAnswerError: no pair could be compared for another reason.
     """
-    refused = comparisons.refused
-    if comparisons.compared or not refused:
+    refused_pairs = comparisons.refused
+    if comparisons.compared or not refused_pairs:
         return comparisons
-    reasons = dict.fromkeys(sentence for pair in refused for sentence in caution_sentences(pair))
-    error = DifferentConditionsError if all(pair.conditions_differ for pair in refused) else CannotAnswerError
+    reasons = dict.fromkeys(sentence for pair in refused_pairs for sentence in caution_sentences(pair))
+    error = DifferentConditionsError if all(pair.conditions_differ for pair in refused_pairs) else CannotAnswerError
     reason = plain(join_texts("; ", reasons), "`")
     raise error(f"These runs cannot be compared: {reason}", "To compare them nevertheless, add --force")
 
@@ -296,11 +296,15 @@ def _name_part(part: PartChange) -> str:
 def _tabulate_parts(step: StepChange, title: str) -> Table:
     """Returns the table of the parts that explain the change, with the sum of the small ones. Each column adds up."""
     threshold_ms = _MIN_ROW_SHARE * max(step.wall.before_ms, step.wall.after_ms)
-    small = [part.change for part in step.parts if abs(part.change.ms) < threshold_ms]
-    rows = [(_name_part(part), part.change) for part in step.parts if len(small) == 1 or part.change not in small]
-    if len(small) > 1:
-        sums = (sum(change.before_ms for change in small), sum(change.after_ms for change in small))
-        rows.append((f"{len(small)} parts with less change", Change(*sums, None, None, None, None)))
+    small_changes = [part.change for part in step.parts if abs(part.change.ms) < threshold_ms]
+    rows = [
+        (_name_part(part), part.change)
+        for part in step.parts
+        if len(small_changes) == 1 or part.change not in small_changes
+    ]
+    if len(small_changes) > 1:
+        sums_ms = (sum(change.before_ms for change in small_changes), sum(change.after_ms for change in small_changes))
+        rows.append((f"{len(small_changes)} parts with less change", Change(*sums_ms, None, None, None, None)))
     caption = "What explains the change of the step under the profiler, ms, the largest change first:"
     return _tabulate_changes("part of the step", [*rows, ("the step", step.wall)], "ms", caption, title)
 
@@ -342,7 +346,7 @@ def _tabulate_kernels(step: StepChange, title: str) -> Table:
 
     threshold_ms = _MIN_ROW_SHARE * max(step.wall.before_ms, step.wall.after_ms) / 2
     kernels = [(part.name, kernel) for part in step.parts for kernel in part.kernels]
-    changed = [row for row in kernels if row[1].change.is_change and abs(row[1].change.ms) >= threshold_ms]
+    changed_kernels = [row for row in kernels if row[1].change.is_change and abs(row[1].change.ms) >= threshold_ms]
     fields: tuple[Field[tuple[str, KernelChange]], ...] = (
         Field("kernel", "text", label),
         Field("class", "text", lambda row: row[0]),
@@ -352,8 +356,8 @@ def _tabulate_kernels(step: StepChange, title: str) -> Table:
         Field("change", "ms", lambda row: SignedChange(row[1].change.ms)),
     )
     caption = "The kernels whose time per step changed most, ms, and their launches per step:"
-    largest = sorted(changed, key=lambda row: -abs(row[1].change.ms))[:_MAX_KERNEL_ROWS]
-    return make_table(fields, largest, caption, capture=title, names=2)
+    largest_changes = sorted(changed_kernels, key=lambda row: -abs(row[1].change.ms))[:_MAX_KERNEL_ROWS]
+    return make_table(fields, largest_changes, caption, capture=title, names=2)
 
 
 def _tabulate_operators(pair: Comparison, step: StepChange, title: str) -> Table:

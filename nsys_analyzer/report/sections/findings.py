@@ -60,8 +60,8 @@ def explain_no_findings(capture: CaptureSummary) -> str:
             f"For {share} of the step, the GPU communicates without computing. "
             "Only the captures of the other ranks can show whether the GPU transfers data or waits for a late rank."
         )
-    least = rounded_percent(SMALLEST_SAVING_SHARE)
-    return f"There are no findings: no change that nsys-analyze replays would save {least} of the step or more."
+    least_share = rounded_percent(SMALLEST_SAVING_SHARE)
+    return f"There are no findings: no change that nsys-analyze replays would save {least_share} of the step or more."
 
 
 def findings_section(capture: CaptureSummary) -> Section:
@@ -77,8 +77,10 @@ def findings_section(capture: CaptureSummary) -> Section:
     error = capture.diagnosis.replay_error if capture.diagnosis else 0.0
     if blocks and abs(error) > _NOTABLE_REPLAY_ERROR and not capture.findings_missing:
         differs = f"{rounded_percent(abs(error))} {'longer' if error > 0 else 'shorter'}"
-        rough = f"The replayed steps are {differs} than the recorded ones, so these savings are rough estimates."
-        blocks.append(Paragraph(rough, capture.title))
+        rough_estimate_sentence = (
+            f"The replayed steps are {differs} than the recorded ones, so these savings are rough estimates."
+        )
+        blocks.append(Paragraph(rough_estimate_sentence, capture.title))
     return Section("findings", "Findings", tuple(blocks))
 
 
@@ -120,13 +122,15 @@ _CAPTURE_FIELDS: tuple[Field[_FindingOfCapture], ...] = (
 
 def shared_findings_section(captures: Sequence[CaptureSummary]) -> Section:
     """Returns each finding of several captures once, with a table of the captures that have it."""
-    by_title: dict[tuple[str, str], list[_FindingOfCapture]] = {}
+    findings_by_title: dict[tuple[str, str], list[_FindingOfCapture]] = {}
     for capture in captures:
         for finding in get_findings(capture):
-            by_title.setdefault((finding.id, finding.title), []).append((capture, finding))
+            findings_by_title.setdefault((finding.id, finding.title), []).append((capture, finding))
     blocks: list[Block] = []
-    ranked = sorted(by_title.items(), key=lambda item: -sum(finding.share_of_step for _, finding in item[1]))
-    for place, ((_, title), rows) in enumerate(ranked, 1):
+    titles_by_saving = sorted(
+        findings_by_title.items(), key=lambda item: -sum(finding.share_of_step for _, finding in item[1])
+    )
+    for place, ((_, title), rows) in enumerate(titles_by_saving, 1):
         shares = sorted(finding.share_of_step for _, finding in rows)
         share_range = " to ".join(dict.fromkeys(rounded_percent(share) for share in (shares[0], shares[-1])))
         captures_with_it = f"{len(rows)} {plural(len(rows), 'capture')}"

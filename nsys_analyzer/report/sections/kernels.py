@@ -59,8 +59,8 @@ def answer_other_kernels(capture: CaptureSummary, labels: Mapping[str, str]) -> 
     except_matmul = " except matmul" if capture.holds_model else ""
     for phase in select_compared_phases(capture):
         rows = [row for row in phase.classes if row.kernel_class != MATMUL and row.share >= _MIN_MENTIONED_SHARE]
-        least = rounded_percent(_MIN_MENTIONED_SHARE)
-        text = f"no {kernel} class{except_matmul} takes {least} of the {kernel} time or more"
+        least_share = rounded_percent(_MIN_MENTIONED_SHARE)
+        text = f"no {kernel} class{except_matmul} takes {least_share} of the {kernel} time or more"
         if rows:
             noun, verb = ("class", "is") if len(rows) == 1 else ("classes", "are")
             first_class, *other_classes = [f"{row.kernel_class} ({format_percent(row.share)}" for row in rows]
@@ -138,9 +138,9 @@ def _describe_matmul(capture: CaptureSummary, share: MatmulShare) -> str:
     if any(shares.matmul is None for shares in (*phases, *([inference] if inference else []))):
         clauses = []
         for shares in phases:  # kernels without a name may be matmuls
-            least, unnamed = shares.of(MATMUL), shares.of(UNKNOWN)
-            bounds = f"{format_percent(least)} to {format_percent(least + unnamed)}"
-            clauses.append(f"{bounds if unnamed < 1 else 'an unknown share'} in {name_scope(shares.scope)}")
+            matmul_share, unknown_share = shares.of(MATMUL), shares.of(UNKNOWN)
+            bounds = f"{format_percent(matmul_share)} to {format_percent(matmul_share + unknown_share)}"
+            clauses.append(f"{bounds if unknown_share < 1 else 'an unknown share'} in {name_scope(shares.scope)}")
         return f"Of the kernel time, matmul takes {join_names(clauses)}. The names of some kernels are missing."
     clauses = []
     for shares in share.scopes:
@@ -150,9 +150,12 @@ def _describe_matmul(capture: CaptureSummary, share: MatmulShare) -> str:
         clauses.append(clause)
     kernel = kernel_word(capture)
     text = f"Of the total {kernel} time, matmul takes {join_names(clauses)}."
-    fused = [shares for shares in phases if shares.of(FUSED_ATTENTION)]
-    if fused:
-        clauses = [f"{format_percent(shares.of(FUSED_ATTENTION))} in {name_scope(shares.scope)}" for shares in fused]
+    scopes_with_fused_attention = [shares for shares in phases if shares.of(FUSED_ATTENTION)]
+    if scopes_with_fused_attention:
+        clauses = [
+            f"{format_percent(shares.of(FUSED_ATTENTION))} in {name_scope(shares.scope)}"
+            for shares in scopes_with_fused_attention
+        ]
         text += f" Fused attention does not count as matmul, and takes {join_names(clauses)}."
     if inference and step:
         origin = f"of {share.inference_of}" if share.inference_of else "the forward pass"

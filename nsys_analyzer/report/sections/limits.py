@@ -92,11 +92,11 @@ def _name_precisions(limits: Limits) -> str:
 
 def explain_missing_mfu(limits: Limits) -> Text:
     """Returns sentences on why the MFU is unknown, which name the options that give the missing facts."""
-    missing = [name for name in limits.missing if name in MFU_OPTIONS]
+    missing_options = [name for name in limits.missing if name in MFU_OPTIONS]
     reasons: list[StrOrText] = [say(limits.doubt)] if limits.doubt else []
-    if missing:
-        options = join_texts(", ", [phrase("`{}`", MFU_OPTIONS[name]) for name in missing])
-        reasons.append(phrase("The MFU needs the {} ({}).", join_names(missing), options))
+    if missing_options:
+        options = join_texts(", ", [phrase("`{}`", MFU_OPTIONS[name]) for name in missing_options])
+        reasons.append(phrase("The MFU needs the {} ({}).", join_names(missing_options), options))
     if "peaks" in limits.missing:
         reasons.append(f"The peaks of this GPU ({limits.gpu}) are not known.")
     elif not reasons and limits.phases:

@@ -62,10 +62,12 @@ def answer_modules(capture: CaptureSummary, *, each_layer: bool = False) -> Iter
     title, modules = capture.title, capture.modules
     if modules is None:
         return
-    folded, outliers = fold_modules(modules.modules)
+    folded_modules, outliers = fold_modules(modules.modules)
     time = f"{kernel_word(capture)} time"
-    yield _summarize_modules(title, modules, folded, time)
-    yield _tabulate_modules(title, modules, modules.modules if each_layer else folded, time, each_layer=each_layer)
+    yield _summarize_modules(title, modules, folded_modules, time)
+    yield _tabulate_modules(
+        title, modules, modules.modules if each_layer else folded_modules, time, each_layer=each_layer
+    )
     if outliers and not each_layer:
         lines = [
             phrase(
@@ -89,11 +91,13 @@ def answer_modules(capture: CaptureSummary, *, each_layer: bool = False) -> Iter
         yield Paragraph(note, capture=title)
 
 
-def _summarize_modules(title: str, modules: Modules, folded: Sequence[Module], time: str) -> Answer:
+def _summarize_modules(title: str, modules: Modules, folded_modules: Sequence[Module], time: str) -> Answer:
     """Returns the modules with the most own time, and how much of the time belongs to modules."""
     total = modules.forward_ms + modules.backward_ms
-    heaviest = sorted(folded, key=lambda module: -_sum_own_ms(module))[:_MAX_ANSWERED_MODULES]
-    answered = [module for module in heaviest if _sum_own_ms(module) >= _MIN_ANSWERED_SHARE * total] or heaviest[:1]
+    longest_modules = sorted(folded_modules, key=lambda module: -_sum_own_ms(module))[:_MAX_ANSWERED_MODULES]
+    answered = [
+        module for module in longest_modules if _sum_own_ms(module) >= _MIN_ANSWERED_SHARE * total
+    ] or longest_modules[:1]
     shares = [
         phrase("`{}` ({})", _shorten_path(module.path, modules), format_percent(_sum_own_ms(module) / total))
         for module in answered
@@ -131,23 +135,23 @@ def _describe_expert_load(modules: Modules) -> StrOrText:
     for module in modules.modules:
         if (match := _EXPERT_PATH.fullmatch(module.path)) and module.forward.ms:
             layers[match[1]].append(module)
-    by_flops = all(expert.forward.flops for experts in layers.values() for expert in experts)
+    has_flops = all(expert.forward.flops for experts in layers.values() for expert in experts)
     imbalances = []
     for experts in layers.values():
-        loads = [(by_flops and expert.forward.flops) or expert.forward.ms for expert in experts]
+        loads = [(has_flops and expert.forward.flops) or expert.forward.ms for expert in experts]
         if len(experts) > 1:
             busiest = experts[loads.index(max(loads))]
             imbalances.append((max(loads) / statistics.mean(loads), busiest.path))
     if not imbalances:
         return ""
-    largest, path = max(imbalances)
+    largest_imbalance, path = max(imbalances)
     return phrase(
         "The busiest expert of a layer has {} times the mean {} of the active experts (median of {}), and {} "
         "times the mean in `{}`.",
         rounded(statistics.median(imbalance for imbalance, _ in imbalances)),
-        "FLOPs, and so tokens," if by_flops else "time",
+        "FLOPs, and so tokens," if has_flops else "time",
         format_count(len(imbalances), "layer"),
-        rounded(largest),
+        rounded(largest_imbalance),
         _shorten_path(path, modules),
     )
 
@@ -174,11 +178,11 @@ def _tabulate_modules(
         table_modules = [module for module in table_modules if module.ms >= largest_ms[-1]]
     left_out = len(candidates) - len(table_modules)
     note = f" ({left_out} small {plural(left_out, 'module')} left out)" if left_out else ""
-    remaining = [
+    remaining_rows = [
         _make_unassigned_row(_COMMUNICATION, modules.communication_forward, modules.communication_backward),
         _make_unassigned_row(_NO_MODULE, modules.outside_forward, modules.outside_backward),
     ]
-    rows = [(row, total) for row in (*table_modules, *(row for row in remaining if row.ms))]
+    rows = [(row, total) for row in (*table_modules, *(row for row in remaining_rows if row.ms))]
     return make_table(_MODULE_FIELDS, rows, f"Modules{note}, ms of {time} per {_name_unit(modules)}:", capture=title)
 
 

@@ -65,20 +65,26 @@ def answer_operators(capture: CaptureSummary) -> Iterator[Block]:
     yield _tabulate_account(account, title)
     rows = fold_rows(account.operators, lambda row: (row.operator, row.shapes, row.line))
     least_ms = _MIN_ROW_SHARE * account.step_ms
-    above = [row for row in rows if row.excess_ms >= least_ms]
-    unknown = sorted((row for row in rows if row.attainable_ms is None), key=lambda row: -row.ms)
+    rows_above_limit = [row for row in rows if row.excess_ms >= least_ms]
+    rows_without_estimate = sorted((row for row in rows if row.attainable_ms is None), key=lambda row: -row.ms)
     caption = "The operators with the largest excess, ms per step:"
-    if above:
-        yield tabulate_operators(above[:_FIRST_ROWS], caption, title)
-    folded: list[Block] = []
-    if above[_FIRST_ROWS:]:
-        folded.append(tabulate_operators(above[_FIRST_ROWS:_MAX_ROWS], "The operators with less excess:", title))
-    if listed := [row for row in unknown if row.ms >= least_ms][:_MAX_ROWS]:
-        folded.append(tabulate_operators(listed, "Kernel time without an expectation, by operator:", title))
-    hidden = len(rows) - len(above[:_MAX_ROWS]) - len(listed)
-    ending = f" `nsys-analyze operators` lists {hidden} more {plural(hidden, 'operator')}." if hidden else ""
-    folded.append(Paragraph(join_texts("", (_define_terms(account), phrase(ending))), title))
-    yield Details("More operators, and what the terms mean", tuple(folded), title)
+    if rows_above_limit:
+        yield tabulate_operators(rows_above_limit[:_FIRST_ROWS], caption, title)
+    folded_blocks: list[Block] = []
+    if rows_above_limit[_FIRST_ROWS:]:
+        folded_blocks.append(
+            tabulate_operators(rows_above_limit[_FIRST_ROWS:_MAX_ROWS], "The operators with less excess:", title)
+        )
+    if listed_rows := [row for row in rows_without_estimate if row.ms >= least_ms][:_MAX_ROWS]:
+        folded_blocks.append(tabulate_operators(listed_rows, "Kernel time without an expectation, by operator:", title))
+    hidden_count = len(rows) - len(rows_above_limit[:_MAX_ROWS]) - len(listed_rows)
+    ending = (
+        f" `nsys-analyze operators` lists {hidden_count} more {plural(hidden_count, 'operator')}."
+        if hidden_count
+        else ""
+    )
+    folded_blocks.append(Paragraph(join_texts("", (_define_terms(account), phrase(ending))), title))
+    yield Details("More operators, and what the terms mean", tuple(folded_blocks), title)
 
 
 def _summarize_account(account: StepAccount) -> str:

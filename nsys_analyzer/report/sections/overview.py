@@ -67,13 +67,13 @@ def overview_section(captures: Sequence[CaptureSummary], labels: Mapping[str, st
     title: Field[CaptureSummary] = Field("capture", "text", lambda capture: capture.title)
     fields = (title, *(Field(measure.title, measure.unit, measure.cell) for measure in measures))
     rows = make_table(fields, captures)
-    folded = [
+    folded_blocks = [
         _make_grid(cells, measure.title, measure.unit)
         for cells, measure in zip(other_cells, measures[1:], strict=True)
         if cells
     ]
-    folded += [_make_grid(speed_ups, "Speed-up of the step", "factor")] if speed_ups else []
-    folded += [rows] if step_cells else []
+    folded_blocks += [_make_grid(speed_ups, "Speed-up of the step", "factor")] if speed_ups else []
+    folded_blocks += [rows] if step_cells else []
     answers = (_describe_speed_ups(speed_ups), _describe_top_finding(captures), _describe_unfinished(captures))
     first_table = _make_grid(step_cells, measures[0].title, measures[0].unit) if step_cells else rows
     blocks: list[Block] = [*(Answer(text) for text in answers if text), first_table]
@@ -81,7 +81,7 @@ def overview_section(captures: Sequence[CaptureSummary], labels: Mapping[str, st
         blocks.append(Paragraph(origin))
     drawings = [lines for measure in measures for lines in _draw_curves(captures, places, measure)]
     blocks += drawings[:1]
-    blocks += [Details("More of the sweep, and each capture in a row", tuple(folded))] if folded else []
+    blocks += [Details("More of the sweep, and each capture in a row", tuple(folded_blocks))] if folded_blocks else []
     blocks += [Details("More figures over the sweep", tuple(drawings[1:]))] if drawings[1:] else []
     return Section("overview", "", tuple(blocks))
 
@@ -166,14 +166,15 @@ def _describe_top_finding(captures: Sequence[CaptureSummary]) -> str:
 
 def _describe_unfinished(captures: Sequence[CaptureSummary]) -> str:
     """Returns a sentence on the captures that did not finish; empty if all did. "About" has their messages."""
-    unfinished = [capture for capture in captures if capture.status not in _FINISHED_STATUSES]
-    if not unfinished:
+    unfinished_captures = [capture for capture in captures if capture.status not in _FINISHED_STATUSES]
+    if not unfinished_captures:
         return ""
     names = ", ".join(
-        f"{capture.title} ({format_status(capture.status, describe_message(capture))})" for capture in unfinished
+        f"{capture.title} ({format_status(capture.status, describe_message(capture))})"
+        for capture in unfinished_captures
     )
     names = shorten(f"{names}.", _MAX_LIST_LENGTH, placeholder=" …")
-    return f"{len(unfinished)} of {len(captures)} captures did not finish: {names}"
+    return f"{len(unfinished_captures)} of {len(captures)} captures did not finish: {names}"
 
 
 # --- places in a sweep

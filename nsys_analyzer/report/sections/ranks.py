@@ -81,8 +81,8 @@ def _describe_run(run: ParallelRun) -> Iterator[Block]:
     count = max(len(run.ranks), run.world_size or 0)
     noun = plural(count, "device" if all(rank.rank is None for rank in run.ranks) else "rank")
     strategies = f", {' and '.join(run.strategies)}" if run.strategies else ""
-    profiled = rounded(max((rank.step_ms.median or 0.0) for rank in run.ranks))
-    measurement = f"(measured; profiled {profiled})" if run.unprofiled_ms else "under the profiler"
+    profiled_ms = rounded(max((rank.step_ms.median or 0.0) for rank in run.ranks))
+    measurement = f"(measured; profiled {profiled_ms})" if run.unprofiled_ms else "under the profiler"
     step = f"{count} {noun}{strategies}: {format_ms(run.step_ms)} per step {measurement}."
     yield Answer(join_texts(" ", (step, describe_late_rank(run))), run.name)
     yield Answer(_describe_communication(run), run.name)
@@ -139,14 +139,14 @@ def describe_late_rank(run: ParallelRun) -> StrOrText:
         return f"{conclusion} without the profiler. Under the profiler, {observation} by {skew}: {reason}."
     if run.is_pipeline:
         return f"{slowest.label.capitalize()} has the longest stage, by {skew} of own time{profiled}."
-    largest = run.lost[0] if run.lost and run.lost[0].ms > 0 else None
+    largest_loss = run.lost[0] if run.lost and run.lost[0].ms > 0 else None
     if run.later_than_others_ms:
         unprofiled = format_ms(run.later_than_others_ms[-1])
         skew = f"{unprofiled} without the profiler (from a replay), and by {skew} under the profiler,"
     sentences: list[StrOrText] = [
         f"{slowest.label.capitalize()} is late by {skew} in {slowest.slowest_steps} of {run.steps} steps."
     ]
-    sentences += [phrase("Its largest loss is {}.", _describe_loss(largest))] if largest else []
+    sentences += [phrase("Its largest loss is {}.", _describe_loss(largest_loss))] if largest_loss else []
     finding = next((finding for finding in run.findings if finding.id == _LATE_RANK_ID), None)
     own_ms = slowest.own_ms.median if slowest.own_ms else None
     are_others_bound = own_ms and own_ms - run.least_cpu_ms < run.skew_ms / 2
@@ -156,8 +156,8 @@ def describe_late_rank(run: ParallelRun) -> StrOrText:
     elif are_others_bound:
         sentences.append("Without this delay, a step would hardly be shorter.")
     if are_others_bound:
-        needed = f"{format_ms(run.least_cpu_ms)}{profiled}"
-        sentences.append(f"The other ranks are limited by the CPU: each needs {needed} to launch a step.")
+        cpu_time = f"{format_ms(run.least_cpu_ms)}{profiled}"
+        sentences.append(f"The other ranks are limited by the CPU: each needs {cpu_time} to launch a step.")
     return join_texts(" ", sentences)
 
 
@@ -242,10 +242,10 @@ def _describe_note(note: JoinNote, run: ParallelRun) -> StrOrText:
     if note.kind == "missing ranks":
         ending = f" and {count - _MAX_NAMED_RANKS:,} more" if count > _MAX_NAMED_RANKS else ""
         ranks = f"{plural(count, 'rank')} {', '.join(map(str, numbers[:_MAX_NAMED_RANKS]))}{ending}"
-        missing = "it" if count == 1 else "them"
-        effect = f"it is unknown which ranks wait for {missing}"
+        pronoun = "it" if count == 1 else "them"
+        effect = f"it is unknown which ranks wait for {pronoun}"
         if run.alignment:
-            effect = f"time spent waiting for {missing} counts as transferring"
+            effect = f"time spent waiting for {pronoun} counts as transferring"
         return phrase("There is no capture of {}, so {}.", ranks, effect)
     if note.kind == "different steps":
         common, *steps = numbers
@@ -290,10 +290,10 @@ def _tabulate_losses(run: ParallelRun) -> Iterator[Block]:
     step_ms = slowest.step_ms.median or 0.0
     if run.skew_ms < LATE_SHARE * step_ms:
         return
-    large = [row for row in run.lost if abs(row.ms) >= _MIN_ROW_SHARE * step_ms][:_MAX_ROWS]
-    smaller_ms = sum(row.ms for row in run.lost) - sum(row.ms for row in large)
+    large_losses = [row for row in run.lost if abs(row.ms) >= _MIN_ROW_SHARE * step_ms][:_MAX_ROWS]
+    smaller_ms = sum(row.ms for row in run.lost) - sum(row.ms for row in large_losses)
     rows: list[tuple[str, StrOrText, StrOrText, float]] = [
-        (row.phase, row.part, _describe_reason(row), row.ms) for row in large
+        (row.phase, row.part, _describe_reason(row), row.ms) for row in large_losses
     ]
     rows += [("", "smaller losses", "", smaller_ms)] if abs(smaller_ms) >= _MIN_ROW_SHARE * step_ms else []
     rows += [("", "all", "", sum(row.ms for row in run.lost))]

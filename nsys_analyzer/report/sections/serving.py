@@ -153,8 +153,12 @@ def _describe_latencies(serving: Serving) -> Iterator[StrOrText]:
     if requests := serving.requests:
         count = format_count(requests.count, "request")
         text = f"The {TTFT} of {count} is {_format_quantiles(requests.ttft_ms, requests.count)}"
-        between = requests.inter_token_ms
-        yield f"{text}, and the {INTER_TOKEN_LATENCY} is {_format_quantiles(between, 2)}." if between else f"{text}."
+        inter_token = requests.inter_token_ms
+        yield (
+            f"{text}, and the {INTER_TOKEN_LATENCY} is {_format_quantiles(inter_token, 2)}."
+            if inter_token
+            else f"{text}."
+        )
     if delay := serving.held_up:
         yield (
             f"Of {delay.of:,} decode steps that follow another decode step, {delay.steps:,} wait for prefill, each for "

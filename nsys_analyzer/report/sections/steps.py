@@ -144,14 +144,14 @@ def _list_parts(device: DeviceSteps, step: StepSummary) -> Iterator[_PartRow]:
     """Yields the parts of a step in order, and their sum at the end, each with its time on the critical path."""
     devices = {device.device, None} if device.device == step.device else {device.device}
     path = [piece for piece in step.critical_path if piece.device in devices]
-    on_path = {piece.part: piece.ms for piece in path if piece.where != "idle"}
+    ms_on_path = {piece.part: piece.ms for piece in path if piece.where != "idle"}
     step_or_capture = "the capture" if step.is_pass else "the step"
     rows: tuple[tuple[str, float, float | None], ...] = (
-        *((f"compute: {row.kernel_class}", row.ms, on_path.get(row.kernel_class)) for row in device.classes),
-        ("exposed copies", device.exposed_copy_ms, on_path.get("copies")),
-        ("exposed communication", device.exposed_communication_ms, on_path.get(COMMUNICATION)),
+        *((f"compute: {row.kernel_class}", row.ms, ms_on_path.get(row.kernel_class)) for row in device.classes),
+        ("exposed copies", device.exposed_copy_ms, ms_on_path.get("copies")),
+        ("exposed communication", device.exposed_communication_ms, ms_on_path.get(COMMUNICATION)),
         ("idle", device.idle_ms, sum(piece.ms for piece in path if piece.where == "idle") or None),
-        ("the program, while the GPU works", 0.0, on_path.get(PROGRAM_PART)),
+        ("the program, while the GPU works", 0.0, ms_on_path.get(PROGRAM_PART)),
         (step_or_capture, device.total_ms, sum(piece.ms for piece in path) or None),
     )
     for name, ms, critical_ms in rows:
@@ -162,14 +162,14 @@ def _list_parts(device: DeviceSteps, step: StepSummary) -> Iterator[_PartRow]:
 def _list_idle_times(device: DeviceSteps) -> Iterator[_IdleRow]:
     """Yields a row for each of the largest causes, and a row with the sum of the smaller causes."""
     least_ms = _SMALLEST_IDLE_SHARE * device.total_ms
-    largest = [row for row in device.idle_by_cause if row.ms >= least_ms][:_MAX_IDLE_ROWS]
-    for row in largest:
+    largest_causes = [row for row in device.idle_by_cause if row.ms >= least_ms][:_MAX_IDLE_ROWS]
+    for row in largest_causes:
         line = row.lines[0].place if row.lines else None
         share, gaps = row.ms / device.total_ms, round(row.gaps, 1)
         yield _IdleRow(device.device, CAUSE_WORDS[row.cause], row.range, row.api, row.ms, share, gaps, line)
-    if smaller := device.idle_by_cause[len(largest) :]:
-        ms, gaps = sum(row.ms for row in smaller), round(sum(row.gaps for row in smaller), 1)
-        cause = f"{len(smaller)} smaller {plural(len(smaller), 'cause')}"
+    if smaller_causes := device.idle_by_cause[len(largest_causes) :]:
+        ms, gaps = sum(row.ms for row in smaller_causes), round(sum(row.gaps for row in smaller_causes), 1)
+        cause = f"{len(smaller_causes)} smaller {plural(len(smaller_causes), 'cause')}"
         yield _IdleRow(device.device, cause, None, None, ms, ms / device.total_ms, gaps, None)
 
 
@@ -181,8 +181,8 @@ def define_step(step: StepSummary) -> StrOrText:
             "one step. If the capture contains several steps, give the range around each step (--step RANGE) or the "
             "number of steps (--steps N)."
         )
-    spread = format_ms_range(step.wall_ms.min or 0.0, step.wall_ms.max or 0.0)
-    count = f"There are {step.instances:,} steps of {spread} under the profiler."
+    range_ms = format_ms_range(step.wall_ms.min or 0.0, step.wall_ms.max or 0.0)
+    count = f"There are {step.instances:,} steps of {range_ms} under the profiler."
     count = count if step.instances > 1 else "There is one step."
     sentences: list[StrOrText] = [phrase("What counts as a step: {}. {}", step.unit, count)]
     for group in step.groups:

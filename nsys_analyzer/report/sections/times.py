@@ -56,8 +56,8 @@ def answer_times(capture: CaptureSummary) -> Iterator[Block]:
         figures += [f"peak memory {format_number(memory, 'bytes')}"] if memory else []
         sentences = [f"The run without the profiler has {' and '.join(figures)}."] if figures else []
         if any(times.n for times in unprofiled.phases.values()):  # --step-ms gives no number of instances
-            by_hooks = capture.run and capture.run.timed_by == "hooks"
-            sentences.append(_TIMED_BY_HOOKS if by_hooks else _TIMED_BY_TARGET)
+            is_timed_by_hooks = capture.run and capture.run.timed_by == "hooks"
+            sentences.append(_TIMED_BY_HOOKS if is_timed_by_hooks else _TIMED_BY_TARGET)
         if sentences:
             yield Paragraph(" ".join(sentences), capture.title)
 

@@ -322,13 +322,13 @@ def encode_timeline(report: Report) -> tuple[frozenset[str], str]:
     run_views = [
         view for run in report.runs if (view := _make_run_view(run, indexes, [tracks for _, tracks in captures]))
     ]
-    shared = {
+    shared_data = {
         "views": run_views + capture_views,
         "classes": CLASS_COLORS,
         "causes": {cause: {"color": CAUSE_COLORS[cause], "text": CAUSE_WORDS[cause]} for cause in CAUSES},
     }
     views = frozenset(str(view.get("name", view["title"])) for view in run_views + capture_views)
-    parts = (shared, *(_encode_capture(*pair, report.labels) for pair in captures))
+    parts = (shared_data, *(_encode_capture(*pair, report.labels) for pair in captures))
     texts = (json.dumps(part, separators=(",", ":"), ensure_ascii=False, allow_nan=False) for part in parts)
     return views, "\n".join(base64.b64encode(zlib.compress(text.encode())).decode() for text in texts)
 
