@@ -211,6 +211,9 @@ TRAFFIC = [
     ("elementwise", cost("where", OF_MASK, fp32(4, 8), fp32()), 32 + 4 * 32 + 4 + 4 * 32),
     ("optimizer", cost("_foreach_add_", PARAMETERS, PARAMETERS, outputs=[]), 3 * 2 * 300),
     ("optimizer", cost("_foreach_mul", PARAMETERS, "0.5"), 2 * 2 * 300),
+    # The two factors are the same gradients; with other types, they are different lists.
+    ("optimizer", cost("_foreach_addcmul_", PARAMETERS, PARAMETERS, PARAMETERS, "0.1", outputs=[]), 3 * 2 * 300),
+    ("optimizer", cost("_foreach_addcmul_", PARAMETERS, PARAMETERS, (fp32(100), fp32(20, 10)), "0.1"), 10 * 300),
     ("optimizer", cost("_foreach_copy_", PARAMETERS, (fp32(100), fp32(20, 10)), outputs=[]), 6 * 300),
     ("optimizer", cost("_foreach_zero_", PARAMETERS, outputs=[]), 600),
     # AdamW reads parameters, gradients, two moments and two counts of steps, and writes all but the gradients.

@@ -94,6 +94,15 @@ def _optimizer(flops_per_parameter: float, written: tuple[int, ...]) -> Rule:
     return Rule("optimizer", bytes_of(), size_of(*written), operations(flops_per_parameter))
 
 
+def _read_by_addcmul(call: Call) -> float:
+    """Returns the bytes that ``addcmul(self, tensor1, tensor2)`` reads.
+
+    Optimizers pass the gradients as both factors. So two lists with the same shapes count as one list that is squared.
+    """
+    factors = call.signature.inputs[1:3]
+    return call.count_bytes(call.tensors(0, 1) if len(set(factors)) == 1 else call.tensors(0, 1, 2))
+
+
 # --- lookups and updates by index: they touch the elements that the indices select
 
 
@@ -212,6 +221,8 @@ _TABLE: tuple[tuple[str, Rule], ...] = (
     ("_fused_adam_ _fused_adamw_", _optimizer(14, (0, 2, 3, 4))),
     ("_fused_sgd_ _fused_adagrad_", _optimizer(6, (0, 2))),
     ("_amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_", _optimizer(2, (0,))),
+    ("_foreach_addcmul_", Rule("optimizer", _read_by_addcmul, size_of(0), operations(3))),
+    ("addcmul addcmul_", Rule("elementwise", _read_by_addcmul, flops=operations(3))),
     ("_foreach_copy_", Rule("optimizer", bytes_of(1), size_of(0))),
     ("_foreach_zero_", Rule("optimizer", nothing, size_of(0))),
     ("_foreach_norm _foreach_max _foreach_powsum", Rule("optimizer", bytes_of(0), _IF_KNOWN, operations(2))),
