@@ -12,8 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.operators.costs import estimate_cost
@@ -181,6 +185,26 @@ def test_an_operator_in_the_backward_pass_that_makes_a_node_recomputes(tmp_path:
     assert [calls.phases[phase] for phase in calls.phase.tolist()] == ["forward", "recomputed", "backward"]
     assert calls.keeps_graph.tolist() == [True, True, False]
     assert calls.instance.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("reentrant", "recomputed"),
+    [(None, []), *[(reentrant, ["aten::linear", "aten::gelu", "aten::linear"]) for reentrant in (False, True)]],
+)
+def test_a_checkpoint_of_pytorch_recomputes_its_forward_pass(
+    reentrant: bool | None, recomputed: list[str], tmp_path: Path
+) -> None:
+    layer, head = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), nn.Linear(64, 64)
+    batch = torch.randn(256, 64, requires_grad=True)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        for _ in range(3):
+            hidden = layer(batch) if reentrant is None else checkpoint(layer, batch, use_reentrant=reentrant)
+            head(hidden).sum().backward()
+    profiler.export_chrome_trace(str(tmp_path / "t.json"))
+    work = work_from("torch", tmp_path / "t.json")
+    is_recomputed = work.calls.in_phase("recomputed")
+    signatures = work.calls.signature[is_recomputed].tolist()
+    assert [work.calls.signatures[index].name for index in signatures] == recomputed
 
 
 def test_calls_are_those_of_the_step_with_the_median_number_of_operations(tmp_path: Path) -> None:

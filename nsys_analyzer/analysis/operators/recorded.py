@@ -46,11 +46,10 @@ _COMPILED_KERNEL, _COMPILED_NAMESPACE = "triton_", "triton::"
 _COPY = "aten::copy_"
 #: Matches the first floating-point type among the template arguments of PyTorch's own kernels.
 _KERNEL_TYPE = re.compile(r"\bat::native\b.*?[<(, ](float|double|c10::BFloat16|c10::Half)\b")
-#: Matches the kernels that convert a tensor in float32 to 16 bits, and the kernels that convert from any type.
-_NARROWING_COPY, _CONVERTING_COPY = (
-    re.compile(r"\b(b?float16)_copy_kernel"),
-    re.compile(r"direct_copy_kernel.*LoadWithCast"),
-)
+#: Matches the kernels that convert a tensor in float32 to 16 bits.
+_NARROWING_COPY = re.compile(r"\b(b?float16)_copy_kernel")
+#: Matches the kernels that convert a tensor of any type.
+_CONVERTING_COPY = re.compile(r"direct_copy_kernel.*LoadWithCast")
 #: Matches the node that accumulates the gradient of a parameter.
 _ACCUMULATION = re.compile(r"(?:torch::autograd::)?AccumulateGrad")
 #: Matches the collectives of programs in which a rank updates only a part of each parameter, or some parameters.
