@@ -65,10 +65,13 @@ def make_step_bars(step: StepSummary, capture: str, *, on_cpu: bool = False) -> 
     return _combine_small_parts(StepBars(names, rows, f"In {'a step' if several else length}:", capture=capture))
 
 
-def make_account_bars(account: StepAccount, capture: str) -> StepBars:
-    """Returns a bar from the attainable step to the step, parted by cause.
+def make_account_bars(account: StepAccount, length: str, capture: str) -> StepBars:
+    """Returns a bar from the attainable step to the step, parted by cause; a negative part is in its note.
 
-    A negative unexplained part is not drawn. Its note says so.
+    Args:
+        account: the account of the step.
+        length: the length of the step, as the report states it.
+        capture: the title of the capture.
     """
     names = (ATTAINABLE, EXCESS, REDUNDANT, LAUNCHING, COMMUNICATION, UNEXPLAINED)
     totals = dict.fromkeys(names, 0.0)
@@ -77,8 +80,8 @@ def make_account_bars(account: StepAccount, capture: str) -> StepBars:
     excess_ms = -min(totals[UNEXPLAINED], 0.0)
     note = f"The parts of the replayed step are {format_ms(excess_ms)} longer than the step." if excess_ms else ""
     drawn = {name: ms for name, ms in totals.items() if ms >= MIN_PART_MS}
-    title = f"From attainable to today's {format_ms(account.step_ms)}:"
-    return StepBars(tuple(drawn), (Bar("", tuple(drawn.values())),), title, note, capture)
+    bar = Bar("", tuple(drawn.values()))
+    return StepBars(tuple(drawn), (bar,), f"From attainable to today's {length}:", note, capture)
 
 
 def round_account(account: StepAccount) -> dict[str, float]:

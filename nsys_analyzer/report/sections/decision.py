@@ -103,7 +103,7 @@ def _describe_step(capture: CaptureSummary) -> Iterator[Block]:
         return
     yield Answer(_describe_length(capture, step), title)
     if capture.account:
-        yield make_account_bars(capture.account, title)
+        yield make_account_bars(capture.account, format_step_length(step), title)
         if limits := describe_limits_of_account(capture.account):
             yield Paragraph(limits, title)
     if bars := make_step_bars(step, title, on_cpu=capture.on_cpu):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from nsys_analyzer.analysis.operators.account import OperatorRow, StepAccount, fold_rows
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.errors import RECORD_COMMAND
-from nsys_analyzer.report.evidence import CAUSE_WORDS
+from nsys_analyzer.report.evidence import CAUSE_WORDS, format_step_length
 from nsys_analyzer.report.model import Answer, Block, Details, Field, Paragraph, Table, make_table
 from nsys_analyzer.report.sections.bars import ATTAINABLE, EXCESS, REDUNDANT, UNEXPLAINED, round_account
 from nsys_analyzer.report.units import format_ms
@@ -19,6 +19,9 @@ _FIRST_ROWS, _MAX_ROWS = 5, 30
 _MAX_ANSWERED_CAUSES = 3
 #: An operator is listed if its excess, or its time without an expectation, is at least this share of the step.
 _MIN_ROW_SHARE = 0.001
+#: The first screen names a share of the kernel time without an expectation, and an unexplained share of the step, from
+#: these shares on.
+_MIN_NAMED_SHARE, _MIN_UNEXPLAINED_SHARE = 0.01, 0.05
 _WORDS = {ATTAINABLE: "attainable time", "operators": EXCESS, "redundant": REDUNDANT, UNEXPLAINED: UNEXPLAINED}
 _WORDS |= {cause: words for cause, words in CAUSE_WORDS.items() if cause not in _WORDS}
 
@@ -29,14 +32,20 @@ def format_attainable(account: StepAccount) -> str:
 
 
 def describe_limits_of_account(account: StepAccount) -> str:
-    """Returns a sentence on what limits the attainable time; empty if nothing does."""
+    """Returns what limits the attainable time and the parts above it; empty if nothing does."""
     clauses = []
     if account.is_scaled:
         clauses.append(f"is scaled by data sheets from times that were measured on {account.measured_on}")
-    unknown = rounded_percent(1 - account.expected_share)
-    if unknown != rounded_percent(0):
-        clauses.append(f"contains {unknown} of the kernel time as measured, because it has no expectation")
-    return f"The attainable time {' and '.join(clauses)}." if clauses else ""
+    if 1 - account.expected_share >= _MIN_NAMED_SHARE:
+        share = rounded_percent(1 - account.expected_share)
+        clauses.append(f"contains {share} of the kernel time as measured, because it has no expectation")
+    sentences = [f"The attainable time {' and '.join(clauses)}."] if clauses else []
+    unexplained_ms = round_account(account).get(UNEXPLAINED, 0.0)
+    if unexplained_ms >= _MIN_UNEXPLAINED_SHARE * account.step_ms:
+        sentences.append(
+            f"The replayed step is {format_ms(unexplained_ms)} shorter than the step: they are unexplained."
+        )
+    return " ".join(sentences)
 
 
 def explain_missing_account(capture: CaptureSummary) -> tuple[str, str] | None:
@@ -61,7 +70,8 @@ def answer_operators(capture: CaptureSummary) -> Iterator[Block]:
             why, command = reason
             yield Answer(phrase("{} `{}` records them.", why, command) if command else why, title)
         return
-    yield Answer(_summarize_account(account), title)
+    length = format_step_length(capture.step) if capture.step else format_ms(account.step_ms)
+    yield Answer(_summarize_account(account, length), title)
     yield _tabulate_account(account, title)
     rows = fold_rows(account.operators, lambda row: (row.operator, row.shapes, row.line))
     least_ms = _MIN_ROW_SHARE * account.step_ms
@@ -87,14 +97,14 @@ def answer_operators(capture: CaptureSummary) -> Iterator[Block]:
     yield Details("More operators, and what the terms mean", tuple(folded_blocks), title)
 
 
-def _summarize_account(account: StepAccount) -> str:
+def _summarize_account(account: StepAccount, length: str) -> str:
     """Returns the attainable time and the largest parts above it."""
     parts = round_account(account)
     attainable = format_ms(parts.pop(ATTAINABLE, 0.0))
     causes = sorted((cause for cause in parts if parts[cause] > 0), key=lambda cause: -parts[cause])
     largest = [f"{_WORDS[cause]} ({format_ms(parts[cause])})" for cause in causes[:_MAX_ANSWERED_CAUSES]]
     rest = f" The largest {plural(len(largest), 'part')} above it: {join_names(largest)}." if largest else ""
-    return f"Of {format_ms(account.step_ms)} a step, about {attainable} are attainable on this GPU.{rest}"
+    return f"Of {length} a step, about {attainable} are attainable on this GPU.{rest}"
 
 
 def _tabulate_account(account: StepAccount, title: str) -> Table:
