@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nsys_analyzer.analysis.comparison.comparison import DEFAULT_THRESHOLD
 from nsys_analyzer.analysis.comparison.pairs import compare_runs
@@ -17,6 +17,7 @@ from nsys_analyzer.analysis.what_if import WhatIfQuestion, answer_all
 from nsys_analyzer.cli.confined_reader import ConfinedReader
 from nsys_analyzer.cli.kernels import list_kernels
 from nsys_analyzer.cli.modules import NO_MODULES
+from nsys_analyzer.cli.operators import list_operators, operators_data
 from nsys_analyzer.experiments.evidence import load_runs, make_evidence
 from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.inputs.saved_reports import GENERATOR
@@ -52,7 +53,8 @@ class Tools:
         """Makes tools that read files only inside the given folders, and whose errors have the given type."""
         self._reader, self._error_type = ConfinedReader(folders, error_type), error_type
         self.reading = (
-            self.explain, self.ask, self.figures, self.check, self.kernels, self.modules, self.compare, self.what_if,
+            self.explain, self.ask, self.figures, self.check, self.kernels, self.modules, self.operators, self.compare,
+            self.what_if,
         )  # fmt: skip
         self.running = (self.capture, self.verify)
 
@@ -87,6 +89,11 @@ class Tools:
             section = modules_section(evidence.captures)
         return _to_markdown(Report("The modules", (section,))) if section.blocks else str(NO_MODULES)
 
+    def operators(self, path: _Paths, by: Literal["operator", "module", "line"] = "operator", top: int = 10) -> str:
+        """Lists the operators, modules or lines of a step with the most kernel time above their attainable time."""
+        with self._load(path) as evidence:
+            return _to_json(operators_data(list_operators(evidence.captures, by, top)))
+
     def compare(self, before: str, after: str) -> str:
         """Compares two captures or folders of runs: what changed, whether by chance, and what explains the change."""
         with self._reader.open_copies([before, after]) as (copy_before, copy_after):
@@ -96,12 +103,15 @@ class Tools:
 
     def what_if(
         self, path: _Paths, classes: dict[str, float] | None = None, ranges: dict[str, float] | None = None,
-        launches: float | None = None,
+        launches: float | None = None, operators: dict[str, float | None] | None = None,
     ) -> str:  # fmt: skip
-        """Predicts a step if kernel classes, ranges or launches take a multiple of their time, where 0 removes them."""
-        question = WhatIfQuestion(classes or {}, ranges or {}, launches)
+        """Predicts a step if kernel classes, ranges, launches or operators take a multiple of their time.
+
+        The factor 0 removes them. The factor null shortens an operator to its attainable time.
+        """
+        question = WhatIfQuestion(classes or {}, ranges or {}, launches, operators=operators or {})
         if question == WhatIfQuestion():
-            raise self._error_type("Give a change: classes, ranges or launches")
+            raise self._error_type("Give a change: classes, ranges, launches or operators")
         with self._load(path) as evidence:
             answers = to_plain_data(list(answer_all(evidence.captures, question)))
         return _to_json({"schema_version": SCHEMA_VERSION, "generator": GENERATOR, "what_if": answers})

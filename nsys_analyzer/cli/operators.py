@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from nsys_analyzer.errors import RECORD_COMMAND, CannotAnswerError
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.operators.account import OperatorRow
+    from nsys_analyzer.analysis.summary.summary import CaptureSummary
     from nsys_analyzer.configuration import Run
     from nsys_analyzer.trace.phase_names import PhaseNames
 
@@ -42,32 +43,60 @@ def operators(trace: Path, by: str, top: int | None, output_format: str, names: 
     The excess of an operator is its measured time above its attainable time. The largest excess comes first. The
     operators are known if nsys-analyze run recorded TRACE. TRACE is a capture or a folder of captures.
     """
-    from nsys_analyzer.analysis.operators.account import fold_rows
     from nsys_analyzer.inputs.gather import gather
     from nsys_analyzer.report.renderers.terminal import print_table
-    from nsys_analyzer.report.sections.operators import explain_missing_account, tabulate_operators
+    from nsys_analyzer.report.sections.operators import tabulate_operators
 
     captures = gather((trace,), names=names, overrides=configuration, tell=tell).captures
+    try:
+        tables = list_operators(captures, by, top)
+    except CannotAnswerError as error:
+        if output_format != "text":
+            raise
+        click.echo(f"{error.message}. Record them with: {error.hint}" if error.hint else error.message)
+        return
+    if output_format == "text":
+        for capture, rows in tables:
+            caption = f"{f'{capture.title}: ' if len(tables) > 1 else ''}ms per step, the largest excess first:"
+            print_table(tabulate_operators(rows, caption, capture.title, by))
+    elif output_format == "json":
+        print_json(operators_data(tables))
+    else:
+        print_csv(operators_data(tables), ())
+
+
+#: The rows of each capture.
+_Tables = list[tuple["CaptureSummary", tuple["OperatorRow", ...]]]
+
+
+def list_operators(captures: Sequence[CaptureSummary], by: str, top: int | None) -> _Tables:
+    """Returns the captures whose operators are known, with a row for each operator, module or line.
+
+    Args:
+        captures: the captures.
+        by: what has a row: ``operator``, ``module`` or ``line``.
+        top: the largest number of rows of each capture, those with the largest excess; None returns all.
+
+    Raises:
+        CannotAnswerError: no capture has operators with attainable times.
+    """
+    from nsys_analyzer.analysis.operators.account import fold_rows
+    from nsys_analyzer.report.sections.operators import explain_missing_account
+
     tables = [
         (capture, fold_rows(capture.account.operators, _KEYS[by])[:top]) for capture in captures if capture.account
     ]
     if not tables:
-        reasons = [reason for capture in captures if (reason := explain_missing_account(capture))]
-        why, needs = reasons[0] if reasons else (f"The operators of {trace} are not known.", RECORD_COMMAND)
-        if output_format != "text":
-            raise CannotAnswerError(why.removesuffix("."), needs)
-        click.echo(f"{why} Record them with: {needs}" if needs else why)
-        return
-    rows: list[dict[str, Any]] = [
+        reasons = (reason for capture in captures if (reason := explain_missing_account(capture)))
+        why, needs = next(reasons, ("What each operator should cost is not known.", RECORD_COMMAND))
+        raise CannotAnswerError(why.removesuffix("."), needs)
+    return tables
+
+
+def operators_data(tables: _Tables) -> list[dict[str, Any]]:
+    """Returns the rows of all captures as plain data."""
+    return [
         {"capture": capture.name, "process": capture.process or "", **asdict(row)}
-        for capture, table in tables
-        for row in table
+        for capture, rows in tables
+        for row in rows
     ]
-    if output_format == "json":
-        print_json(rows)
-    elif output_format == "csv":
-        print_csv(rows, ())
-    else:
-        for capture, table in tables:
-            caption = f"{f'{capture.title}: ' if len(tables) > 1 else ''}ms per step, the largest excess first:"
-            print_table(tabulate_operators(table, caption, capture.title, by))

@@ -22,7 +22,7 @@ from tests.support.pages import unpack_ranks
 
 RealCapture = Callable[[str], Path]
 #: The tools that run nothing.
-READING = ["explain", "ask", "figures", "check", "kernels", "modules", "compare", "what_if"]
+READING = ["explain", "ask", "figures", "check", "kernels", "modules", "operators", "compare", "what_if"]
 
 
 def called(folder: Path, calls: Sequence[tuple[str, dict[str, Any]]], *options: str) -> tuple[list[str], list[Any]]:
@@ -47,7 +47,7 @@ def test_an_agent_asks(real_capture: RealCapture) -> None:
     before, after = (
         f"{ROOT}/examples/benches/compile/captures/small_ctx256_train_fp32{end}" for end in ("", "_compile")
     )
-    names, (explained, asked, figures, claims, kernels, modules, what_if, few) = called(
+    names, (explained, asked, figures, claims, kernels, modules, operators, what_if, few) = called(
         Path(path).parent,
         [
             ("explain", {"path": path, "budget": 900}),
@@ -56,6 +56,7 @@ def test_an_agent_asks(real_capture: RealCapture) -> None:
             ("check", {"path": path, "text": "gpu_busy_ms phase=forward = 9.0 ms"}),
             ("kernels", {"path": path, "phase": "forward", "kernel_class": "matmul", "top": 1}),
             ("modules", {"path": path}),
+            ("operators", {"path": path}),
             ("what_if", {"path": path, "classes": {"matmul": 0.5}}),
             ("ask", {"path": path, "questions": ["gpu_busy phase=forward"]}),
         ],
@@ -73,6 +74,7 @@ def test_an_agent_asks(real_capture: RealCapture) -> None:
     assert [one["holds"] for one in claims["claims"]] == [True]
     assert [(one["class"], one["launches"]) for one in kernels] == [("matmul", 84)]
     assert "nsys-analyze run --modules -- python train.py" in modules
+    assert "no operators were recorded. nsys-analyze run -- python train.py" in operators
     assert what_if["what_if"][0]["changes"] == ["matmul × 0.5"]
     assert "Did you mean gpu_busy_ms?" in few
 
