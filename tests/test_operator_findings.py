@@ -230,12 +230,12 @@ def images(strides: tuple[int, ...] | None, us: float = 1_000) -> StepsToExplain
 
 
 def test_images_that_are_not_channels_last() -> None:
-    """50 to 90 % of the time above the attainable time of both operators is saved."""
+    """65 to 100 % of the time above the attainable time of both operators is saved."""
     steps = images(None)
     candidate = only(rules.find_memory_format, steps)
     excess_us = 2_000 - float(steps.operators.attainable_ns.sum()) / US
     assert excess_us > 1_000
-    assert saved_us(steps, candidate) == pytest.approx([0.5 * excess_us, 0.9 * excess_us])
+    assert saved_us(steps, candidate) == pytest.approx([0.65 * excess_us, excess_us])
     assert "channels_last" in text_of(candidate)
 
 
@@ -293,6 +293,22 @@ def test_a_value_that_is_read_outside_of_a_chain_is_written() -> None:
 def test_a_chain_takes_at_least_the_time_of_its_inputs_and_outputs() -> None:
     """Reading and writing 2 · 64 MiB takes longer than the two longest operators, of 2 µs each."""
     assert [*rules.find_unfused_chains(chain(1, 2, 2).case(lasting=[3]))] == []
+
+
+@pytest.mark.parametrize(("us", "groups"), [((300, 300, 300), [""]), ((900, 100, 100), ["Gelu"])])
+def test_chains_of_several_classes_are_one_finding_unless_one_class_stands_out(
+    us: tuple[float, ...], groups: list[str]
+) -> None:
+    """Fusing saves a third in each class, or 9 of 11 parts in one class; the others save too little for a finding."""
+    steps = OperatorSteps().call("mm", *[tensor(4096, 4096)] * 2, out=[tensor(4096, 4096)], us=10_000)
+    for number, (time, name) in enumerate(zip(us, ("Gelu", "Norm", "Rope"), strict=True)):
+        for value in (10 * number, 10 * number + 1):
+            steps.call(
+                "exp", LARGE, out=[LARGE], us=time, reads=[value], writes=[value + 1], module=f"m.{name}: {name}"
+            )
+    found = [*rules.find_unfused_chains(steps.case(lasting=[2, 12, 22]))]
+    assert [one.figures.place for one in found] == groups
+    assert "torch.compile(model)" in text_of(found[0])
 
 
 def gated(*, needs_gate: bool) -> StepsToExplain:

@@ -166,7 +166,7 @@ def describe_memory_format(figures: MemoryFormatFigures) -> FindingTexts:
             *_say_operators(figures)[:2],
         ),
         derivation=f"The step is replayed without {rounded_percent(least)} to {rounded_percent(most)} of the time of "
-        "these operators above their attainable time. A ResNet-50 in bf16 on an H100 saved 73 %.",
+        "these operators above their attainable time. A ResNet-50 in bf16 on an H100 saved 87 %.",
         remedy=(
             "model = model.to(memory_format=torch.channels_last)",
             "images = images.to(memory_format=torch.channels_last)",
@@ -214,7 +214,7 @@ def describe_unfused_chains(figures: UnfusedChainsFigures) -> FindingTexts:
     moved_gb, needed_gb = figures.moved_bytes / 1e9, figures.needed_bytes / 1e9
     title, remedy = "Chains of operators are not fused", list[str]()
     for operators, name, line in _FUSED_FUNCTIONS:
-        if not remedy and operators.issubset(names):
+        if figures.place and not remedy and operators.issubset(names):
             title, remedy = f"{name} is computed by separate operators", [line]
     if figures.module:
         remedy.append("model = torch.compile(model)  # or block.compile() for each block: it compiles faster")
