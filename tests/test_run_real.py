@@ -79,7 +79,7 @@ def test_the_whole_way(on_cpu: Sweep) -> None:
     assert ended.stdout.splitlines()[-1] == "runs/report.md"
     place = folder / "runs" / NAME
     assert {path.name for path in place.iterdir()} == {
-        "capture.json.gz", "manifest.json", "target.log",
+        "capture.json.gz", "capture.operators.gz", "manifest.json", "target.log",
     }  # fmt: skip
     report = (folder / "runs/report.md").read_text()
     assert NAME in report
@@ -94,6 +94,7 @@ def test_the_manifest_says_what_flops_need(on_cpu: Sweep) -> None:
     assert (model.d_model, model.d_ff, model.num_layers, model.num_heads, model.vocab_size) == (64, 128, LAYERS, 4, 500)
     assert (said.context_length, said.batch_size, said.warmup_steps, said.steps) == (32, 4, 1, 3)
     assert said.torch
+    assert said.operators == ("capture.operators.gz",)
     assert said.command
     assert said.command.startswith("python -m profiling_targets.transformer --model small --context-length 32")
 
@@ -327,6 +328,28 @@ def test_the_recorders_agree(on_gpu: dict[str, CaptureSummary]) -> None:
         assert ours[name].instances == phase.instances == 5
         assert ours[name].kernels_per_instance == phase.kernels_per_instance
         assert ours[name].kernel_time_ms.mean == pytest.approx(phase.kernel_time_ms.mean, rel=0.03)
+
+
+@pytest.mark.gpu
+@pytest.mark.nsys
+def test_each_kernel_of_the_operator_step_on_a_gpu_has_its_call(nsys: Nsys, tmp_path: Path) -> None:
+    if not count_gpus():
+        pytest.skip("no GPU on this machine")
+    ended = command(tmp_path, "run", *TINY, "--steps", "3", "--profiler", "nsys", NSYS=str(nsys.path))
+    assert ended.returncode == 0, ended.stderr
+    trace = Trace.load(tmp_path / "runs" / NAME / "capture.sqlite")
+    (step,) = trace.operator_steps.values()
+    assert not any("nsys-analyze" in name for name in trace.ranges.names)
+    assert (step.call >= 0).all()
+    assert len(step.operation) * 3 == len(trace.operations)  # the three measured steps do the same work
+    matmuls = ("aten::mm", "aten::bmm")
+    forward = step.calls.in_phase("forward")
+    calls = [
+        index
+        for index in set(step.call.tolist())
+        if forward[index] and step.calls.signatures[step.calls.signature[index]].name in matmuls
+    ]
+    assert len(calls) == PRODUCTS
 
 
 @pytest.mark.gpu
