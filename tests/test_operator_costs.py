@@ -184,6 +184,9 @@ ATTENTION = [
     # A window of 31 earlier keys: 32 for each query.
     (cost("flash_attn::_flash_attn_forward", bf16(1, 128, 1, 64), bf16(1, 128, 1, 64), bf16(1, 128, 1, 64), "0.0",
           "0.125", "True", "31", "0"), 256 * 128 * 32, 2 * 64 * 4 * 128),
+    # Without a causal mask, 16 earlier and 15 later keys: 32 for each query.
+    (cost("flash_attn::_flash_attn_forward", bf16(1, 128, 1, 64), bf16(1, 128, 1, 64), bf16(1, 128, 1, 64), "0.0",
+          "0.125", "False", "16", "15"), 256 * 128 * 32, 2 * 64 * 4 * 128),
     # Backward: five matmuls instead of two. Four tensors have the shape of the queries, and four that of the keys.
     (cost("_scaled_dot_product_flash_attention_backward", QUERY, QUERY, KEY, KEY, QUERY, fp32(2, 8, 128), "None",
           "None", "128", "128", "0.0", "False"), 5 * 128 * SCORES, 2 * (4 * 131072 + 4 * 32768) + 4 * 2048),

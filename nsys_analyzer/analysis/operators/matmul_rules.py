@@ -249,7 +249,7 @@ class _Attention(NamedTuple):
         tokens: the dimension of the tokens; the heads are the other one of the dimensions 1 and 2 of four.
         offsets: the position of the offsets of sequences that are packed one after the other, or None.
         ends_at_last: whether the last query sees all keys if there are fewer queries than keys.
-        window: the position of the number of earlier keys that a query sees; -1 is all.
+        window: the position of the number of earlier keys that a query sees; -1 is all. That of later keys follows.
         pages: the position of the table of pages, or None. It does not tell how many pages are in use.
         written: the positions of tensors that the operator writes, although they are arguments.
     """
@@ -279,20 +279,19 @@ class _Attention(NamedTuple):
             triangle = min(queries, keys) ** 2 / 2
             has_only_triangle = (keys >= queries) != (self.ends_at_last or causal == 2)
             pairs = triangle if has_only_triangle else pairs - triangle
-        if self.window is not None and (window := int(call.value(self.window, -1))) >= 0:
-            pairs = min(pairs, queries * (window + 1))
+        if self.window is not None:
+            earlier, later = int(call.value(self.window, -1)), 0 if causal else int(call.value(self.window + 1, -1))
+            pairs = min(pairs, queries * (earlier + 1 + later)) if min(earlier, later) >= 0 else pairs
         return batch * heads * pairs
 
 
-def _attention(positions: _Attention, key_matmuls: int, value_matmuls: int, last_like_output: int) -> Rule:
+def _attention(positions: _Attention, *, is_backward: bool) -> Rule:
     """Makes the rule of an attention operator.
 
-    Args:
-        positions: the positions of its arguments.
-        key_matmuls: the number of matmuls over the scores whose other side is as wide as a key.
-        value_matmuls: the number of matmuls over the scores whose other side is as wide as a value.
-        last_like_output: the number of tensors after the query that also have the shape of an output.
+    The forward pass multiplies queries with keys, and scores with values. The backward pass computes the scores again,
+    and the gradients of the values, the scores, the queries and the keys.
     """
+    key_matmuls, value_matmuls = (3, 2) if is_backward else (1, 1)
 
     def count_flops(call: Call) -> float:
         key, value = call.tensor(positions.query + 1), call.tensor(positions.query + 2)
@@ -303,7 +302,7 @@ def _attention(positions: _Attention, key_matmuls: int, value_matmuls: int, last
         written = call.tensors(*positions.written) if positions.written else []
         return call.count_bytes(call.tensors()) - call.count_bytes(written)
 
-    outputs = size_of(*range(positions.query, positions.query + last_like_output + 1))
+    outputs = size_of(*range(positions.query, positions.query + (3 if is_backward else 1)))
     return Rule("attention", count_read, outputs if positions.written else outputs_or(outputs), count_flops)
 
 
@@ -379,15 +378,13 @@ def _make_template_rule(name: str) -> Rule | None:
     return Rule("matmul", bytes_of(), written, count_matmul) if "mm" in name else None
 
 
-#: The rules of operators that multiply, by the name of the operator. The forward pass of attention multiplies queries
-#: with keys, and scores with values. The backward pass computes the scores again, and the gradients of the values, the
-#: scores, the queries and the keys.
+#: The rules of operators that multiply, by the name of the operator.
 MATMUL_RULES: dict[str, Rule] = {
     **{f"aten::{name}": rule for name, rule in _MATMULS.items()},
     **{f"aten::{name}": _convolution(positions) for name, positions in _CONVOLUTIONS.items()},
     "aten::convolution_backward": _make_convolution_backward(),
-    **{name: _attention(positions, 1, 1, 0) for name, positions in _ATTENTION.items()},
-    **{name: _attention(positions, 3, 2, 2) for name, positions in _ATTENTION_BACKWARD.items()},
+    **{name: _attention(positions, is_backward=False) for name, positions in _ATTENTION.items()},
+    **{name: _attention(positions, is_backward=True) for name, positions in _ATTENTION_BACKWARD.items()},
     "aten::_cudnn_rnn": _layers(1, 1),
     "aten::_cudnn_rnn_backward": _layers(2, 1),
     "aten::_native_multi_head_attention": _layers(1, 5, 7, attends=True),
