@@ -36,6 +36,8 @@ _SIMILAR_PRECISIONS = {"fp4": ("fp8", "bf16"), "fp8": ("bf16",), "fp16": ("bf16"
 _SMALL_HEAD = 64
 #: The kinds in which good implementations differ by the words in an operator's name.
 _DIVIDED_KINDS = {"norm": ("batch norm", "group norm"), "reduction": ("pool",)}
+#: An operator is compared with those that have less work by at most this factor.
+_SIMILAR_WORK = 1.5
 _NS_PER_US = 1e3
 
 
@@ -48,12 +50,16 @@ class Curve:
 
     @classmethod
     def of(cls, points: Iterable[tuple[float, float]]) -> Curve:
-        """Makes the curve of measured amounts and times. It leaves out each time that a larger amount does not need."""
-        fastest: list[tuple[float, float]] = []
-        for amount, ns in sorted(points, key=lambda point: (-point[0], point[1])):
-            if not fastest or ns < fastest[-1][1]:
-                fastest.append((amount, ns))
-        return cls(*np.array(fastest[::-1]).T)
+        """Makes the curve of measured amounts and times, in any order.
+
+        An operator does not need more time than one with more work, and not more time than a slightly smaller one in
+        proportion. Operators of a class that a GPU executes worse are thus left out.
+        """
+        amount, ns = np.array(sorted(points), np.float64).T
+        ratio = amount[:, np.newaxis] / amount
+        is_similar = (ratio >= 1) & (ratio < _SIMILAR_WORK)
+        ns = np.where(is_similar, ns * ratio, np.inf).min(axis=1)
+        return cls(amount, np.minimum.accumulate(ns[::-1])[::-1])
 
     def time_ns(self, amount: float) -> float:
         """Returns the time for an amount of work.

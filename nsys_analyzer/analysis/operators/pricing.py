@@ -12,14 +12,14 @@ import numpy as np
 
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.kernels.classes import find_precision_rule
-from nsys_analyzer.analysis.operators.attainable import AttainableRates, find_attainable_rates
+from nsys_analyzer.analysis.operators.attainable import COMPUTE_KINDS, AttainableRates, find_attainable_rates
 from nsys_analyzer.analysis.operators.costs import Cost, estimate_cost
 from nsys_analyzer.analysis.operators.matching import OperatorWork
 from nsys_analyzer.analysis.operators.operands import Call
 from nsys_analyzer.analysis.operators.redundancy import Redundancy, find_redundant_calls
 from nsys_analyzer.analysis.steps.lines import MAX_LINES, MIN_LINE_SHARE, Line, quote_source
 from nsys_analyzer.analysis.steps.study import Study
-from nsys_analyzer.trace.arrays import Bools, Floats, Ints, SmallInts
+from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.operator_calls import OperatorCalls
 from nsys_analyzer.trace.schema import NS_PER_MS
 
@@ -126,17 +126,16 @@ def price_operators(study: Study, work: OperatorWork) -> PricedOperators:
     calls, call = work.calls, work.call[study.operations.trace_index]
     rates = find_attainable_rates(study.gpu)
     is_known = call != NONE
-    in_tf32 = _find_signatures_in_tf32(study, calls.signature[call[is_known]], study.operations.kernel[is_known])
-    estimated_costs = (estimate_cost(signature) for signature in calls.signatures)
-    costs = tuple(
-        cost._replace(precision="tf32") if cost and cost.precision == "fp32" and number in in_tf32 else cost
-        for number, cost in enumerate(estimated_costs)
-    )
+    costs = [estimate_cost(signature) for signature in calls.signatures]
+    for number, precision in _find_precisions(study, calls.signature[call[is_known]], is_known).items():
+        if (cost := costs[number]) and cost.kind in COMPUTE_KINDS and cost.precision == "fp32":
+            costs[number] = cost._replace(precision=precision)
     attainable_of_signature = find_attainable_times(calls, costs, rates)
     exposed_ns = study.operations.exposed_ns[is_known]
     measured_ns = np.bincount(call[is_known], exposed_ns, len(calls)) / study.steps
     attainable_ns = np.append(attainable_of_signature, np.nan)[calls.signature]
-    return PricedOperators(study, calls, call, costs, measured_ns, attainable_ns, rates, find_redundant_calls(calls))
+    redundant = find_redundant_calls(calls)
+    return PricedOperators(study, calls, call, tuple(costs), measured_ns, attainable_ns, rates, redundant)
 
 
 def find_attainable_times(calls: OperatorCalls, costs: Sequence[Cost | None], rates: AttainableRates | None) -> Floats:
@@ -148,11 +147,17 @@ def find_attainable_times(calls: OperatorCalls, costs: Sequence[Cost | None], ra
     return np.array(times, np.float64)
 
 
-def _find_signatures_in_tf32(study: Study, signature: Ints, kernel: SmallInts) -> frozenset[int]:
-    """Returns the signatures that multiply in TF32, given the signature and the kernel of each operation.
+def _find_precisions(study: Study, signature: Ints, is_known: Bools) -> Mapping[int, str]:
+    """Returns the precision in which the kernels of a signature multiply, if their names tell it.
 
-    The tensors of such operators are in fp32. Only the names of the kernels show TF32.
+    Tensors in fp32 may be multiplied in TF32, which only the names of the kernels show.
+
+    Args:
+        study: the studied steps.
+        signature: the signature of each operation that belongs to a call.
+        is_known: shape (operations of the study,), True for the operations that belong to a call.
     """
     rules = [find_precision_rule(name) for name in study.kernels]
-    is_tf32 = np.array([*(rule is not None and rule.precision == "tf32" for rule in rules), False])
-    return frozenset(np.unique(signature[is_tf32[kernel]]).tolist())
+    precisions = {code: rule.precision for code, rule in enumerate(rules) if rule and rule.precision}
+    pairs = dict.fromkeys(zip(signature.tolist(), study.operations.kernel[is_known].tolist(), strict=True))
+    return {number: precisions[code] for number, code in pairs if code in precisions}
