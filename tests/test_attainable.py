@@ -26,6 +26,7 @@ from nsys_analyzer.experiments import attainable
 from nsys_analyzer.inputs.rows import ROWS_FILE
 from nsys_analyzer.trace.metadata import Gpu
 from nsys_analyzer.trace.operator_calls import Signature, Tensor
+from tests.support.operator_calls import OperatorSteps, tensor
 from tests.support.rows import page, typed_row
 
 ROOT = Path(__file__).parent.parent
@@ -143,6 +144,28 @@ def test_classes() -> None:
         "batch norm", "norm",
     )  # fmt: skip
     assert find_classes(Cost("copy", "bf16", 1, 1)) == ("copy",)
+
+
+@pytest.mark.parametrize(
+    ("operator", "kernel", "precision"),
+    [
+        ("mm", "sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize128x64x16", "tf32"),
+        ("mm", "sm80_xmma_gemm_f32f32_f32f32_f32_nt_n_tilesize64x64x8", "fp32"),
+        ("mm", "a_kernel_that_does_not_tell", "fp32"),
+        ("relu", "vectorized_elementwise_kernel<4, relu, tf32>", "fp32"),  # it does not multiply
+    ],
+)
+def test_operators_in_fp32_have_the_precision_of_their_kernels(operator: str, kernel: str, precision: str) -> None:
+    square = tensor(8192, 8192, dtype="float32")
+    steps = OperatorSteps().call(
+        operator, *(square, square)[: 2 if operator == "mm" else 1], out=[square], kernel=kernel
+    )
+    operators = steps.case().operators
+    assert operators
+    (cost,) = operators.costs
+    assert cost
+    assert cost.precision == precision
+    assert operators.attainable_ns[0] == rates_of("NVIDIA H200").time_ns(cost)
 
 
 # --- the bench
