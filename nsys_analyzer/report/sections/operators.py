@@ -42,9 +42,8 @@ def describe_limits_of_account(account: StepAccount) -> str:
     sentences = [f"The attainable time {' and '.join(clauses)}."] if clauses else []
     unexplained_ms = round_account(account).get(UNEXPLAINED, 0.0)
     if unexplained_ms >= _MIN_UNEXPLAINED_SHARE * account.step_ms:
-        sentences.append(
-            f"The replayed step is {format_ms(unexplained_ms)} shorter than the step: they are unexplained."
-        )
+        difference = format_ms(unexplained_ms)
+        sentences.append(f"The replayed step is {difference} shorter than the step, so {difference} are unexplained.")
     return " ".join(sentences)
 
 
