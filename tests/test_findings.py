@@ -42,6 +42,7 @@ from nsys_analyzer.analysis.findings.waits import (
 from nsys_analyzer.analysis.steps.step import IdleTime
 from nsys_analyzer.analysis.summary.complete import complete_captures, diagnose_capture
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.configuration import CompiledCode, Run
 from nsys_analyzer.report.facts import say
 from nsys_analyzer.report.finding_texts import TEXTS, ranks, write_finding
 from nsys_analyzer.text import plain
@@ -593,6 +594,48 @@ def test_every_reason_for_missing_findings_is_explained() -> None:
     sentences = [plain(say(reason)) for reason in REASONS]
     assert len(set(sentences)) == len(sentences)
     assert all(sentence.endswith(".") for sentence in sentences)
+
+
+# --- compiled programs
+
+
+def diagnose_compiled(steps: Steps, compiled: CompiledCode | None, **idle_ms: float) -> tuple[Finding, ...]:
+    """The findings of steps whose manifest has these graph breaks and recompilations."""
+    run = Run(compiled=compiled)
+    (capture,) = complete_captures((replace(steps.capture(**idle_ms), run=run),))
+    assert capture.diagnosis
+    return tuple(map(write_finding, capture.diagnosis.findings))
+
+
+def test_graph_breaks_explain_why_the_gpu_waits_for_launches() -> None:
+    """Ten kernels of 1 µs are launched in 100 µs: 90 are idle. Graph breaks have the saving of launches, and reasons.
+
+    Without a graph break, and if the GPU is busy, nothing is said of them.
+    """
+    launches = Steps()
+    for _ in range(10):
+        launches.kernel(1)
+    broken = CompiledCode(graph_breaks={"model.py:7 in forward: print": 1, "model.py:9 in forward: .item()": 3})
+    (plain_finding,) = diagnose_compiled(launches, CompiledCode(), launch=0.09)
+    (found,) = diagnose_compiled(launches, broken, launch=0.09)
+    assert (plain_finding.id, found.id) == ("launch_bound", "graph_breaks")
+    assert (found.saves_ms_low, found.saves_ms_high) == (plain_finding.saves_ms_low, plain_finding.saves_ms_high)
+    assert plain(found.evidence[0], "`").endswith(
+        "(number of compilations): `model.py:9 in forward: .item()` 3×, `model.py:7 in forward: print` 1×."
+    )
+    busy = diagnose_compiled(Steps().kernel(100, BF16_GEMM), broken, launch=0.001)
+    assert "graph_breaks" not in [one.id for one in busy]
+
+
+@pytest.mark.parametrize(("pause_us", "found"), [(80_000, "recompilation"), (20_000, "host_stall")])
+def test_recompilations_explain_long_pauses(pause_us: float, found: str) -> None:
+    """A pause of 80 ms in each step may be a recompilation; one of 20 ms is too short."""
+    compiled = CompiledCode(recompiles={"model.py:5 in forward: size mismatch": 2})
+    steps = Steps().kernel(10, after=pause_us).kernel(10)
+    (finding,) = diagnose_compiled(steps, compiled, host=pause_us / 1e3)
+    assert finding.id == found
+    assert ("compiles" in plain(finding.evidence[0])) == (found == "recompilation")
+    assert [one.id for one in diagnose_compiled(steps, None, host=pause_us / 1e3)] == ["host_stall"]
 
 
 # --- laws

@@ -20,6 +20,7 @@ from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.steps.replay import Replay, replay_ranks
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
+from nsys_analyzer.configuration import CompiledCode
 from nsys_analyzer.text import StrOrText
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.schema import NS_PER_MS
@@ -186,6 +187,7 @@ class StepsToExplain:
         warned_lines: the lines that wait for the GPU according to a warning of PyTorch, and their number of waits in a
             step.
         operators: the calls of PyTorch's operators with their attainable times; None if they are unknown.
+        compiled: the graph breaks and recompilations of the program; None if it does not use torch.compile.
     """
 
     summary: StepSummary
@@ -198,6 +200,7 @@ class StepsToExplain:
     longest_step_ms: float = 0.0
     warned_lines: Mapping[str, int] = field(default_factory=dict)
     operators: PricedOperators | None = None
+    compiled: CompiledCode | None = None
 
     @property
     def has_data_flow(self) -> bool:

@@ -7,7 +7,7 @@ sentences from the figures.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,6 +70,11 @@ LEAST_IDLE_SHARE = 0.3
 #: Two waits with at most this number of calls between them count as one wait, since a CUDA graph would contain too few
 #: calls.
 _MAX_CALLS_BETWEEN_WAITS = 20
+#: The shortest pause that may contain a recompilation by torch.compile, ms. Tracing a function of a few operators takes
+#: longer than this.
+_SHORTEST_COMPILATION_MS = 50.0
+#: The maximum number of lines, with a wait, a graph break or a recompilation, that are named.
+_MAX_NAMED_LINES = 3
 
 
 @dataclass(frozen=True)
@@ -280,10 +285,6 @@ class HostSyncFigures(FindingFigures):
     warned_lines: tuple[tuple[str, int], ...]
 
 
-#: The maximum number of lines with a warning of PyTorch that are named. The lines that wait most often are named.
-_MAX_WARNED_LINES = 3
-
-
 def find_host_sync(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds synchronizations and device-to-host copies of a few scalars, in which the program waits for the GPU."""
     study = steps.study
@@ -307,7 +308,7 @@ def find_host_sync(steps: StepsToExplain) -> Iterator[Candidate]:
         """Returns the steps without the calls and the copies of the scalars."""
         return replay.without_calls(waiting).scale_work(without_scalars)
 
-    most_often = sorted(steps.warned_lines.items(), key=lambda line: -line[1])[:_MAX_WARNED_LINES]
+    most_often = _list_most_frequent(steps.warned_lines)
     figures = HostSyncFigures(
         study.calls_per_step(waits),
         distinct_names(study.api_names(waiting)),
@@ -317,7 +318,7 @@ def find_host_sync(steps: StepsToExplain) -> Iterator[Candidate]:
         steps.is_torch,
         steps.summary.is_pass,
         steps.trains,
-        tuple(most_often),
+        most_often,
     )
     yield Candidate("host_sync", figures, (remove_waits, remove_calls), Place("idle", "sync"))
 
@@ -342,6 +343,19 @@ class HostStallFigures(FindingFigures):
     off_cpu_share: float | None
 
 
+@dataclass(frozen=True)
+class RecompilationFigures(FindingFigures):
+    """The long pauses of a program that torch.compile compiles again in the measured steps.
+
+    Attributes:
+        stall: the pauses.
+        recompiles: the number of recompilations by the function and the reason, the most frequent reasons first.
+    """
+
+    stall: HostStallFigures
+    recompiles: tuple[tuple[str, int], ...]
+
+
 def find_host_stall(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds long pauses outside the input pipeline, in which the program makes no CUDA call and the GPU may idle."""
     study = steps.study
@@ -361,7 +375,16 @@ def find_host_stall(steps: StepsToExplain) -> Iterator[Candidate]:
         steps.off_cpu_share(stalls),
     )
     changes = tuple(_shorten_pauses(stalls, study.replay.pause_ns - pause_ns + ns) for ns in REMAINING_PAUSE_NS)
-    yield Candidate("host_stall", figures, changes, Place("idle", "host"))
+    recompiles = _list_most_frequent(steps.compiled.recompiles) if steps.compiled else ()
+    if recompiles and figures.longest_ms >= _SHORTEST_COMPILATION_MS:
+        yield Candidate("recompilation", RecompilationFigures(figures, recompiles), changes, Place("idle", "host"))
+    else:
+        yield Candidate("host_stall", figures, changes, Place("idle", "host"))
+
+
+def _list_most_frequent(counts: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """Returns the most frequent texts with their counts."""
+    return tuple(sorted(counts.items(), key=lambda item: -item[1])[:_MAX_NAMED_LINES])
 
 
 def _find_longest_ranges(codes: Ints, ns: Floats, ranges: Sequence[str]) -> tuple[str, ...]:
@@ -465,6 +488,21 @@ class LaunchBoundFigures(FindingFigures):
     idle_ms: float
 
 
+@dataclass(frozen=True)
+class GraphBreakFigures(FindingFigures):
+    """The graph breaks of a compiled program whose GPU waits for launches.
+
+    Attributes:
+        launches: the operations of the GPU and the time to launch them.
+        breaks: the number of lines at which torch.compile ends a graph.
+        reasons: the most frequent of these lines with their reasons, and their number of compilations.
+    """
+
+    launches: LaunchBoundFigures
+    breaks: int
+    reasons: tuple[tuple[str, int], ...]
+
+
 def find_launch_bound(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds steps in which the GPU is idle for at least 30 %, mostly because it waits for launches.
 
@@ -484,7 +522,12 @@ def find_launch_bound(steps: StepsToExplain) -> Iterator[Candidate]:
     operations = float(study.on_device.sum()) / study.steps
     gpu_us, program_us = (ms / max(operations, 1) * US_PER_MS for ms in (study.busy_ms, steps.step_ms))
     figures = LaunchBoundFigures(operations, gpu_us, program_us, idle_ms["launch"])
-    yield Candidate("launch_bound", figures, (free_launches, remove_pauses), Place("idle", "launch"))
+    changes, place = (free_launches, remove_pauses), Place("idle", "launch")
+    if steps.compiled and (breaks := steps.compiled.graph_breaks):
+        of_breaks = GraphBreakFigures(figures, len(breaks), _list_most_frequent(breaks))
+        yield Candidate("graph_breaks", of_breaks, changes, place)
+    else:
+        yield Candidate("launch_bound", figures, changes, place)
 
 
 def find_launching_calls(study: Study) -> Bools:

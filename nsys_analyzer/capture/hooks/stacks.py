@@ -29,6 +29,8 @@ from typing import Any
 
 from .ranges import RANK_PLACEHOLDER, Ranges
 
+#: The time between two samples, ns. A sample takes about 50 µs of CPU time, so 200 samples per second take about 1 %.
+#: Programs took 6 to 12 % more CPU time with 1,000 samples per second, and 11 to 20 % more with 2,000.
 PERIOD_NS = 5_000_000
 #: The switch interval of Python's global lock (GIL) during the sampling. With the default of 5 ms, a program would
 #: usually first reach a line that releases the lock, and this line would get the samples of all other lines.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nsys_analyzer.analysis.findings.diagnosis import GpuIdleFigures
@@ -18,14 +19,16 @@ from nsys_analyzer.analysis.findings.waits import (
     BetweenStepsFigures,
     DataLoadingFigures,
     DeviceToHostCopyFigures,
+    GraphBreakFigures,
     HostStallFigures,
     HostSyncFigures,
     LaunchBoundFigures,
     PageableCopyFigures,
+    RecompilationFigures,
 )
 from nsys_analyzer.analysis.steps.process import Cause
 from nsys_analyzer.report.units import format_bytes, format_count, format_ms, rounded, rounded_percent
-from nsys_analyzer.text import StrOrText, join_names, list_first, phrase, plural
+from nsys_analyzer.text import StrOrText, Text, join_names, list_first, phrase, plural
 from nsys_analyzer.trace.schema import NS_PER_MS, US_PER_MS
 
 
@@ -41,6 +44,12 @@ def _say_callers(callers: Sequence[Caller]) -> Iterator[str]:
     if callers:
         names = join_names([f"{caller.name} ({rounded(caller.calls)} per step)" for caller in callers])
         yield f"Backtraces show that these calls come from {names}."
+
+
+def _list_lines(sentence: str, counts: Sequence[tuple[str, int]]) -> Text:
+    """Returns a sentence that ends with lines of the program and their counts."""
+    lines = ", ".join(["`{}` {:,}×"] * len(counts))
+    return phrase(f"{sentence}: {lines}.", *(value for line in counts for value in line))
 
 
 def _say_ms_range(ns_range: tuple[int, int]) -> str:
@@ -159,9 +168,8 @@ def describe_host_sync(figures: HostSyncFigures) -> FindingTexts:
             )
     evidence += _say_callers(figures.callers)
     if figures.warned_lines:
-        lines = ", ".join(["`{}` {:,}×"] * len(figures.warned_lines))
-        sentence = f"PyTorch warns that the program waits for the GPU at these lines (waits per step): {lines}."
-        evidence.append(phrase(sentence, *sum(figures.warned_lines, ())))
+        sentence = "PyTorch warns that the program waits for the GPU at these lines (waits per step)"
+        evidence.append(_list_lines(sentence, figures.warned_lines))
     return FindingTexts(
         title=f"The program waits for the GPU{_say_inside(figures.is_pass)}",
         evidence=tuple(evidence),
@@ -193,6 +201,24 @@ def describe_host_stall(figures: HostStallFigures) -> FindingTexts:
         ),
         disproof="Put a range around the suspected code: if the pause is outside this range, another part of the "
         "program causes it.",
+    )
+
+
+def describe_recompilation(figures: RecompilationFigures) -> FindingTexts:
+    """Returns the sentences of the finding on functions that torch.compile compiles in the measured steps."""
+    stall = describe_host_stall(figures.stall)
+    sentence = "In the measured steps without a profiler, torch.compile compiles these functions again (recompilations)"
+    return replace(
+        stall,
+        title="torch.compile compiles functions again",
+        evidence=(_list_lines(sentence, figures.recompiles), *stall.evidence),
+        remedy=(
+            "# if a size changes from batch to batch: one version of the function for all sizes",
+            "torch._dynamo.mark_dynamic(batch, dim)  # or torch.compile(model, dynamic=True)",
+            "# if a Python number changes: pass it as a tensor; or pad all batches to the same size",
+        ),
+        disproof="Run with TORCH_LOGS=recompiles after more warm-up steps: if no line is logged and the pauses remain, "
+        "they have another cause.",
     )
 
 
@@ -253,6 +279,26 @@ def describe_launch_bound(figures: LaunchBoundFigures) -> FindingTexts:
             "# or a larger batch: the same launches, more work in each",
         ),
         disproof="Double the batch: if the step takes twice as long, launches do not limit it.",
+    )
+
+
+def describe_graph_breaks(figures: GraphBreakFigures) -> FindingTexts:
+    """Returns the sentences of the finding on graph breaks of a program whose GPU waits for launches."""
+    launches = describe_launch_bound(figures.launches)
+    breaks = format_count(figures.breaks, "line")
+    sentence = f"torch.compile ends a graph at {breaks} of the program, so that Python runs between the parts. The "
+    sentence += "most frequent reasons are (number of compilations)"
+    return replace(
+        launches,
+        title="Graph breaks split the compiled code",
+        evidence=(_list_lines(sentence, figures.reasons), *launches.evidence),
+        derivation=f"{launches.derivation} This assumes that the step runs as CUDA graphs without graph breaks.",
+        remedy=(
+            "# take .item(), print() and changes of Python objects out of the compiled function, then:",
+            'model = torch.compile(model, fullgraph=True, mode="reduce-overhead")  # fails at each graph break',
+        ),
+        disproof="Run with TORCH_LOGS=graph_breaks: if a version without graph breaks takes as long, they do not limit "
+        "the step.",
     )
 
 
@@ -349,6 +395,8 @@ TEXTS: dict[type[FindingFigures], Callable[[Any], FindingTexts]] = {
     DeviceToHostCopyFigures: describe_device_to_host_copy,
     AllocatorFigures: describe_allocator,
     HostStallFigures: describe_host_stall,
+    RecompilationFigures: describe_recompilation,
+    GraphBreakFigures: describe_graph_breaks,
     BetweenStepsFigures: describe_between_steps,
     GpuIdleFigures: describe_gpu_idle,
 }
