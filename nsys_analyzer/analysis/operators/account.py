@@ -118,7 +118,6 @@ def make_account(
     """
     if operators.rates is None or not operators.is_priced.any():
         return None
-    replay = sorted(baselines, key=lambda baseline: baseline.step_ns)[len(baselines) // 2]
     remaining = find_remaining_shares(operators)
     redundant = np.any([calls for kind, calls in operators.redundant.items() if kind != "monitoring"], axis=0)
 
@@ -130,14 +129,19 @@ def make_account(
         """Returns the steps with the attainable time of each operator."""
         return steps.scale_work(operators.spread(remaining))
 
-    gpu_first = _differences(replay, (without_redundant, at_attainable_times, without_cpu_time))
-    cpu_first = _differences(replay, (without_cpu_time, without_redundant, at_attainable_times))
-    redundant_ms, operators_ms, cpu_ms = (
-        (first + second) / 2 * scale / NS_PER_MS
-        for first, second in zip(gpu_first, (cpu_first[1], cpu_first[2], cpu_first[0]), strict=True)
-    )
-    attainable_ns = at_attainable_times(without_redundant(without_cpu_time(replay))).step_ns
-    attainable_ms = attainable_ns * scale / NS_PER_MS
+    def part_lengths_ns(steps: Replay) -> list[float]:
+        """Returns the redundant work, the excess of operators, the CPU's time and the attainable step, ns."""
+        gpu_first = _differences(steps, (without_redundant, at_attainable_times, without_cpu_time))
+        cpu_first = _differences(steps, (without_cpu_time, without_redundant, at_attainable_times))
+        pairs = zip(gpu_first, (cpu_first[1], cpu_first[2], cpu_first[0]), strict=True)
+        parts_ns = [(first + second) / 2 for first, second in pairs]
+        return [*parts_ns, steps.step_ns - sum(parts_ns)]
+
+    # The length without the profiler is estimated as the middle of the shortest and the longest baseline.
+    by_length = sorted(baselines, key=lambda baseline: baseline.step_ns)
+    bounds = by_length[:1] if by_length[0].step_ns == by_length[-1].step_ns else [by_length[0], by_length[-1]]
+    lengths_ms = np.mean([part_lengths_ns(steps) for steps in bounds], axis=0) * scale / NS_PER_MS
+    redundant_ms, operators_ms, cpu_ms, attainable_ms = lengths_ms.tolist()
     total_idle_ms = sum(idle_ms.values())
     parts = [AccountPart("redundant", redundant_ms), AccountPart("operators", operators_ms)]
     parts += [AccountPart(cause, cpu_ms * ms / total_idle_ms) for cause, ms in idle_ms.items() if ms > 0]
@@ -148,7 +152,7 @@ def make_account(
     return StepAccount(
         step_ms=step_ms,
         attainable_ms=attainable_ms,
-        parts=tuple(sorted((part for part in parts if part.ms), key=lambda part: -part.ms)),
+        parts=tuple(sorted((part for part in parts if round(part.ms, 6)), key=lambda part: -part.ms)),
         expected_share=float(measured_ns[is_priced].sum() / kernel_ns) if kernel_ns else 0.0,
         measured_on=operators.rates.measured_on,
         is_scaled=operators.rates.is_scaled,
