@@ -1,7 +1,6 @@
 """Measures well-shaped operators of one kind: the kernel time of each, and the FLOPs and bytes of its shapes.
 
-Each function below yields the operators of a kind: the precision, the number of elements of the largest tensor, and a
-function that makes the tensors and returns the work. The tensors are made only for operators that are measured.
+Each function at the end of this file yields the operators of one kind.
 """
 
 from __future__ import annotations
@@ -9,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, TypeAlias
+from itertools import product
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -24,12 +24,53 @@ from nsys_analyzer.trace import operator_calls
 from profiling_targets.harness import main, set_precision, synchronize
 
 Work: TypeAlias = Callable[[], object]
-#: The precision, the number of elements of the largest tensor, and a function that makes the tensors.
-Operator: TypeAlias = tuple[str, int, Callable[[], Work]]
 
-_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
+#: The types of the random tensors. Matmuls in fp8 convert them.
+_TYPES = {
+    "bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32, "fp8": torch.bfloat16,
+}  # fmt: skip
 _MIB = 2**20
 _VOCABULARY = 32_000
+#: Tensors with rows of 1,024 and of 4,096 elements, from 16 Ki to 256 Mi elements.
+_ROWS = tuple((2**power // width, width) for power in range(14, 30, 2) for width in (1024, 4096))
+
+
+class Operator(NamedTuple):
+    """An operator to measure.
+
+    Attributes:
+        precision: the precision in which it computes.
+        shapes: the shapes of the random tensors that it needs.
+        start: takes the tensors, and returns the function that is measured.
+        channels_last: whether the tensors are images and filters whose channels are stored together.
+    """
+
+    precision: str
+    shapes: tuple[tuple[int, ...], ...]
+    start: Callable[[list[Tensor]], Work]
+    channels_last: bool = False
+
+    def prepare(self) -> Work:
+        """Makes the tensors, and returns the function that is measured."""
+        tensors = [torch.randn(shape, dtype=_TYPES[self.precision]) for shape in self.shapes]
+        if self.channels_last:
+            tensors = [x.to(memory_format=torch.channels_last) if x.dim() == 4 else x for x in tensors]
+        return self.start(tensors)
+
+
+def call(forward: Callable[..., object]) -> Callable[[list[Tensor]], Work]:
+    """Returns how to start an operator that is called with the tensors."""
+    return lambda tensors: partial(forward, *tensors)
+
+
+def differentiate(forward: Callable[..., Tensor]) -> Callable[[list[Tensor]], Work]:
+    """Returns how to start a backward operator: it computes the gradients of all tensors, from one forward pass."""
+
+    def start(tensors: list[Tensor]) -> Work:
+        output = forward(*(tensor.requires_grad_() for tensor in tensors))
+        return partial(torch.autograd.grad, output, tensors, torch.randn_like(output), retain_graph=True)
+
+    return start
 
 
 def measure(case: AttainableCase, figures: AttainableFigures) -> None:
@@ -37,12 +78,12 @@ def measure(case: AttainableCase, figures: AttainableFigures) -> None:
     torch.set_default_device(case.device)
     torch.backends.cudnn.benchmark = True
     operators = []
-    for precision, elements, make in OPERATORS[case.kind]():
-        bytes_per_element = 1 if precision == "fp8" else _TYPES[precision].itemsize
-        if _is_available(precision, case.device) and elements * bytes_per_element <= case.max_mib * _MIB:
-            set_precision(precision)
-            torch.backends.cudnn.allow_tf32 = precision == "tf32"
-            operators.append(_measure_operator(make(), precision, case))
+    for operator in OPERATORS[case.kind]():
+        largest_bytes = max(map(math.prod, operator.shapes)) * _TYPES[operator.precision].itemsize
+        if _is_available(operator.precision, case.device) and largest_bytes <= case.max_mib * _MIB:
+            set_precision(operator.precision)
+            torch.backends.cudnn.allow_tf32 = operator.precision == "tf32"
+            operators.append(_measure_operator(operator.prepare(), operator.precision, case))
     figures.operators = operators
 
 
@@ -112,20 +153,6 @@ def _flatten(argument: operator_calls.TensorArgument) -> tuple[operator_calls.Te
     return (argument,) if isinstance(argument, operator_calls.Tensor) else argument or ()
 
 
-def random(precision: str, *shape: int) -> Tensor:
-    """Makes a tensor of random numbers."""
-    return torch.randn(*shape, dtype=_TYPES[precision])
-
-
-def repeat_backward(inputs: list[Tensor], forward: Callable[..., Tensor]) -> Work:
-    """Returns a function that computes the gradients of the inputs, from one forward pass."""
-    for tensor in inputs:
-        tensor.requires_grad_()
-    output = forward(*inputs)
-    gradient = torch.randn_like(output)
-    return lambda: torch.autograd.grad(output, inputs, gradient, retain_graph=True)
-
-
 def multiply_matrices() -> Iterator[Operator]:
     """Yields square matmuls, and those of linear layers."""
     squares = [(2**power,) * 3 for power in range(5, 14)]
@@ -135,225 +162,133 @@ def multiply_matrices() -> Iterator[Operator]:
         (8192, 1024, 32000), (4096, 14336, 4096),
     ]  # fmt: skip
 
-    def make(precision: str, m: int, n: int, k: int) -> Work:
-        if precision == "fp8":
-            left, right = (torch.randn(*shape).to(torch.float8_e4m3fn) for shape in ((m, k), (n, k)))
-            scale = torch.ones(())
-            return lambda: torch._scaled_mm(left, right.t(), scale, scale, out_dtype=torch.bfloat16)
-        left, right = random(precision, m, k), random(precision, n, k)
-        return lambda: torch.mm(left, right.t())
+    def start_in_fp8(tensors: list[Tensor]) -> Work:
+        left, right = (tensor.to(torch.float8_e4m3fn) for tensor in tensors)
+        scale = torch.ones(())
+        return lambda: torch._scaled_mm(left, right.t(), scale, scale, out_dtype=torch.bfloat16)
 
-    for precision in ("bf16", "fp16", "tf32", "fp32", "fp8"):
-        for m, n, k in (*squares, *layers):
-            yield precision, max(m * k, n * k, m * n), partial(make, precision, m, n, k)
+    for precision, (m, n, k) in product(("bf16", "fp16", "tf32", "fp32", "fp8"), (*squares, *layers)):
+        start = start_in_fp8 if precision == "fp8" else call(lambda left, right: left @ right.t())
+        yield Operator(precision, ((m, k), (n, k)), start)
 
 
 def attend() -> Iterator[Operator]:
     """Yields attention of several context lengths and head sizes, with and without a causal mask."""
     shapes = [(8, 16, 128), (8, 16, 256), (8, 16, 512), (8, 16, 1024), (4, 16, 2048), (2, 16, 8192)]
-
-    def make(precision: str, shape: tuple[int, ...], causal: bool, is_backward: bool) -> Work:
-        inputs = [random(precision, *shape) for _ in range(3)]
-
-        def forward(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            return F.scaled_dot_product_attention(query, key, value, is_causal=causal)
-
-        return repeat_backward(inputs, forward) if is_backward else lambda: forward(*inputs)
-
-    for precision in ("bf16", "fp16", "fp32"):
-        for batch, heads, length in shapes:
-            for d_head in (64, 128):
-                for causal in (False, True):
-                    for is_backward in (False, True):
-                        shape = (batch, heads, length, d_head)
-                        yield (
-                            precision,
-                            batch * heads * length * d_head,
-                            partial(make, precision, shape, causal, is_backward),
-                        )
+    for precision, shape, d_head, causal in product(("bf16", "fp16", "fp32"), shapes, (64, 128), (False, True)):
+        for start in (call, differentiate):
+            forward = partial(F.scaled_dot_product_attention, is_causal=causal)
+            yield Operator(precision, ((*shape, d_head),) * 3, start(forward))
 
 
 def convolve() -> Iterator[Operator]:
-    """Yields convolutions of ResNets and U-Nets, with channels last."""
+    """Yields convolutions of ResNets and U-Nets."""
     shapes = [  # images, channels, height and width, output channels, kernel size
         (4, 64, 28, 64, 3), (128, 64, 56, 64, 3), (128, 128, 28, 128, 3), (128, 256, 14, 256, 3), (128, 512, 7, 512, 3),
         (128, 256, 56, 64, 1), (128, 64, 56, 256, 1), (128, 1024, 14, 256, 1), (128, 2048, 7, 512, 1),
         (16, 320, 64, 320, 3), (16, 640, 32, 640, 3), (16, 1280, 16, 1280, 3),
     ]  # fmt: skip
-
-    def make(precision: str, shape: tuple[int, ...], is_backward: bool) -> Work:
-        n, c, side, out, size = shape
-        inputs = [random(precision, n, c, side, side), random(precision, out, c, size, size)]
-        inputs = [tensor.to(memory_format=torch.channels_last) for tensor in inputs]
-        forward = partial(F.conv2d, padding=size // 2)
-        return repeat_backward(inputs, forward) if is_backward else lambda: forward(*inputs)
-
-    for precision in ("bf16", "fp16", "tf32", "fp32"):
-        for shape in shapes:
-            n, c, side, out, _ = shape
-            for is_backward in (False, True):
-                yield precision, n * max(c, out) * side**2, partial(make, precision, shape, is_backward)
-
-
-def _by_elements(
-    make: Callable[[str, int, int], Work], columns: tuple[int, ...] = (1024, 4096), powers: range = range(14, 30, 2)
-) -> Iterator[Operator]:
-    """Yields operators on tensors with a number of elements that is a power of 2.
-
-    Args:
-        make: makes the tensors from the precision, and the numbers of rows and columns.
-        columns: the numbers of columns.
-        powers: the exponents.
-    """
-    for precision in ("bf16", "fp32"):
-        for elements in (2**power for power in powers):
-            for width in columns:
-                yield precision, elements, partial(make, precision, elements // width, width)
+    for precision, (images, channels, side, outputs, size) in product(("bf16", "fp16", "tf32", "fp32"), shapes):
+        for start in (call, differentiate):
+            filters = (outputs, channels, size, size)
+            forward = partial(F.conv2d, padding=size // 2)
+            yield Operator(precision, ((images, channels, side, side), filters), start(forward), channels_last=True)
 
 
 def compute_elements() -> Iterator[Operator]:
-    """Yields additions and GELU."""
-
-    def make_add(precision: str, rows: int, width: int) -> Work:
-        left, right = random(precision, rows, width), random(precision, rows, width)
-        return lambda: left + right
-
-    def make_gelu(precision: str, rows: int, width: int) -> Work:
-        x = random(precision, rows, width)
-        return lambda: F.gelu(x)
-
-    for make in (make_add, make_gelu):
-        yield from _by_elements(make, (1024,), range(10, 30, 2))
+    """Yields additions."""
+    for precision, power in product(("bf16", "fp32"), range(10, 30)):
+        yield Operator(precision, ((2**power,),) * 2, call(torch.add))
 
 
 def copy() -> Iterator[Operator]:
     """Yields copies."""
-
-    def make(precision: str, rows: int, width: int) -> Work:
-        x = random(precision, rows, width)
-        return lambda: x.clone()
-
-    return _by_elements(make, (1024,), range(10, 30, 2))
+    for precision, power in product(("bf16", "fp32"), range(10, 30)):
+        yield Operator(precision, ((2**power,),), call(torch.clone))
 
 
 def normalize() -> Iterator[Operator]:
-    """Yields layer norm and RMS norm of rows, and batch norm and group norm of images, forward and backward."""
+    """Yields layer norm and RMS norm of rows, and batch norm and group norm of images."""
 
-    def make(name: str, is_backward: bool, precision: str, rows: int, width: int) -> Work:
-        inputs = [random(precision, rows, width), torch.ones(width, dtype=_TYPES[precision])]
-        if name == "layer":
-            inputs.append(torch.zeros(width, dtype=_TYPES[precision]))
+    def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.layer_norm(x, weight.shape, weight, bias)
 
-        def forward(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-            return F.rms_norm(x, (width,), weight) if bias is None else F.layer_norm(x, (width,), weight, bias)
+    def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, [*weight.shape], weight)
 
-        return repeat_backward(inputs, forward) if is_backward else lambda: forward(*inputs)
+    def batch_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.batch_norm(x, None, None, weight, bias, training=True)
 
-    def make_of_images(name: str, is_backward: bool, precision: str, shape: tuple[int, int, int]) -> Work:
-        n, c, side = shape
-        x, weight, bias = random(precision, n, c, side, side), torch.ones(c), torch.zeros(c)
+    def group_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.group_norm(x, 32, weight, bias)
 
-        def normalize_batch(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-            return F.batch_norm(x, None, None, weight, bias, training=True)
-
-        def normalize_groups(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-            return F.group_norm(x, 32, weight, bias)
-
-        forward, inputs = normalize_groups, [x, weight.to(x.dtype), bias.to(x.dtype)]
-        if name == "batch":
-            forward, inputs = normalize_batch, [x.to(memory_format=torch.channels_last), weight, bias]
-        return repeat_backward(inputs, forward) if is_backward else lambda: forward(*inputs)
-
-    for is_backward in (False, True):
-        for name in ("layer", "rms"):
-            yield from _by_elements(partial(make, name, is_backward))
-        for precision in ("bf16", "fp32"):
-            for name in ("batch", "group"):
-                for n, c, side in [(4, 64, 28), (128, 2048, 7), (128, 1024, 14), (128, 512, 28), (128, 256, 56)]:
-                    shape = (n, c, side)
-                    yield precision, n * c * side**2, partial(make_of_images, name, is_backward, precision, shape)
+    images = [(4, 64, 28), (32, 64, 56), (128, 512, 7), (128, 256, 14), (128, 2048, 7), (128, 512, 28), (128, 256, 56)]
+    for precision, start in product(("bf16", "fp32"), (call, differentiate)):
+        for rows, width in _ROWS:
+            yield Operator(precision, ((rows, width), (width,), (width,)), start(layer_norm))
+            yield Operator(precision, ((rows, width), (width,)), start(rms_norm))
+        for n, channels, side in images:
+            shapes = ((n, channels, side, side), (channels,), (channels,))
+            yield Operator(precision, shapes, start(batch_norm), channels_last=True)
+            yield Operator(precision, shapes, start(group_norm))
 
 
 def take_softmax() -> Iterator[Operator]:
-    """Yields softmax and log softmax of rows, forward and backward."""
-
-    def make(function: Callable[..., Tensor], is_backward: bool, precision: str, rows: int, width: int) -> Work:
-        x = random(precision, rows, width)
-        forward = partial(function, dim=-1)
-        return repeat_backward([x], forward) if is_backward else lambda: forward(x)
-
-    for function in (torch.softmax, torch.log_softmax):
-        for is_backward in (False, True):
-            yield from _by_elements(partial(make, function, is_backward))
+    """Yields softmax and log softmax of rows."""
+    for precision, start, shape in product(("bf16", "fp32"), (call, differentiate), _ROWS):
+        for function in (torch.softmax, torch.log_softmax):
+            yield Operator(precision, (shape,), start(partial(function, dim=-1)))
 
 
 def reduce() -> Iterator[Operator]:
-    """Yields sums of rows, of columns, and of all elements, and the maxima of pooled images with channels last."""
-
-    def make(dimensions: tuple[int, ...], precision: str, rows: int, width: int) -> Work:
-        x = random(precision, rows, width)
-        return lambda: x.sum(dimensions)
-
-    def make_pool(is_backward: bool, precision: str, shape: tuple[int, ...]) -> Work:
-        x = random(precision, *shape).to(memory_format=torch.channels_last)
-        forward = partial(F.max_pool2d, kernel_size=3, stride=2, padding=1)
-        return repeat_backward([x], forward) if is_backward else lambda: forward(x)
-
-    for dimensions in ((1,), (0,), (0, 1)):
-        yield from _by_elements(partial(make, dimensions))
+    """Yields sums of rows, of columns, and of all elements, and the maxima of pooled images."""
+    images = ((4, 64, 28, 28), (32, 64, 112, 112), (128, 64, 112, 112))
     for precision in ("bf16", "fp32"):
-        for shape in ((4, 64, 28, 28), (32, 64, 112, 112), (128, 64, 112, 112)):
-            for is_backward in (False, True):
-                yield precision, math.prod(shape), partial(make_pool, is_backward, precision, shape)
+        for shape, dimensions in product(_ROWS, ((1,), (0,), (0, 1))):
+            yield Operator(precision, (shape,), call(partial(torch.sum, dim=dimensions)))
+        for shape, start in product(images, (call, differentiate)):
+            forward = partial(F.max_pool2d, kernel_size=3, stride=2, padding=1)
+            yield Operator(precision, (shape,), start(forward), channels_last=True)
 
 
 def embed() -> Iterator[Operator]:
-    """Yields the embedding of tokens, forward and backward."""
-
-    def make(is_backward: bool, precision: str, rows: int, width: int, vocabulary: int = _VOCABULARY) -> Work:
-        tokens, table = torch.randint(0, vocabulary, (rows,)), random(precision, vocabulary, width)
-        return (
-            repeat_backward([table], lambda table: F.embedding(tokens, table))
-            if is_backward
-            else lambda: F.embedding(tokens, table)
-        )
-
-    for is_backward in (False, True):
-        yield from _by_elements(partial(make, is_backward), (1024,), range(14, 28, 2))
-        for precision in ("bf16", "fp32"):
-            for tokens in (1024, 8192):
-                large = 4 * _VOCABULARY, 2048
-                yield precision, math.prod(large), partial(make, is_backward, precision, tokens, large[1], large[0])
+    """Yields the embedding of tokens."""
+    tables = [(16, 256, 1024), *((2**power, _VOCABULARY, 1024) for power in range(4, 18, 2))]
+    tables += [(tokens, 4 * _VOCABULARY, 2048) for tokens in (1024, 8192)]
+    for precision, start, (tokens, vocabulary, width) in product(("bf16", "fp32"), (call, differentiate), tables):
+        forward = partial(F.embedding, torch.randint(0, vocabulary, (tokens,)))
+        yield Operator(precision, ((vocabulary, width),), start(forward))
 
 
 def lose() -> Iterator[Operator]:
-    """Yields the loss of the log probabilities of tokens, forward and backward."""
-
-    def make(is_backward: bool, precision: str, rows: int, width: int) -> Work:
-        targets, x = torch.randint(0, width, (rows,)), random(precision, rows, width)
-        return repeat_backward([x], lambda x: F.nll_loss(x, targets)) if is_backward else lambda: F.nll_loss(x, targets)
-
-    for is_backward in (False, True):
-        yield from _by_elements(partial(make, is_backward), (4096, 32768), range(16, 30, 2))
+    """Yields the loss of the log probabilities of tokens."""
+    for precision, start, (rows, width) in product(("bf16", "fp32"), (call, differentiate), _ROWS):
+        forward = partial(F.nll_loss, target=torch.randint(0, width, (rows,)))
+        yield Operator(precision, ((rows, width),), start(forward))
 
 
 def update_parameters() -> Iterator[Operator]:
     """Yields the fused optimizers AdamW and SGD, and the addition to all tensors of a list."""
 
-    def make(name: str, precision: str, count: int, width: int) -> Work:
-        parameters = [torch.nn.Parameter(random(precision, width, width)) for _ in range(count)]
+    def make_parameters(tensors: list[Tensor]) -> list[torch.nn.Parameter]:
+        parameters = [torch.nn.Parameter(tensor) for tensor in tensors]
         for parameter in parameters:
             parameter.grad = torch.randn_like(parameter)
-        if name == "foreach":
-            return lambda: torch._foreach_add_([parameter.data for parameter in parameters], 1.0)
-        if name == "adamw":
-            return torch.optim.AdamW(parameters, fused=True).step
-        return torch.optim.SGD(parameters, 0.1, momentum=0.9, fused=True).step
+        return parameters
 
-    for name in ("adamw", "sgd", "foreach"):
-        for precision in ("bf16", "fp32"):
-            for count, width in ((4, 64), (20, 256), (4, 1024), (16, 1024), (64, 1024), (256, 1024)):
-                yield precision, count * width**2, partial(make, name, precision, count, width)
+    def start_adamw(tensors: list[Tensor]) -> Work:
+        return torch.optim.AdamW(make_parameters(tensors), fused=True).step
+
+    def start_sgd(tensors: list[Tensor]) -> Work:
+        return torch.optim.SGD(make_parameters(tensors), 0.1, momentum=0.9, fused=True).step
+
+    def start_foreach(tensors: list[Tensor]) -> Work:
+        return lambda: torch._foreach_add_(tensors, 1.0)
+
+    lists = [(4, 64), (20, 256), (4, 1024), (16, 1024), (64, 1024), (256, 1024)]
+    for precision, (count, width) in product(("bf16", "fp32"), lists):
+        for start in (start_adamw, start_sgd, start_foreach):
+            yield Operator(precision, ((width, width),) * count, start)
 
 
 #: The operators of each kind.
