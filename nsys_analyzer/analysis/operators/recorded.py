@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from functools import cache
+from itertools import chain
 
 import numpy as np
 
@@ -170,75 +172,62 @@ def _make_signatures(
         kernel: shape (calls,), the index of the name of the kernel that shows a type, or -1.
     """
     operators, kernel_names = work.attributed.trace.operators, (*work.attributed.trace.operations.names, "")
+    texts = (*operators.argument_texts, "")  # index -1 selects the empty text
     columns = (operators.name[called], operators.arguments[called], host_arguments, kernel)
     keys = [*zip(*(column.tolist() for column in columns), strict=True)]
-    index_of_key = {key: index for index, key in enumerate(dict.fromkeys(keys))}
-    common_type = _find_common_type(work)
-    signatures = []
-    for name_code, arguments, host_argument, kernel_code in index_of_key:
-        name = operators.names[name_code]
-        text = operators.argument_texts[arguments] if arguments != NONE else ""
-        signature = parse_signature(name, text) or Signature(name, ())
-        types = find_kernel_types(kernel_names[kernel_code], common_type)
-        inputs = [
-            _with_type(argument, types[min(position, len(types) - 1)]) if types else argument
-            for position, argument in enumerate(signature.inputs)
-        ]
+    recorded = {key: parse_signature(operators.names[key[0]], texts[key[1]]) for key in dict.fromkeys(keys)}
+    common_type, types_of_shape = _find_common_type(work), _find_types_of_shapes(recorded.values())
+    signature_of_key = {}
+    for key, signature in recorded.items():
+        name, host_argument, kernel_types = operators.names[key[0]], key[2], find_kernel_types(kernel_names[key[3]])
+        inputs = []
+        for position, argument in enumerate(signature.inputs if signature else ()):
+            kernel_type = kernel_types[min(position, len(kernel_types) - 1)] if kernel_types else ""
+            inputs.append(_with_types(argument, kernel_type, types_of_shape, common_type))
         if name == _COPY and 0 <= host_argument < len(inputs) and isinstance(tensor := inputs[host_argument], Tensor):
             inputs[host_argument] = tensor._replace(device="cpu")
-        namespace = _COMPILED_NAMESPACE if name.startswith(_COMPILED_KERNEL) else ""
-        signatures.append(signature._replace(name=f"{namespace}{name}", inputs=tuple(inputs)))
-    signatures = _complete_types(signatures, common_type)
-    index_of_signature = {signature: index for index, signature in enumerate(dict.fromkeys(signatures))}
-    index = np.array([index_of_signature[signatures[index_of_key[key]]] for key in keys], np.int64)
+        name = f"{_COMPILED_NAMESPACE}{name}" if name.startswith(_COMPILED_KERNEL) else name
+        signature_of_key[key] = Signature(name, tuple(inputs), None, signature.arguments if signature else ())
+    index_of_signature = {signature: i for i, signature in enumerate(dict.fromkeys(signature_of_key.values()))}
+    index = np.array([index_of_signature[signature_of_key[key]] for key in keys], np.int64)
     return index, tuple(_complete_lists(work, called, index, [*index_of_signature]))
 
 
 @cache
-def find_kernel_types(name: str, common_type: str = "") -> tuple[str, ...]:
+def find_kernel_types(name: str) -> tuple[str, ...]:
     """Returns the types of an operator's tensors by the name of its kernel; empty if the name shows none.
 
     The last type is that of all further tensors. A kernel that converts has two types: that of the target comes first.
-
-    Args:
-        name: the full name of the kernel.
-        common_type: the type from which a kernel converts that reads any type.
+    The source's type is empty if the kernel reads any type.
     """
     if narrowing := _NARROWING_COPY.search(name):
         return narrowing[1], "float32"
     match = _KERNEL_TYPE.search(name)
     if not match:
         return ()
-    dtype = TYPES[match[1]]
-    return (dtype, common_type) if _CONVERTING_COPY.search(name) and common_type != dtype else (dtype,)
+    return (TYPES[match[1]], "") if _CONVERTING_COPY.search(name) else (TYPES[match[1]],)
 
 
-def _with_type(argument: TensorArgument, dtype: str) -> TensorArgument:
-    """Returns an argument whose tensors have the given type, unless their types were recorded."""
-    if isinstance(argument, Tensor):
-        return argument if argument.dtype else argument._replace(dtype=dtype)
-    return argument and tuple(tensor if tensor.dtype else tensor._replace(dtype=dtype) for tensor in argument)
-
-
-def _complete_types(signatures: list[Signature], common_type: str) -> list[Signature]:
-    """Returns the signatures with the types of tensors whose type was not recorded.
-
-    Such a tensor gets the type of the recorded tensors of its shape, if there is only one; else the common type.
-    """
+def _find_types_of_shapes(signatures: Iterable[Signature | None]) -> Mapping[tuple[int, ...], str]:
+    """Returns the type of the tensors of each shape, without shapes whose tensors have several types."""
     types_of_shape: dict[tuple[int, ...], set[str]] = defaultdict(set)
-    for signature in signatures:
-        for argument in signature.inputs:
-            if isinstance(argument, Tensor) and argument.dtype:
-                types_of_shape[argument.shape].add(argument.dtype)
+    for argument in chain.from_iterable(signature.inputs for signature in signatures if signature):
+        if isinstance(argument, Tensor) and argument.dtype:
+            types_of_shape[argument.shape].add(argument.dtype)
+    return {shape: types.pop() for shape, types in types_of_shape.items() if len(types) == 1}
 
-    def complete(argument: TensorArgument) -> TensorArgument:
-        """Returns the argument with the types of its tensors."""
-        if isinstance(argument, Tensor):
-            types = types_of_shape[argument.shape]
-            return _with_type(argument, min(types) if len(types) == 1 else common_type)
-        return argument and tuple(tensor for part in argument if isinstance(tensor := complete(part), Tensor))
 
-    return [signature._replace(inputs=tuple(map(complete, signature.inputs))) for signature in signatures]
+def _with_types(
+    argument: TensorArgument, kernel_type: str, types_of_shape: Mapping[tuple[int, ...], str], common_type: str
+) -> TensorArgument:
+    """Returns an argument with the types of its tensors: the first type that is known, recorded types first."""
+
+    def complete(tensor: Tensor) -> Tensor:
+        """Returns the tensor with its type."""
+        inferred = kernel_type or types_of_shape.get(tensor.shape, common_type)
+        return tensor if tensor.dtype else tensor._replace(dtype=inferred)
+
+    return complete(argument) if isinstance(argument, Tensor) else argument and tuple(map(complete, argument))
 
 
 def _find_common_type(work: ProcessWork) -> str:
