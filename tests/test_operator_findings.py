@@ -14,9 +14,10 @@ import pytest
 
 from nsys_analyzer import api
 from nsys_analyzer.analysis.findings import operators as rules
-from nsys_analyzer.analysis.findings.diagnosis import _without_explained_work
+from nsys_analyzer.analysis.findings.diagnosis import _rank_candidates, _without_explained_work
 from nsys_analyzer.analysis.findings.finding import Candidate, Rule, StepsToExplain
 from nsys_analyzer.analysis.findings.kernels import find_layout_copies, find_small_grids, find_unfused_elementwise
+from nsys_analyzer.analysis.findings.waits import find_launch_bound
 from nsys_analyzer.analysis.operators.costs import estimate_cost
 from nsys_analyzer.analysis.steps.lines import StackSamples
 from nsys_analyzer.report.finding_texts import TEXTS
@@ -120,6 +121,16 @@ def test_the_first_and_the_last_launch_of_redundant_work_save_at_most_a_usual_la
         steps.call("relu", LARGE, out=[LARGE], reads=[value], writes=[value + 1], **options)
     case = steps.case(lasting=[4])
     assert saved_us(case, only(rules.find_redundant_work, case)) == pytest.approx([10 + 10, 10 + 10])
+
+
+def test_launches_of_redundant_work_are_no_cause_of_their_own() -> None:
+    """Of five launches of 10 µs, two are redundant. Without launches, 5 · 1 µs of work remain, or 3 · 1 µs."""
+    steps = checkpointed(1).case(lasting=[5], launch=0.045)
+    launching = only(find_launch_bound, steps)
+    (alone,) = _rank_candidates(steps, [launching])
+    both = {one.id: one for one in _rank_candidates(steps, [launching, only(rules.find_redundant_work, steps)])}
+    assert alone.saves_ms == pytest.approx((50 - 5) / 1_000)
+    assert both["launch_bound"].saves_ms == pytest.approx((30 - 3) / 1_000)
 
 
 def evaluation(*, backward_reads: int) -> OperatorSteps:

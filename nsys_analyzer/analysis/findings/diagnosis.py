@@ -271,9 +271,9 @@ def _rank_candidates(steps: StepsToExplain, candidates: Sequence[Candidate]) -> 
     """Yields the findings that save enough time, the largest saving first.
 
     Each finding contains the length of a step after this finding and all earlier findings were fixed. The saving of the
-    general cause of idle time is computed after the specific causes were removed.
+    general cause of idle time is computed after the specific causes and redundant work were removed.
     """
-    specific = [candidate for candidate in candidates if candidate.is_specific_cause]
+    specific = [candidate for candidate in candidates if candidate.is_specific_cause or candidate.is_redundant]
     ranked: list[tuple[Candidate, _SavingInterval]] = []
     explained_ms = 0.0
     for candidate in sorted(candidates, key=lambda candidate: candidate.is_general_cause):

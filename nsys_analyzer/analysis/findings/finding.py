@@ -274,6 +274,8 @@ class Candidate:
         idle_causes: the causes of the idle time that the changes can remove; empty for the cause of ``place``.
         is_symptom: whether the finding says that work is slow without a reason, so that any other finding about this
             work explains more.
+        is_redundant: whether the finding is about work that a step does not need. Launching this work is then no cause
+            of its own.
     """
 
     id: str
@@ -284,6 +286,7 @@ class Candidate:
     lines: tuple[Line, ...] = ()
     idle_causes: frozenset[str] = frozenset()
     is_symptom: bool = False
+    is_redundant: bool = False
 
     def find_lines(self, steps: StepsToExplain) -> tuple[Line, ...]:
         """Returns the lines of the program that launch the finding's work or cause its idle time."""

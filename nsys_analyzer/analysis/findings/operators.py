@@ -152,7 +152,7 @@ def find_redundant_work(steps: StepsToExplain) -> Iterator[Candidate]:
             elif kind == "no_backward":
                 lines = samples.find_first_line(steps.study.calls_of(operations), steps.study.work_ms(operations))
         changes = tuple(_without_calls(steps, operations, prepares=prepares) for prepares in (False, True))
-        yield Candidate(f"{kind}_work", figures, changes, None, operations, lines)
+        yield Candidate(f"{kind}_work", figures, changes, None, operations, lines, is_redundant=True)
 
 
 def _find_outer_modules(operators: PricedOperators, calls: Bools) -> list[str]:
