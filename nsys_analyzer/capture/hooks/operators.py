@@ -72,8 +72,8 @@ class OperatorStep:
         self._path = _insert_rank(path) if path else None
         self.is_open, self.is_done = False, path is None
         self.calls: _Calls | None = None
-        #: The threads on which the program called the running backward passes, the innermost last.
-        self._backward_threads: list[int] = []
+        #: The thread and the line on which the program called each running backward pass, the innermost last.
+        self._backward_passes: list[tuple[int, str | None]] = []
 
     def open(self) -> None:
         """Starts the step: from now on, each call of an operator on this thread and on autograd's threads is described.
@@ -100,7 +100,7 @@ class OperatorStep:
             stack.callback(setattr, self._modules, "is_tracking", self._modules.is_tracking)
             self._modules.is_tracking = True
             _patch_compiled_kernels(self, stack)
-            self.calls = _Calls(self._torch, self._modules, self._ranges, self._find_phase, self._backward_threads)
+            self.calls = _Calls(self._torch, self._modules, self._ranges, self._find_phase, self._backward_passes)
             mode.__enter__()
             stack.callback(leave_mode)
             self._undo = stack.pop_all()
@@ -134,9 +134,10 @@ class OperatorStep:
     def note_backward_pass(self, *, begins: bool) -> None:
         """Notes that a backward pass begins on this thread, or that the innermost backward pass ends."""
         if begins:
-            self._backward_threads.append(threading.get_ident())
+            line = _find_line() if self.calls and not self.calls.is_full() else None
+            self._backward_passes.append((threading.get_ident(), line))
         else:
-            self._backward_threads.pop()
+            self._backward_passes.pop()
 
 
 def _insert_rank(path: str) -> Path:
@@ -167,12 +168,17 @@ class _Calls:
     """
 
     def __init__(
-        self, torch: Any, modules: Modules, ranges: Ranges, find_phase: Callable[[], str], backward_threads: list[int]
+        self,
+        torch: Any,
+        modules: Modules,
+        ranges: Ranges,
+        find_phase: Callable[[], str],
+        backward_passes: list[tuple[int, str | None]],
     ) -> None:
         self.failure: Exception | None = None
         self.passes: Counter[str] = Counter()
         self._torch, self._modules, self._ranges, self._find_phase = torch, modules, ranges, find_phase
-        self._backward_threads = backward_threads
+        self._backward_passes = backward_passes
         self._tensors, self._signatures = _ValueIndices(), _ValueIndices()
         self._module_names, self._lines, self._phases = _ValueIndices(), _ValueIndices(), _ValueIndices()
         self._columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
@@ -259,7 +265,7 @@ class _Calls:
                     self._columns[name].append(value)
             self._ranges.push(f"{_OPERATOR_RANGE}{index}")
         except Exception as error:  # noqa: BLE001 - an error of the description must not reach the program
-            self.failure = error
+            self.failure = error.with_traceback(None)  # a traceback would refer to the tensors
             return None
         return _Call(index, operator, inputs, described, texts, written)
 
@@ -282,26 +288,30 @@ class _Calls:
                 self._columns["writes"][call.position] = sorted(writes)
                 self._columns["signature"][call.position] = self._signatures[signature]
         except Exception as error:  # noqa: BLE001 - an error of the description must not reach the program
-            self.failure = error
+            self.failure = error.with_traceback(None)  # a traceback would refer to the tensors
 
     def _find_caller(self, index: int, phase: str, node: Any) -> tuple[str | None, str | None]:
         """Returns the module and the line of the program that call an operator.
 
         In a backward pass, they are those of the call that created autograd's node.
         """
-        caller = self._modules.current_module(), _find_line()
-        if node is not None and self._backward_threads:
+        module, line = self._modules.current_module(), _find_line()
+        if node is not None and self._backward_passes:
             # Each thread numbers the nodes that it makes, and the thread that calls backward made the nodes.
-            numbers, calls = self._nodes.get(self._backward_threads[-1], ((), ()))
+            thread, backward_line = self._backward_passes[-1]
+            numbers, calls = self._nodes.get(thread, ((), ()))
             position = bisect_right(numbers, node._sequence_nr())
-            if position < len(numbers):  # else no call of the step created the node
+            if position == len(numbers):  # no call of the step created the node
+                line = line or backward_line
+            elif phase == "recomputed":
+                line = line or self._callers[calls[position]][1]
+            else:
                 module, line = self._callers[calls[position]]
-                caller = (caller[0], caller[1] or line) if phase == "recomputed" else (module, line)
         if node is None or self._torch.is_grad_enabled():
             numbers, calls = self._nodes.setdefault(threading.get_ident(), ([], []))
             numbers.append(self._modules.next_node())
             calls.append(index)
-        return caller
+        return module, line
 
     def _index_tensors(self, argument: Any) -> Any:
         """Returns the index of a tensor's properties, the indices for a list of tensors, or -1 for another argument."""
@@ -393,6 +403,8 @@ def _make_dispatch_mode(step: OperatorStep, torch: Any) -> Any:
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs, schema, calls = kwargs or {}, getattr(func, "_schema", None), step.calls
+            if calls is None or calls.is_full():
+                return func(*args, **kwargs)
             if any("FakeTensor" in kind.__name__ or "FunctionalTensor" in kind.__name__ for kind in types):
                 return func(*args, **kwargs)  # torch.compile is tracing
             if any(kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for kind in types):
@@ -402,7 +414,7 @@ def _make_dispatch_mode(step: OperatorStep, torch: Any) -> Any:
                     parts = func.decompose(*args, **kwargs)
                 if parts is not NotImplemented:
                     return parts
-            if calls is None or calls.is_full() or schema is None or _does_no_work(schema):
+            if schema is None or _does_no_work(schema):
                 return func(*args, **kwargs)
             arguments = [*args, *(kwargs.get(entry.name) for entry in schema.arguments[len(args) :])]
             written = [
