@@ -140,9 +140,9 @@ def test_classes() -> None:
     assert find_classes(Cost("attention", "bf16", 1, 1), backward) == (
         "attention with heads of 64 backward", "attention with heads of 64", "attention backward", "attention",
     )  # fmt: skip
-    assert find_classes(Cost("norm", "bf16", 1, 1), Signature("aten::cudnn_batch_norm", (heads,))) == (
-        "batch norm", "norm",
-    )  # fmt: skip
+    norms = ("cudnn_batch_norm", "native_batch_norm_backward", "batch_norm_backward_elemt", "layer_norm")
+    classes = [find_classes(Cost("norm", "bf16", 1, 1), Signature(f"aten::{name}", (heads,)))[0] for name in norms]
+    assert classes == ["batch norm", "batch norm backward", "norm backward", "norm"]
     assert find_classes(Cost("copy", "bf16", 1, 1)) == ("copy",)
 
 

@@ -10,6 +10,7 @@ The times of a GPU without rows follow from the times of the first GPU in the fi
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -34,8 +35,13 @@ _MEMORY_KIND = "elementwise"
 _SIMILAR_PRECISIONS = {"fp4": ("fp8", "bf16"), "fp8": ("bf16",), "fp16": ("bf16",), "tf32": ("bf16",)}
 #: Attention with heads of at most this size is slower per FLOP, because its exponentials take as long as its matmuls.
 _SMALL_HEAD = 64
-#: The kinds in which good implementations differ by the words in an operator's name.
-_DIVIDED_KINDS = {"norm": ("batch norm", "group norm"), "reduction": ("pool",)}
+#: The classes of PyTorch's own operators whose good implementations differ from others of their kind. The parts of a
+#: synchronized batch norm are not among them: each of them passes over the data once.
+_CLASSES_BY_NAME = {
+    "batch norm": re.compile(r"^aten::\w*batch_norm(?!_stats|_elemt|_backward_)"),
+    "group norm": re.compile(r"^aten::\w*group_norm"),
+    "max pool": re.compile(r"^aten::max_pool"),
+}
 #: An operator is compared with those that have less work by at most this factor.
 _SIMILAR_WORK = 1.5
 _NS_PER_US = 1e3
@@ -141,7 +147,7 @@ def find_classes(cost: Cost, signature: Signature | None = None) -> tuple[str, .
 
     The last class is the kind of the operator. Backward operators have classes of their own. Further classes divide
     the kinds in which good implementations differ: attention by the size of its heads, norms by what they normalize,
-    and reductions by whether they pool.
+    and reductions by whether they pool images.
     """
     name = signature.name if signature else ""
     similar: str = cost.kind
@@ -149,9 +155,7 @@ def find_classes(cost: Cost, signature: Signature | None = None) -> tuple[str, .
         head_size = next((x.shape[-1] for x in signature.inputs if isinstance(x, Tensor) and len(x.shape) > 2), 0)
         similar = f"attention with heads of {'64' if head_size <= _SMALL_HEAD else '128'}"
     else:
-        similar = next(
-            (words for words in _DIVIDED_KINDS.get(cost.kind, ()) if words.replace(" ", "_") in name), similar
-        )
+        similar = next((words for words, pattern in _CLASSES_BY_NAME.items() if pattern.search(name)), similar)
     suffixes = (" backward", "") if "backward" in name else ("",)
     return tuple(dict.fromkeys(f"{family}{suffix}" for family in (similar, cost.kind) for suffix in suffixes))
 
