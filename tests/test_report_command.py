@@ -159,7 +159,7 @@ def test_what_comes_first(folder: Path) -> None:
     assert [part.partition("\n")[0] for part in parts] == [
         "Findings", "How long does each phase take?", "Which kernel takes the most time?",
         "Which other kernels and classes take much time?", "What share is matmul?",
-        "How far are the times from the hardware's limits?", "Details", "About",
+        "How far are the times from the hardware's limits?", "What each operator should cost", "Details", "About",
     ]  # fmt: skip
     for part in parts[-2:]:
         assert not re.sub(r"<details>.*?</details>", "", part.partition("\n")[2], flags=re.S).strip()

@@ -111,6 +111,7 @@ def _list_measures(labels: Mapping[str, str]) -> tuple[Measure, ...]:
 
     return (
         Measure("Step ms", "ms", make_step_cell, "step"),
+        Measure("Attainable ms", "ms", lambda capture: capture.account.attainable_ms if capture.account else None),
         Measure("What to do first", "text", lambda capture: next((row.title for row in get_findings(capture)), None)),
         Measure("Saving ms", "ms", lambda capture: next(map(make_saving_cell, get_findings(capture)), None)),
         Measure("GPU works", "percent", lambda capture: capture.step.busy_share if capture.step else None, "gpu-busy"),
