@@ -7,6 +7,7 @@ change saves what it takes from them. The attainable times are those of the H200
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from nsys_analyzer.analysis.findings.finding import Candidate, Rule, StepsToExpl
 from nsys_analyzer.analysis.findings.kernels import find_layout_copies, find_small_grids, find_unfused_elementwise
 from nsys_analyzer.analysis.findings.waits import find_launch_bound
 from nsys_analyzer.analysis.operators.costs import estimate_cost
+from nsys_analyzer.analysis.operators.shape_reasons import find_misaligned_sizes
 from nsys_analyzer.analysis.steps.lines import StackSamples
 from nsys_analyzer.report.finding_texts import TEXTS
 from nsys_analyzer.text import plain
@@ -27,7 +29,7 @@ from nsys_analyzer.trace.stacks import StackFrame, Stacks
 from tests.conftest import DATA
 from tests.support.operator_calls import OperatorSteps, tensor
 from tests.support.packed import unpack
-from tests.support.steps import US
+from tests.support.steps import H200, US
 
 #: 64 MB in bf16, and in fp32.
 LARGE, LARGE_FP32 = tensor(8192, 4096), tensor(8192, 4096, dtype="float32")
@@ -256,7 +258,7 @@ def test_operators_at_their_attainable_time_are_no_finding() -> None:
 def test_misaligned_sizes(shape: tuple[int, ...], name: str, sizes: list[int]) -> None:
     """Rows of 72, 65, 68 and 1 elements in bf16 have 144 = 9 · 16, 130, 136 and 2 bytes. A vector needs no rows."""
     signature = Signature(f"aten::{name}", (tensor(128, 64), tensor(*shape)), (tensor(128, shape[1]),))
-    assert sorted(rules.find_misaligned_sizes(signature, estimate_cost(signature))) == sizes
+    assert sorted(find_misaligned_sizes(signature, estimate_cost(signature))) == sizes
 
 
 CHANNELS = (64, 64, 56, 56)
@@ -372,6 +374,25 @@ def test_a_matmul_that_needs_a_result_of_a_chain_ends_it() -> None:
 
 def test_operators_on_other_data_are_no_chain() -> None:
     assert [*rules.find_unfused_chains(chain(100, 300, 200, reads=False).case(lasting=[1, 2, 3]))] == []
+
+
+def test_a_chain_on_a_gpu_without_attainable_times() -> None:
+    """The longest of 100 + 300 + 200 µs remains. No other rule says anything."""
+    builder = chain(100, 300, 200)
+    builder.steps.gpu = replace(H200, name="a new GPU")
+    steps = builder.case(lasting=[3])
+    (candidate,) = [found for rule in rules.RULES for found in rule(steps)]
+    assert saved_us(steps, candidate) == pytest.approx([100, 300])
+    assert "attainable" not in text_of(candidate)
+
+
+def test_a_fused_chain_saves_no_launch_where_launching_limits_the_step() -> None:
+    """Three launches take 300 µs, and their work 120 µs: the GPU is idle for 60 % of the step."""
+    steps = OperatorSteps()
+    for number in range(3):
+        steps.call("exp", LARGE, out=[LARGE], us=40, reads=[number], writes=[number + 1], after=100)
+    case = steps.case(lasting=[3], launch=0.18)
+    assert saved_us(case, only(rules.find_unfused_chains, case)) == pytest.approx([0, 0])
 
 
 def test_chains_replace_the_rules_on_kernels() -> None:

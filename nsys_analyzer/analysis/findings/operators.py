@@ -29,14 +29,22 @@ from nsys_analyzer.analysis.findings.finding import (
 from nsys_analyzer.analysis.findings.kernels import find_unfused_scores
 from nsys_analyzer.analysis.findings.waits import LEAST_IDLE_SHARE
 from nsys_analyzer.analysis.operators.account import describe_shapes
-from nsys_analyzer.analysis.operators.costs import Cost, estimate_cost
+from nsys_analyzer.analysis.operators.chains import count_chain_bytes, find_chains
+from nsys_analyzer.analysis.operators.costs import Cost
 from nsys_analyzer.analysis.operators.operands import Call
 from nsys_analyzer.analysis.operators.pricing import PricedOperators
 from nsys_analyzer.analysis.operators.redundancy import Redundancy
+from nsys_analyzer.analysis.operators.shape_reasons import (
+    ExplainedCalls,
+    explain_calls,
+    find_misaligned_sizes,
+    find_needed_calls,
+    pad_size,
+)
 from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.trace.arrays import Bools, Floats
-from nsys_analyzer.trace.operator_calls import OperatorCalls, Signature, Tensor, TensorArgument
+from nsys_analyzer.trace.operator_calls import Signature
 from nsys_analyzer.trace.schema import NS_PER_MS
 
 #: Operators are examined only if they could save at least this share of a step.
@@ -47,33 +55,10 @@ _MAX_OPERATORS = 3
 SLOW_OPERATOR_SAVINGS = (0.0, 1.0)
 #: The smallest and the largest share of the time of copies that is saved without them.
 COPY_SAVINGS = (0.3, 1.0)
-#: The smallest and the largest share of the time above the attainable time that is saved if images are stored as
-#: channels_last. A ResNet-50 in bf16 on an H100 saved 87 % of this time.
-MEMORY_FORMAT_SAVINGS = (0.65, 1.0)
-#: A matrix is aligned if the length of its rows is a multiple of this number of bytes.
-ALIGNMENT_BYTES = 16
-#: Sizes are padded to a multiple of the first number of elements, and large sizes to a multiple of the second.
-_PADDING, _PADDING_OF_LARGE_SIZES = 8, 64
-_LARGE_SIZE = 256
-#: The fewest channels of a convolution that are worth padding. Images have 3 channels, and no more work.
-_FEWEST_CHANNELS = 16
-#: The ratio of the time of a matmul to its attainable time that is assumed if a step contains no other matmul.
-_USUAL_RATIO = 1.3
-#: An operator with float32 operands multiplies without tensor cores if it takes more than this multiple of its
-#: attainable time in TF32.
-_LEAST_FP32_RATIO = 1.5
-#: The kinds of operators that multiply, which tensor cores make faster.
-_MULTIPLYING_KINDS = ("matmul", "convolution", "attention")
 #: Chains are reported by class of modules if fusing the chains of one class saves at least this share of all modules.
 _LEAST_SHARE_OF_CLASS = 0.5
-#: The kinds of operators that pass over their data, so that one kernel can do several of them.
-_FUSIBLE_KINDS = ("elementwise", "copy", "softmax", "norm", "reduction", "cross entropy", "embedding")
-#: Matches operators that no compiler fuses with their neighbors: kernels of a compiler, and gradients of embeddings.
-_UNFUSIBLE = re.compile(r"^triton::|embedding_\w*backward")
 #: Matches reductions whose second argument contains the dimensions.
 _REDUCTION = re.compile(r"::(sum|mean|amax|amin|max|min|var|_softmax|_log_softmax)$")
-#: Matches operators of images that have kernels for both memory formats.
-_IMAGE_OPERATOR = re.compile(r"convolution|batch_norm|pool")
 
 
 @dataclass(frozen=True)
@@ -139,7 +124,7 @@ def find_redundant_work(steps: StepsToExplain) -> Iterator[Candidate]:
         return
     for kind, calls in operators.redundant.items():
         operations = operators.operations_of(calls)
-        if not operations.any():
+        if not steps.study.work_ms(operations):
             continue
         outer = _find_outer_modules(operators, calls)
         module = Counter(name.rpartition(": ")[2] for name in outer).most_common(1)[0][0] if outer else ""
@@ -203,157 +188,14 @@ def _without_calls(steps: StepsToExplain, operations: Bools, *, prepares: bool) 
 # --- operators above their attainable time, by a reason that the shapes tell
 
 
-@dataclass(frozen=True)
-class _Explained:
-    """Calls whose time above their attainable time has a reason.
-
-    Attributes:
-        calls: shape (calls,), True for these calls.
-        least_ns, most_ns: shape (calls,), the least and the most time that remains of each call, ns.
-    """
-
-    calls: Bools
-    least_ns: Floats
-    most_ns: Floats
-
-
-def _pending_calls(operators: PricedOperators) -> Bools:
-    """Returns True for each call with work that a step needs."""
-    pending: Bools = (operators.measured_ns > 0) & ~np.any([*operators.redundant.values()], axis=0)
-    return pending
-
-
 def _unexplained_calls(operators: PricedOperators) -> Bools:
     """Returns True for each call with work that a step needs, if neither its shapes nor another rule tell a reason."""
-    unexplained = _pending_calls(operators)
-    for reason in _explain_calls(operators).values():
+    unexplained = find_needed_calls(operators)
+    for reason in explain_calls(operators).values():
         unexplained &= ~reason.calls
     # Another rule reports unfused attention.
     unexplained &= operators.measure_ns(find_unfused_scores(operators.study)) == 0
     return unexplained
-
-
-def _explain_calls(operators: PricedOperators) -> Mapping[str, _Explained]:
-    """Returns the calls for which the shapes tell the reason, by the reason. Each call has at most one reason."""
-    pending, explained = _pending_calls(operators), dict[str, _Explained]()
-    tests = {"precision": _explain_precision, "memory_format": _explain_memory_format, "alignment": _explain_alignment}
-    for reason, explain in tests.items():
-        explained[reason] = explain(operators, pending)
-        pending = pending & ~explained[reason].calls
-    return explained
-
-
-def _explain_precision(operators: PricedOperators, pending: Bools) -> _Explained:
-    """Finds matmuls, convolutions and attention that multiply in fp32 without tensor cores.
-
-    At least their attainable time in bf16 remains, and at most their attainable time in TF32.
-    """
-    calls, rates = operators.calls, operators.rates
-    least_ns, most_ns = np.full((2, len(calls.signatures)), np.nan)
-    for index, (signature, cost) in enumerate(zip(calls.signatures, operators.costs, strict=True)):
-        if rates and cost and cost.kind in _MULTIPLYING_KINDS and cost.precision == "fp32":
-            in_bf16 = estimate_cost(_map_tensors(signature, _as_bf16))
-            most_ns[index] = rates.time_ns(cost._replace(precision="tf32"), signature)
-            least_ns[index] = rates.time_ns(in_bf16, signature) if in_bf16 else np.nan
-    most_ns = np.where(np.isnan(most_ns), least_ns * 2, most_ns)
-    least_ns, most_ns = least_ns[calls.signature], most_ns[calls.signature]
-    return _Explained(pending & (operators.measured_ns > _LEAST_FP32_RATIO * most_ns), least_ns, most_ns)
-
-
-def _as_bf16(tensor: Tensor) -> Tensor:
-    return tensor._replace(dtype="bfloat16") if tensor.dtype == "float32" else tensor
-
-
-def _explain_memory_format(operators: PricedOperators, pending: Bools) -> _Explained:
-    """Finds operators on images whose channels are not stored together, if the step contains a convolution."""
-    signatures, costs = operators.calls.signatures, operators.costs
-    is_contiguous = [
-        bool(_IMAGE_OPERATOR.search(signature.name)) and _is_contiguous_image(signature) for signature in signatures
-    ]
-    if not any(
-        is_contiguous and cost and cost.kind == "convolution"
-        for is_contiguous, cost in zip(is_contiguous, costs, strict=True)
-    ):
-        is_contiguous = [False] * len(signatures)
-    calls = pending & np.array([*is_contiguous, False])[operators.calls.signature] & (operators.excess_ns > 0)
-    least, most = MEMORY_FORMAT_SAVINGS
-    measured_ns, excess_ns = operators.measured_ns, operators.excess_ns
-    return _Explained(calls, measured_ns - most * excess_ns, measured_ns - least * excess_ns)
-
-
-def _is_contiguous_image(signature: Signature) -> bool:
-    """Returns whether the first tensor with images in a half precision stores each channel separately."""
-    for tensor in Call(signature).tensors():
-        if len(tensor.shape) in (4, 5) and tensor.strides and tensor.dtype in ("bfloat16", "float16"):
-            has_images = tensor.shape[1] > 1 and math.prod(tensor.shape[2:]) > 1
-            return has_images and tensor.strides[-1] == 1 and tensor.strides[1] > 1
-    return False
-
-
-def _explain_alignment(operators: PricedOperators, pending: Bools) -> _Explained:
-    """Finds operators that multiply matrices whose rows do not begin at multiples of ``ALIGNMENT_BYTES``.
-
-    At least the attainable time of the padded matrices remains. At most, the time above it has the same ratio as in the
-    other matmuls of the step.
-    """
-    calls, rates = operators.calls, operators.rates
-    padded_ns = np.full(len(calls.signatures), np.nan)
-    for index, (signature, cost) in enumerate(zip(calls.signatures, operators.costs, strict=True)):
-        sizes = find_misaligned_sizes(signature, cost)
-        if sizes and rates and cost and (padded := estimate_cost(_pad(signature, sizes))):
-            padded_ns[index] = rates.time_ns(padded._replace(precision=cost.precision), signature)
-    least_ns = padded_ns[calls.signature]
-    is_matmul = np.array([bool(cost and cost.kind == "matmul") for cost in operators.costs])[calls.signature]
-    others = pending & is_matmul & np.isnan(least_ns) & operators.is_priced
-    ratio = float(operators.measured_ns[others].sum() / operators.attainable_ns[others].sum()) if others.any() else 0.0
-    most_ns = least_ns * (max(ratio, 1.0) if ratio else _USUAL_RATIO)
-    return _Explained(pending & (operators.measured_ns > most_ns), least_ns, most_ns)
-
-
-def find_misaligned_sizes(signature: Signature, cost: Cost | None) -> frozenset[int]:
-    """Returns the sizes of a multiplying operator that make the rows of its matrices misaligned."""
-    if cost is None or cost.kind not in _MULTIPLYING_KINDS:
-        return frozenset()
-    sizes = set[int]()
-    call = Call(signature)
-    for tensor in (*call.tensors(), *(signature.outputs or ())):
-        if len(tensor.shape) < 2 or not tensor.dtype:
-            continue
-        if cost.kind == "convolution":
-            size = tensor.shape[1] if tensor.shape[1] >= _FEWEST_CHANNELS else 0
-        else:  # the dimension whose elements are stored one after the other
-            size = tensor.shape[tensor.strides.index(1) if tensor.strides and 1 in tensor.strides else -1]
-        if size * call.element_bytes(tensor) % ALIGNMENT_BYTES and size > 1:
-            sizes.add(size)
-    return frozenset(sizes)
-
-
-def pad_size(size: int) -> int:
-    """Returns the next larger size that suits tensor cores."""
-    multiple = _PADDING_OF_LARGE_SIZES if size >= _LARGE_SIZE else _PADDING
-    return -(-size // multiple) * multiple
-
-
-def _pad(signature: Signature, sizes: frozenset[int]) -> Signature:
-    """Returns the operator with padded sizes."""
-    return _map_tensors(
-        signature,
-        lambda tensor: tensor._replace(
-            shape=tuple(pad_size(size) if size in sizes else size for size in tensor.shape), strides=None
-        ),
-    )
-
-
-def _map_tensors(signature: Signature, change: Callable[[Tensor], Tensor]) -> Signature:
-    """Returns the operator with each of its tensors changed."""
-
-    def change_argument(argument: TensorArgument) -> TensorArgument:
-        if isinstance(argument, Tensor):
-            return change(argument)
-        return tuple(map(change, argument)) if argument else None
-
-    outputs = signature.outputs and tuple(map(change, signature.outputs))
-    return signature._replace(inputs=tuple(map(change_argument, signature.inputs)), outputs=outputs)
 
 
 @dataclass(frozen=True)
@@ -374,7 +216,7 @@ def find_misaligned_operators(steps: StepsToExplain) -> Iterator[Candidate]:
     operators = steps.operators
     if operators is None:
         return
-    explained = _explain_calls(operators)["alignment"]
+    explained = explain_calls(operators)["alignment"]
     for calls in _groups_by_line(operators, explained.calls):
         signatures = np.unique(operators.calls.signature[calls]).tolist()
         sizes = set[int]().union(
@@ -394,7 +236,7 @@ class MemoryFormatFigures(OperatorsFigures):
 
 def find_memory_format(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds convolutions, norms and pooling on images that are not stored as channels_last."""
-    if steps.operators and (explained := _explain_calls(steps.operators)["memory_format"]).calls.any():
+    if steps.operators and (explained := explain_calls(steps.operators)["memory_format"]).calls.any():
         figures = MemoryFormatFigures(*_describe(steps, explained.calls))
         yield from _make_candidate(steps, "memory_format", figures, explained)
 
@@ -413,7 +255,7 @@ class Fp32OperatorsFigures(OperatorsFigures):
 
 def find_fp32_operators(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds matmuls, convolutions and attention that multiply in fp32 without tensor cores."""
-    if steps.operators and (explained := _explain_calls(steps.operators)["precision"]).calls.any():
+    if steps.operators and (explained := explain_calls(steps.operators)["precision"]).calls.any():
         times_ms = (float(ns[explained.calls].sum()) / NS_PER_MS for ns in (explained.most_ns, explained.least_ns))
         figures = Fp32OperatorsFigures(*_describe(steps, explained.calls), *times_ms)
         yield from _make_candidate(steps, "fp32_operators", figures, explained)
@@ -462,7 +304,7 @@ def find_unfused_chains(steps: StepsToExplain) -> Iterator[Candidate]:
         for chain in chains:
             calls[chain] = True
             ns = operators.measured_ns[chain]
-            moved_bytes, needed_bytes = _count_bytes(operators, chain)
+            moved_bytes, needed_bytes = count_chain_bytes(operators, chain)
             needed_ns = operators.rates.time_ns(Cost("copy", "", 0, needed_bytes)) if operators.rates else 0.0
             left_ns = [min(max(float(np.sort(ns)[-count:].sum()), needed_ns), ns.sum()) for count in (1, 2)]
             least_ns[chain], most_ns[chain] = (ns * (left / ns.sum()) for left in left_ns)
@@ -479,7 +321,7 @@ def find_unfused_chains(steps: StepsToExplain) -> Iterator[Candidate]:
             two_longest_ms=totals[3] / NS_PER_MS,
             saves_launches=steps.idle_share < LEAST_IDLE_SHARE,
         )
-        chained = _Explained(calls, least_ns, most_ns)
+        chained = ExplainedCalls(calls, least_ns, most_ns)
         # Compiled code costs CPU time, too. If launching limits the step, no launch is saved.
         save = partial(saved_launches, steps) if figures.saves_launches else saved_work
         yield from _make_candidate(steps, "unfused_chains", figures, chained, save)
@@ -501,81 +343,6 @@ def _group_chains(operators: PricedOperators) -> Mapping[str, list[list[int]]]:
     if classes and max(saved_in_classes_ns) < _LEAST_SHARE_OF_CLASS * sum(saved_in_classes_ns):
         groups[""] = [chain for place in classes for chain in groups.pop(place)]
     return groups
-
-
-def find_chains(operators: PricedOperators, pending: Bools) -> Iterator[list[int]]:
-    """Yields chains: calls of one pass, each of which reads a value that another one wrote, and which can be fused.
-
-    Only the given calls are in chains. Calls are in one chain only if they have equal depths; see ``_find_depths``.
-    """
-    calls, costs = operators.calls, operators.costs
-    can_fuse = [
-        bool(cost and cost.kind in _FUSIBLE_KINDS and not _UNFUSIBLE.search(signature.name))
-        for signature, cost in zip(calls.signatures, costs, strict=True)
-    ]
-    is_fusible = np.array([*can_fuse, False])[calls.signature] & ~calls.in_phase("optimizer")
-    has_work = operators.measured_ns > 0
-    depth = _find_depths(calls, has_work & ~is_fusible)
-    places = list(zip(calls.phase.tolist(), calls.instance.tolist(), depth, strict=True))
-    chain_of_call, writer = dict[int, list[int]](), dict[int, int]()
-    for index in np.flatnonzero(has_work & is_fusible & pending).tolist():
-        chain = chain_of_call[index] = [index]
-        for earlier_call in (writer[value] for value in calls.reads[index] if value in writer):
-            earlier = chain_of_call[earlier_call]
-            if earlier is not chain and places[earlier_call] == places[index]:
-                shorter, chain = sorted((earlier, chain), key=len)
-                chain += shorter
-                chain_of_call.update(dict.fromkeys(shorter, chain))
-        writer.update(dict.fromkeys(calls.writes[index], index))
-    distinct = {id(chain): sorted(chain) for chain in chain_of_call.values() if len(chain) > 1}
-    yield from distinct.values()
-
-
-def _find_depths(calls: OperatorCalls, is_barrier: Bools) -> list[int]:
-    """Returns the depth of each call: the latest possible number of barriers, such as matmuls, before it.
-
-    If a barrier reads the result of one call, and another call needs the result of the barrier, the other call has a
-    greater depth. So calls with equal depths can run in one kernel.
-    """
-    barriers = is_barrier.astype(np.int64).tolist()
-    earliest, of_value = list[int](), dict[int, int]()
-    for barrier, reads, writes in zip(barriers, calls.reads, calls.writes, strict=True):
-        earliest.append(max((of_value.get(value, 0) for value in reads), default=0) + barrier)
-        of_value.update(dict.fromkeys(writes, earliest[-1]))
-    passes = list(zip(calls.phase.tolist(), calls.instance.tolist(), strict=True))
-    latest, latest_of_value = earliest.copy(), dict[tuple[int, tuple[int, int]], int]()
-    for index in range(len(latest) - 1, -1, -1):
-        readers = [latest_of_value.get((value, passes[index])) for value in calls.writes[index]]
-        latest[index] = min((depth for depth in readers if depth is not None), default=earliest[index])
-        for value in calls.reads[index]:
-            key, depth = (value, passes[index]), latest[index] - barriers[index]
-            latest_of_value[key] = min(latest_of_value.get(key, depth), depth)
-    return latest
-
-
-def _count_bytes(operators: PricedOperators, chain: Sequence[int]) -> tuple[float, float]:
-    """Returns the bytes that a chain reads and writes, and those without the values that only the chain reads.
-
-    A value that enters the chain is needed once, even if several of its operators read it.
-    """
-    calls, members = operators.calls, set(chain)
-    costs = [operators.costs[calls.signature[index]] for index in chain]
-    moved_bytes = sum(cost.bytes for cost in costs if cost)
-    read_bytes, written_bytes = defaultdict[int, float](float), dict[int, float]()
-    for index in chain:
-        operands = Call(calls.signatures[calls.signature[index]])
-        largest = max((operands.count_bytes([tensor]) for tensor in operands.tensors()), default=0.0)
-        for value in calls.reads[index]:
-            read_bytes[value] += min(operators.value_bytes.get(value, 0.0), largest)
-        written_bytes |= {value: operators.value_bytes.get(value, 0.0) for value in calls.writes[index]}
-    saved_bytes = 0.0
-    for value, read in read_bytes.items():
-        if value in written_bytes:
-            is_needed = value in calls.lasting or not members.issuperset(operators.readers[value])
-            saved_bytes += read + (0.0 if is_needed else written_bytes[value])
-        else:
-            saved_bytes += max(read - operators.value_bytes.get(value, read), 0.0)
-    return moved_bytes, max(moved_bytes - saved_bytes, 0.0)
 
 
 def _without_chains(operators: PricedOperators, calls: Bools) -> Bools:
@@ -601,7 +368,7 @@ def find_copied_tensors(steps: StepsToExplain) -> Iterator[Candidate]:
     least, most = COPY_SAVINGS
     copies = _without_chains(operators, _unexplained_calls(operators) & _copies(operators))
     for group in _groups_by_line(operators, copies):
-        explained = _Explained(group, operators.measured_ns * (1 - most), operators.measured_ns * (1 - least))
+        explained = ExplainedCalls(group, operators.measured_ns * (1 - most), operators.measured_ns * (1 - least))
         yield from _make_candidate(steps, "copied_tensors", CopiesFigures(*_describe(steps, group)), explained)
 
 
@@ -655,7 +422,7 @@ def find_slow_operators(steps: StepsToExplain) -> Iterator[Candidate]:
             reduces_apart=_reduces_apart(longest),
             gpu=operators.rates.gpu,
         )
-        explained = _Explained(group, measured_ns - most * excess_ns, measured_ns - least * excess_ns)
+        explained = ExplainedCalls(group, measured_ns - most * excess_ns, measured_ns - least * excess_ns)
         yield from _make_candidate(steps, "slow_operators", figures, explained)
 
 
@@ -718,7 +485,7 @@ def _make_candidate(
     steps: StepsToExplain,
     finding_id: str,
     figures: OperatorsFigures,
-    explained: _Explained,
+    explained: ExplainedCalls,
     save: Callable[[Floats], ReplayChange] = saved_work,
 ) -> Iterator[Candidate]:
     """Yields a candidate that shortens calls to the time that remains, if the saving may be notable."""

@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 
 from nsys_analyzer.analysis.findings.finding import FindingFigures, FindingTexts
 from nsys_analyzer.analysis.findings.operators import (
-    ALIGNMENT_BYTES,
     COPY_SAVINGS,
-    MEMORY_FORMAT_SAVINGS,
     SLOW_OPERATOR_SAVINGS,
     CopiesFigures,
     Fp32OperatorsFigures,
@@ -22,6 +20,7 @@ from nsys_analyzer.analysis.findings.operators import (
     UnfusedChainsFigures,
 )
 from nsys_analyzer.analysis.operators.redundancy import Redundancy
+from nsys_analyzer.analysis.operators.shape_reasons import ALIGNMENT_BYTES, MEMORY_FORMAT_SAVINGS
 from nsys_analyzer.report.units import format_count, format_ms, rounded, rounded_percent
 
 #: The most operators of a chain in a sentence.

@@ -1,0 +1,97 @@
+"""Finds chains of operators that pass over the same data, so that one kernel could do all of them.
+
+The values that the operators read and write tell which operators follow each other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from nsys_analyzer.analysis.operators.operands import Call
+from nsys_analyzer.analysis.operators.pricing import PricedOperators
+from nsys_analyzer.trace.arrays import Bools
+from nsys_analyzer.trace.operator_calls import OperatorCalls
+
+#: The kinds of operators that pass over their data, so that one kernel can do several of them.
+_FUSIBLE_KINDS = ("elementwise", "copy", "softmax", "norm", "reduction", "cross entropy", "embedding")
+#: Matches operators that no compiler fuses with their neighbors: kernels of a compiler, and gradients of embeddings.
+_UNFUSIBLE = re.compile(r"^triton::|embedding_\w*backward")
+
+
+def find_chains(operators: PricedOperators, pending: Bools) -> Iterator[list[int]]:
+    """Yields chains: calls of one pass, each of which reads a value that another one wrote, and which can be fused.
+
+    Only the given calls are in chains. Calls are in one chain only if they have equal depths; see ``_find_depths``.
+    """
+    calls, costs = operators.calls, operators.costs
+    can_fuse = [
+        bool(cost and cost.kind in _FUSIBLE_KINDS and not _UNFUSIBLE.search(signature.name))
+        for signature, cost in zip(calls.signatures, costs, strict=True)
+    ]
+    is_fusible = np.array([*can_fuse, False])[calls.signature] & ~calls.in_phase("optimizer")
+    has_work = operators.measured_ns > 0
+    depth = _find_depths(calls, has_work & ~is_fusible)
+    places = list(zip(calls.phase.tolist(), calls.instance.tolist(), depth, strict=True))
+    chain_of_call, writer = dict[int, list[int]](), dict[int, int]()
+    for index in np.flatnonzero(has_work & is_fusible & pending).tolist():
+        chain = chain_of_call[index] = [index]
+        for earlier_call in (writer[value] for value in calls.reads[index] if value in writer):
+            earlier = chain_of_call[earlier_call]
+            if earlier is not chain and places[earlier_call] == places[index]:
+                shorter, chain = sorted((earlier, chain), key=len)
+                chain += shorter
+                chain_of_call.update(dict.fromkeys(shorter, chain))
+        writer.update(dict.fromkeys(calls.writes[index], index))
+    distinct = {id(chain): sorted(chain) for chain in chain_of_call.values() if len(chain) > 1}
+    yield from distinct.values()
+
+
+def _find_depths(calls: OperatorCalls, is_barrier: Bools) -> list[int]:
+    """Returns the depth of each call: the latest possible number of barriers, such as matmuls, before it.
+
+    If a barrier reads the result of one call, and another call needs the result of the barrier, the other call has a
+    greater depth. So calls with equal depths can run in one kernel.
+    """
+    barriers = is_barrier.astype(np.int64).tolist()
+    earliest, of_value = list[int](), dict[int, int]()
+    for barrier, reads, writes in zip(barriers, calls.reads, calls.writes, strict=True):
+        earliest.append(max((of_value.get(value, 0) for value in reads), default=0) + barrier)
+        of_value.update(dict.fromkeys(writes, earliest[-1]))
+    passes = list(zip(calls.phase.tolist(), calls.instance.tolist(), strict=True))
+    latest, latest_of_value = earliest.copy(), dict[tuple[int, tuple[int, int]], int]()
+    for index in range(len(latest) - 1, -1, -1):
+        readers = [latest_of_value.get((value, passes[index])) for value in calls.writes[index]]
+        latest[index] = min((depth for depth in readers if depth is not None), default=earliest[index])
+        for value in calls.reads[index]:
+            key, depth = (value, passes[index]), latest[index] - barriers[index]
+            latest_of_value[key] = min(latest_of_value.get(key, depth), depth)
+    return latest
+
+
+def count_chain_bytes(operators: PricedOperators, chain: Sequence[int]) -> tuple[float, float]:
+    """Returns the bytes that a chain reads and writes, and those without the values that only the chain reads.
+
+    A value that enters the chain is needed once, even if several of its operators read it.
+    """
+    calls, members = operators.calls, set(chain)
+    costs = [operators.costs[calls.signature[index]] for index in chain]
+    moved_bytes = sum(cost.bytes for cost in costs if cost)
+    read_bytes, written_bytes = defaultdict[int, float](float), dict[int, float]()
+    for index in chain:
+        operands = Call(calls.signatures[calls.signature[index]])
+        largest = max((operands.count_bytes([tensor]) for tensor in operands.tensors()), default=0.0)
+        for value in calls.reads[index]:
+            read_bytes[value] += min(operators.value_bytes.get(value, 0.0), largest)
+        written_bytes |= {value: operators.value_bytes.get(value, 0.0) for value in calls.writes[index]}
+    saved_bytes = 0.0
+    for value, read in read_bytes.items():
+        if value in written_bytes:
+            is_needed = value in calls.lasting or not members.issuperset(operators.readers[value])
+            saved_bytes += read + (0.0 if is_needed else written_bytes[value])
+        else:
+            saved_bytes += max(read - operators.value_bytes.get(value, read), 0.0)
+    return moved_bytes, max(moved_bytes - saved_bytes, 0.0)

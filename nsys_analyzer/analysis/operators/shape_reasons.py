@@ -1,0 +1,181 @@
+"""Explains the time of operators above their attainable time, where their shapes tell the reason.
+
+The reasons are the precision, the memory format of images, and sizes that do not suit tensor cores.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from nsys_analyzer.analysis.operators.attainable import COMPUTE_KINDS
+from nsys_analyzer.analysis.operators.costs import Cost, estimate_cost
+from nsys_analyzer.analysis.operators.operands import Call
+from nsys_analyzer.analysis.operators.pricing import PricedOperators
+from nsys_analyzer.trace.arrays import Bools, Floats
+from nsys_analyzer.trace.operator_calls import Signature, Tensor, TensorArgument
+
+#: The smallest and the largest share of the time above the attainable time that is saved if images are stored as
+#: channels_last. A ResNet-50 in bf16 on an H100 saved 87 % of this time.
+MEMORY_FORMAT_SAVINGS = (0.65, 1.0)
+#: A matrix is aligned if the length of its rows is a multiple of this number of bytes.
+ALIGNMENT_BYTES = 16
+#: Sizes are padded to a multiple of the first number of elements, and large sizes to a multiple of the second.
+_PADDING, _PADDING_OF_LARGE_SIZES = 8, 64
+_LARGE_SIZE = 256
+#: The fewest channels of a convolution that are worth padding. Images have 3 channels, and no more work.
+_FEWEST_CHANNELS = 16
+#: The ratio of the time of a matmul to its attainable time that is assumed if a step contains no other matmul.
+_USUAL_RATIO = 1.3
+#: An operator with float32 operands multiplies without tensor cores if it takes more than this multiple of its
+#: attainable time in TF32.
+_LEAST_FP32_RATIO = 1.5
+#: Matches operators of images that have kernels for both memory formats.
+_IMAGE_OPERATOR = re.compile(r"convolution|batch_norm|pool")
+
+
+@dataclass(frozen=True)
+class ExplainedCalls:
+    """Calls whose time above their attainable time has a reason.
+
+    Attributes:
+        calls: shape (calls,), True for these calls.
+        least_ns, most_ns: shape (calls,), the least and the most time that remains of each call, ns.
+    """
+
+    calls: Bools
+    least_ns: Floats
+    most_ns: Floats
+
+
+def explain_calls(operators: PricedOperators) -> Mapping[str, ExplainedCalls]:
+    """Returns the calls for which the shapes tell the reason, by the reason. Each call has at most one reason."""
+    pending, explained = find_needed_calls(operators), dict[str, ExplainedCalls]()
+    tests = {"precision": _explain_precision, "memory_format": _explain_memory_format, "alignment": _explain_alignment}
+    for reason, explain in tests.items():
+        explained[reason] = explain(operators, pending)
+        pending = pending & ~explained[reason].calls
+    return explained
+
+
+def find_needed_calls(operators: PricedOperators) -> Bools:
+    """Returns True for each call with work that a step needs."""
+    pending: Bools = (operators.measured_ns > 0) & ~np.any([*operators.redundant.values()], axis=0)
+    return pending
+
+
+def _explain_precision(operators: PricedOperators, pending: Bools) -> ExplainedCalls:
+    """Finds matmuls, convolutions and attention that multiply in fp32 without tensor cores.
+
+    At least their attainable time in bf16 remains, and at most their attainable time in TF32.
+    """
+    calls, rates = operators.calls, operators.rates
+    least_ns, most_ns = np.full((2, len(calls.signatures)), np.nan)
+    for index, (signature, cost) in enumerate(zip(calls.signatures, operators.costs, strict=True)):
+        if rates and cost and cost.kind in COMPUTE_KINDS and cost.precision == "fp32":
+            in_bf16 = estimate_cost(_map_tensors(signature, _as_bf16))
+            most_ns[index] = rates.time_ns(cost._replace(precision="tf32"), signature)
+            least_ns[index] = rates.time_ns(in_bf16, signature) if in_bf16 else np.nan
+    most_ns = np.where(np.isnan(most_ns), least_ns * 2, most_ns)
+    least_ns, most_ns = least_ns[calls.signature], most_ns[calls.signature]
+    return ExplainedCalls(pending & (operators.measured_ns > _LEAST_FP32_RATIO * most_ns), least_ns, most_ns)
+
+
+def _as_bf16(tensor: Tensor) -> Tensor:
+    return tensor._replace(dtype="bfloat16") if tensor.dtype == "float32" else tensor
+
+
+def _explain_memory_format(operators: PricedOperators, pending: Bools) -> ExplainedCalls:
+    """Finds operators on images whose channels are not stored together, if the step contains a convolution."""
+    signatures, costs = operators.calls.signatures, operators.costs
+    is_contiguous = [
+        bool(_IMAGE_OPERATOR.search(signature.name)) and _is_contiguous_image(signature) for signature in signatures
+    ]
+    if not any(
+        is_contiguous and cost and cost.kind == "convolution"
+        for is_contiguous, cost in zip(is_contiguous, costs, strict=True)
+    ):
+        is_contiguous = [False] * len(signatures)
+    calls = pending & np.array([*is_contiguous, False])[operators.calls.signature] & (operators.excess_ns > 0)
+    least, most = MEMORY_FORMAT_SAVINGS
+    measured_ns, excess_ns = operators.measured_ns, operators.excess_ns
+    return ExplainedCalls(calls, measured_ns - most * excess_ns, measured_ns - least * excess_ns)
+
+
+def _is_contiguous_image(signature: Signature) -> bool:
+    """Returns whether the first tensor with images in a half precision stores each channel separately."""
+    for tensor in Call(signature).tensors():
+        if len(tensor.shape) in (4, 5) and tensor.strides and tensor.dtype in ("bfloat16", "float16"):
+            has_images = tensor.shape[1] > 1 and math.prod(tensor.shape[2:]) > 1
+            return has_images and tensor.strides[-1] == 1 and tensor.strides[1] > 1
+    return False
+
+
+def _explain_alignment(operators: PricedOperators, pending: Bools) -> ExplainedCalls:
+    """Finds operators that multiply matrices whose rows do not begin at multiples of ``ALIGNMENT_BYTES``.
+
+    At least the attainable time of the padded matrices remains. At most, the time above it has the same ratio as in the
+    other matmuls of the step.
+    """
+    calls, rates = operators.calls, operators.rates
+    padded_ns = np.full(len(calls.signatures), np.nan)
+    for index, (signature, cost) in enumerate(zip(calls.signatures, operators.costs, strict=True)):
+        sizes = find_misaligned_sizes(signature, cost)
+        if sizes and rates and cost and (padded := estimate_cost(_pad(signature, sizes))):
+            padded_ns[index] = rates.time_ns(padded._replace(precision=cost.precision), signature)
+    least_ns = padded_ns[calls.signature]
+    is_matmul = np.array([bool(cost and cost.kind == "matmul") for cost in operators.costs])[calls.signature]
+    others = pending & is_matmul & np.isnan(least_ns) & operators.is_priced
+    ratio = float(operators.measured_ns[others].sum() / operators.attainable_ns[others].sum()) if others.any() else 0.0
+    most_ns = least_ns * (max(ratio, 1.0) if ratio else _USUAL_RATIO)
+    return ExplainedCalls(pending & (operators.measured_ns > most_ns), least_ns, most_ns)
+
+
+def find_misaligned_sizes(signature: Signature, cost: Cost | None) -> frozenset[int]:
+    """Returns the sizes of a multiplying operator that make the rows of its matrices misaligned."""
+    if cost is None or cost.kind not in COMPUTE_KINDS:
+        return frozenset()
+    sizes = set[int]()
+    call = Call(signature)
+    for tensor in (*call.tensors(), *(signature.outputs or ())):
+        if len(tensor.shape) < 2 or not tensor.dtype:
+            continue
+        if cost.kind == "convolution":
+            size = tensor.shape[1] if tensor.shape[1] >= _FEWEST_CHANNELS else 0
+        else:  # the dimension whose elements are stored one after the other
+            size = tensor.shape[tensor.strides.index(1) if tensor.strides and 1 in tensor.strides else -1]
+        if size * call.element_bytes(tensor) % ALIGNMENT_BYTES and size > 1:
+            sizes.add(size)
+    return frozenset(sizes)
+
+
+def pad_size(size: int) -> int:
+    """Returns the next larger size that suits tensor cores."""
+    multiple = _PADDING_OF_LARGE_SIZES if size >= _LARGE_SIZE else _PADDING
+    return -(-size // multiple) * multiple
+
+
+def _pad(signature: Signature, sizes: frozenset[int]) -> Signature:
+    """Returns the operator with padded sizes."""
+    return _map_tensors(
+        signature,
+        lambda tensor: tensor._replace(
+            shape=tuple(pad_size(size) if size in sizes else size for size in tensor.shape), strides=None
+        ),
+    )
+
+
+def _map_tensors(signature: Signature, change: Callable[[Tensor], Tensor]) -> Signature:
+    """Returns the operator with each of its tensors changed."""
+
+    def change_argument(argument: TensorArgument) -> TensorArgument:
+        if isinstance(argument, Tensor):
+            return change(argument)
+        return tuple(map(change, argument)) if argument else None
+
+    outputs = signature.outputs and tuple(map(change, signature.outputs))
+    return signature._replace(inputs=tuple(map(change_argument, signature.inputs)), outputs=outputs)
