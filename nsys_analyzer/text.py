@@ -145,8 +145,8 @@ def phrase(template: str, *values: object) -> Text:
         parts.append(Span(kind, "".join(span.text for span in _fill_fields(mark[kind], remaining_values))))
         position = mark.end()
     parts += _fill_fields(template[position:], remaining_values)
-    if unused := list(remaining_values):
-        raise TypeError(f"{template!r} has no field for {unused}")
+    if unused_values := list(remaining_values):
+        raise TypeError(f"{template!r} has no field for {unused_values}")
     return Text(tuple(parts))
 
 
@@ -210,8 +210,8 @@ def join_names(names: Sequence[str], conjunction: str = "and") -> str:
 
 def list_first(names: Sequence[str]) -> str:
     """Returns the first names and the number of the remaining names: "a, b, c and 2 more"; empty without names."""
-    others = [f"{len(names) - _MAX_NAMES} more"] if len(names) > _MAX_NAMES else []
-    return join_names([*names[:_MAX_NAMES], *others]) if names else ""
+    count_of_others = [f"{len(names) - _MAX_NAMES} more"] if len(names) > _MAX_NAMES else []
+    return join_names([*names[:_MAX_NAMES], *count_of_others]) if names else ""
 
 
 def plural(number: float, noun: str) -> str:
@@ -229,8 +229,8 @@ def rounded(value: float) -> str:
     Examples are 52, 9.37 and 1,235.
     """
     places = min(max(2 - math.floor(math.log10(abs(value))), 0), MAX_DECIMALS) if value else 0
-    formatted = format_fixed(value, places)
-    return formatted.rstrip("0").rstrip(".") if places else formatted
+    formatted_value = format_fixed(value, places)
+    return formatted_value.rstrip("0").rstrip(".") if places else formatted_value
 
 
 def rounded_percent(value: float, digits: int | None = None) -> str:

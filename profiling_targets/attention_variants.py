@@ -113,22 +113,24 @@ def _mask_later_keys(scores: Tensor, causal: bool) -> Tensor:
 
 def blocked(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     """Computes attention with all scores in memory at once, as ``naive`` does, but both matmuls in tiles of 256."""
-    scores = torch.cat([_compute_scores_by_tile(rows, k) for rows in _split(q, _TILE, -2)], -2)  # (B, H, S, S)
+    scores = torch.cat(
+        [_compute_scores_by_tile(rows, k) for rows in _split_into_tiles(q, _TILE, -2)], -2
+    )  # (B, H, S, S)
     weights = _mask_later_keys(scores / math.sqrt(q.shape[-1]), causal).softmax(-1)
-    return torch.cat([_sum_values_by_tile(rows, v) for rows in _split(weights, _TILE, -2)], -2)
+    return torch.cat([_sum_values_by_tile(rows, v) for rows in _split_into_tiles(weights, _TILE, -2)], -2)
 
 
 def _compute_scores_by_tile(q: Tensor, k: Tensor) -> Tensor:  # (B, H, 256, d), (B, H, S, d) -> (B, H, 256, S)
-    return torch.cat([q @ keys.mT for keys in _split(k, _TILE, -2)], -1)
+    return torch.cat([q @ keys.mT for keys in _split_into_tiles(k, _TILE, -2)], -1)
 
 
 def _sum_values_by_tile(weights: Tensor, v: Tensor) -> Tensor:  # (B, H, 256, S), (B, H, S, d) -> (B, H, 256, d)
-    pairs = zip(_split(weights, _TILE, -1), _split(v, _TILE, -2), strict=True)
-    summed: Tensor = reduce(add, (part @ values for part, values in pairs))
-    return summed
+    pairs = zip(_split_into_tiles(weights, _TILE, -1), _split_into_tiles(v, _TILE, -2), strict=True)
+    summed_values: Tensor = reduce(add, (part @ values for part, values in pairs))
+    return summed_values
 
 
-def _split(x: Tensor, size: int, dim: int) -> tuple[Tensor, ...]:
+def _split_into_tiles(x: Tensor, size: int, dim: int) -> tuple[Tensor, ...]:
     parts: tuple[Tensor, ...] = torch.split(x, size, dim)
     return parts
 
@@ -142,7 +144,9 @@ def fused(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     """
     training = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     outputs = []
-    for first_row, rows in zip(range(0, q.shape[-2], _ROWS_PER_BLOCK), _split(q, _ROWS_PER_BLOCK, -2), strict=True):
+    for first_row, rows in zip(
+        range(0, q.shape[-2], _ROWS_PER_BLOCK), _split_into_tiles(q, _ROWS_PER_BLOCK, -2), strict=True
+    ):
         visible_length = min(first_row + _ROWS_PER_BLOCK, k.shape[-2]) if causal else k.shape[-2]
         inputs = (rows, k[..., :visible_length, :], v[..., :visible_length, :], causal)
         # Without activation checkpointing, autograd would save the softmax weights of all blocks, S² numbers.

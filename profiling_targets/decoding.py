@@ -38,9 +38,9 @@ class Cache:
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Appends new keys and values (B, H, S, d_head) of a layer, and returns all of them, (B, H, N + S, d_head)."""
-        cached, end = self.tensor[layer], self.filled + k.shape[2]  # room (2, B, H, T, d_head)
-        cached[0, :, :, self.filled : end], cached[1, :, :, self.filled : end] = k, v
-        return cached[0, :, :, :end], cached[1, :, :, :end]
+        layer_cache, end = self.tensor[layer], self.filled + k.shape[2]  # room (2, B, H, T, d_head)
+        layer_cache[0, :, :, self.filled : end], layer_cache[1, :, :, self.filled : end] = k, v
+        return layer_cache[0, :, :, :end], layer_cache[1, :, :, :end]
 
 
 class Decoder(Transformer):

@@ -164,11 +164,11 @@ def parse_arguments(arguments: list[str]) -> tuple[Config, Sharing, Lateness, ar
     add("--late-rank", type=int, metavar="RANK", help="make this rank late in each step")
     add("--late-ms", type=float, metavar="MS", help=f"how late the late rank is (default {_LATE_MS:g})")
     add("--synchronize", action="store_true", help="wait for the GPU at the end of each step")
-    config, parsed = read_options(parser, arguments)
-    if parsed.strategy == "pipeline":
-        parsed.microbatches = parsed.microbatches or _MICROBATCHES
-    sharing = Sharing(parsed.strategy, parsed.bucket_mb, parsed.microbatches)
-    return config, sharing, Lateness(parsed.late_rank, parsed.late_ms or _LATE_MS), parsed
+    config, parsed_options = read_options(parser, arguments)
+    if parsed_options.strategy == "pipeline":
+        parsed_options.microbatches = parsed_options.microbatches or _MICROBATCHES
+    sharing = Sharing(parsed_options.strategy, parsed_options.bucket_mb, parsed_options.microbatches)
+    return config, sharing, Lateness(parsed_options.late_rank, parsed_options.late_ms or _LATE_MS), parsed_options
 
 
 def run(config: Config, sharing: Sharing, lateness: Lateness, parsed: argparse.Namespace) -> int:
@@ -180,13 +180,13 @@ def run(config: Config, sharing: Sharing, lateness: Lateness, parsed: argparse.N
     results = parsed.results and parsed.results.with_stem(f"{parsed.results.stem}_rank{rank.number}")
     wait_for_all_ranks = join_ranks(config.device, rank)
 
-    def get_values(times: Times) -> Mapping[str, Any]:
+    def train_steps(times: Times) -> Mapping[str, Any]:
         """Trains with the chosen strategy, and returns the entries for the results."""
         training = STRATEGIES[sharing.strategy](config, sharing, rank)
         outcome = measure(training, lateness, wait_for_all_ranks, times, synchronized=parsed.synchronize)
         return {**asdict(sharing), **asdict(lateness), "synchronize": parsed.synchronize, **outcome}
 
-    code = harness.run_measured(get_values, config.device, described_run, results, ranges=not parsed.no_ranges)
+    code = harness.run_measured(train_steps, config.device, described_run, results, ranges=not parsed.no_ranges)
     if code == 0:  # if memory ran out here, the other ranks still wait, and this call would wait for them
         dist.destroy_process_group()
     return code

@@ -143,5 +143,5 @@ def _launch_kernel(name: str, tensors: tuple[Tensor, ...], causal: bool, matmuls
 def _make_strides_equal(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Returns the tensors with equal strides and a contiguous last dimension, copied if necessary."""
     strides = tensors[0].stride()
-    alike = strides[-1] == 1 and all(tensor.stride() == strides for tensor in tensors)
-    return tensors if alike else tuple(tensor.contiguous() for tensor in tensors)
+    are_equal = strides[-1] == 1 and all(tensor.stride() == strides for tensor in tensors)
+    return tensors if are_equal else tuple(tensor.contiguous() for tensor in tensors)

@@ -23,29 +23,29 @@ LN_2 = tl.constexpr(0.6931471805599453)  # scale · LN_2 is 1 ÷ √d_head
 
 
 @triton.jit
-def load_rows(start, first, stride, length, rows: tl.constexpr, d_head: tl.constexpr, masked: tl.constexpr):
-    """Loads the rows from ``first`` on as a block (rows, d_head). If masked, rows past the length are zeros."""
+def load_rows(start, first_row, stride, length, rows: tl.constexpr, d_head: tl.constexpr, masked: tl.constexpr):
+    """Loads the rows from ``first_row`` on as a block (rows, d_head). If masked, rows past the length are zeros."""
     row, column = tl.arange(0, rows), tl.arange(0, d_head)
-    pointers = start + tl.cast(first, tl.int64) * stride + (row[:, None] * stride + column[None, :])
-    return tl.load(pointers, mask=(first + row)[:, None] < length, other=0.0) if masked else tl.load(pointers)
+    pointers = start + tl.cast(first_row, tl.int64) * stride + (row[:, None] * stride + column[None, :])
+    return tl.load(pointers, mask=(first_row + row)[:, None] < length, other=0.0) if masked else tl.load(pointers)
 
 
 @triton.jit
-def store_rows(start, first, length, block, rows: tl.constexpr, d_head: tl.constexpr, masked: tl.constexpr):
-    """Writes a block (rows, d_head) to the rows from ``first`` on of a contiguous head, cast to the head's type."""
+def store_rows(start, first_row, length, block, rows: tl.constexpr, d_head: tl.constexpr, masked: tl.constexpr):
+    """Writes a block (rows, d_head) to the rows from ``first_row`` on of a contiguous head, cast to the head's type."""
     row, column = tl.arange(0, rows), tl.arange(0, d_head)
-    pointers = start + tl.cast(first, tl.int64) * d_head + (row[:, None] * d_head + column[None, :])
+    pointers = start + tl.cast(first_row, tl.int64) * d_head + (row[:, None] * d_head + column[None, :])
     block = block.to(start.dtype.element_ty)
     if masked:
-        tl.store(pointers, block, mask=(first + row)[:, None] < length)
+        tl.store(pointers, block, mask=(first_row + row)[:, None] < length)
     else:
         tl.store(pointers, block)
 
 
 @triton.jit
-def load_numbers(start, first, length, rows: tl.constexpr, masked: tl.constexpr):
-    """Loads one number for each row from ``first`` on. If masked, numbers past the length are zeros."""
-    row = first + tl.arange(0, rows)
+def load_numbers(start, first_row, length, rows: tl.constexpr, masked: tl.constexpr):
+    """Loads one number for each row from ``first_row`` on. If masked, numbers past the length are zeros."""
+    row = first_row + tl.arange(0, rows)
     return tl.load(start + row, mask=row < length, other=0.0) if masked else tl.load(start + row)
 
 
@@ -58,7 +58,7 @@ def is_visible(first_row, first_key, length, block_m: tl.constexpr, block_n: tl.
 
 @triton.jit
 def attend_tiles(
-    acc, denominator, top, q_tile, k, v, stride, first_row, begin, end, length, scale,
+    acc, denominator, max_score, q_tile, k, v, stride, first_row, begin, end, length, scale,
     block_m: tl.constexpr, block_n: tl.constexpr, d_head: tl.constexpr,
     causal: tl.constexpr, masked: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
@@ -68,15 +68,15 @@ def attend_tiles(
         scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=precision)
         if masked:
             scores = tl.where(is_visible(first_row, first_key, length, block_m, block_n, causal), scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1) * scale)
+        new_top = tl.maximum(max_score, tl.max(scores, 1) * scale)
         p = tl.exp2(scores * scale - new_top[:, None])
-        shrink = tl.exp2(top - new_top)  # the sums so far are relative to the old maximum
+        shrink = tl.exp2(max_score - new_top)  # the sums so far are relative to the old maximum
         denominator = denominator * shrink + tl.sum(p, 1)
         acc = acc * shrink[:, None]
         v_tile = load_rows(v, first_key, stride, length, block_n, d_head, masked)
         acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision=precision)
-        top = new_top
-    return acc, denominator, top
+        max_score = new_top
+    return acc, denominator, max_score
 
 
 @triton.jit
@@ -94,30 +94,30 @@ def forward_kernel(
     k, v = k + offset, v + offset
     acc = tl.zeros((block_m, d_head), tl.float32)
     denominator = tl.zeros((block_m,), tl.float32)
-    top = tl.full((block_m,), float("-inf"), tl.float32)
+    max_score = tl.full((block_m,), float("-inf"), tl.float32)
     plain_end = (first_row if causal else length) // block_n * block_n
-    acc, denominator, top = attend_tiles(
-        acc, denominator, top, q_tile, k, v, stride_row, first_row, 0, plain_end, length, scale,
+    acc, denominator, max_score = attend_tiles(
+        acc, denominator, max_score, q_tile, k, v, stride_row, first_row, 0, plain_end, length, scale,
         block_m, block_n, d_head, causal, False, precision,
     )  # fmt: skip
     if causal or not even:
         end = tl.minimum(first_row + block_m, length) if causal else length
-        acc, denominator, top = attend_tiles(
-            acc, denominator, top, q_tile, k, v, stride_row, first_row, plain_end, end, length, scale,
+        acc, denominator, max_score = attend_tiles(
+            acc, denominator, max_score, q_tile, k, v, stride_row, first_row, plain_end, end, length, scale,
             block_m, block_n, d_head, causal, True, precision,
         )  # fmt: skip
     row = first_row + tl.arange(0, block_m)
-    tl.store(lse + head * length + row, top + tl.log2(denominator), mask=row < length)
+    tl.store(lse + head * length + row, max_score + tl.log2(denominator), mask=row < length)
     store_rows(out + head * length * d_head, first_row, length, acc / denominator[:, None], block_m, d_head, not even)
 
 
 @triton.jit
 def delta_kernel(out, out_grad, delta, rows, d_head: tl.constexpr, block_m: tl.constexpr):
     """Computes Σ out · gradient of out for each of the B × H × S rows, a term of the softmax's gradient."""
-    first = tl.program_id(0).to(tl.int64) * block_m
-    out_tile = load_rows(out, first, d_head, rows, block_m, d_head, True).to(tl.float32)
-    grad_tile = load_rows(out_grad, first, d_head, rows, block_m, d_head, True).to(tl.float32)
-    row = first + tl.arange(0, block_m)
+    first_row = tl.program_id(0).to(tl.int64) * block_m
+    out_tile = load_rows(out, first_row, d_head, rows, block_m, d_head, True).to(tl.float32)
+    grad_tile = load_rows(out_grad, first_row, d_head, rows, block_m, d_head, True).to(tl.float32)
+    row = first_row + tl.arange(0, block_m)
     tl.store(delta + row, tl.sum(out_tile * grad_tile, 1), mask=row < rows)
 
 

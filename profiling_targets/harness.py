@@ -393,16 +393,16 @@ def read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> tuple
     Raises:
         ConfigurationError: the model is unknown, its dimensions are impossible, or the options cannot run together.
     """
-    parsed = parser.parse_args(arguments)
-    options: dict[str, Any] = {name: getattr(parsed, name) for name in OPTIONS if hasattr(parsed, name)}
-    return Config(read_model_size(parsed), **options), parsed
+    parsed_options = parser.parse_args(arguments)
+    options: dict[str, Any] = {name: getattr(parsed_options, name) for name in OPTIONS if hasattr(parsed_options, name)}
+    return Config(read_model_size(parsed_options), **options), parsed_options
 
 
-def read_model_size(parsed: argparse.Namespace) -> ModelSize:
+def read_model_size(parsed_options: argparse.Namespace) -> ModelSize:
     """Returns the dimensions of the model on a command line, whose further options replace some of them."""
-    changed = {name: value for name in DIMENSIONS if (value := getattr(parsed, name)) is not None}
-    size = replace(find_model(parsed.model), **changed)
-    return replace(size, name=f"d{size.d_model}-L{size.num_layers}") if changed else size
+    given_dimensions = {name: value for name in DIMENSIONS if (value := getattr(parsed_options, name)) is not None}
+    size = replace(find_model(parsed_options.model), **given_dimensions)
+    return replace(size, name=f"d{size.d_model}-L{size.num_layers}") if given_dimensions else size
 
 
 class NotHereError(ConfigurationError):
@@ -436,7 +436,7 @@ def add_option(parser: argparse.ArgumentParser, option: Option) -> None:
     help_text = option.help if option.default is None else f"{option.help} (default {option.default})"
     keywords: dict[str, Any] = {"dest": option.name, "default": option.default, "help": help_text}
 
-    def read(text: str) -> Any:
+    def parse_value(text: str) -> Any:
         """Reads a value of the option from the command line."""
         if option.kind is int and not text.lstrip("-").isdecimal():
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
@@ -447,7 +447,7 @@ def add_option(parser: argparse.ArgumentParser, option: Option) -> None:
     if option.kind is bool:
         parser.add_argument(option.flag, action=argparse.BooleanOptionalAction, **keywords)
     else:
-        parser.add_argument(option.flag, type=read, choices=option.choices or None, **keywords)
+        parser.add_argument(option.flag, type=parse_value, choices=option.choices or None, **keywords)
 
 
 def measure_case(target: CaseTarget[C, F], case: C, measure: Callable[[C, F], None]) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def record(phases: Phases) -> tuple[list[MemoryEvent], list[Span], int]:
     Returns:
         The memory events of the step, its phases, and the bytes that were allocated before it.
     """
-    spans, began = [], time.time_ns()
+    spans, start_ns = [], time.time_ns()
     torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=_MOST_ENTRIES)
     try:
         base_bytes = torch.cuda.memory_stats()["requested_bytes.all.current"]
@@ -88,11 +88,11 @@ def record(phases: Phases) -> tuple[list[MemoryEvent], list[Span], int]:
             start = time.time_ns()
             phase()
             torch.cuda.synchronize()
-            spans.append(Span(name, (start - began) / NS_PER_MS, (time.time_ns() - began) / NS_PER_MS))
+            spans.append(Span(name, (start - start_ns) / NS_PER_MS, (time.time_ns() - start_ns) / NS_PER_MS))
         trace = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
     finally:
         torch.cuda.memory._record_memory_history(enabled=None)
-    return tensor_events(trace, began), spans, base_bytes
+    return tensor_events(trace, start_ns), spans, base_bytes
 
 
 def tensor_events(trace: Sequence[dict[str, Any]], began_ns: int) -> list[MemoryEvent]:
@@ -123,17 +123,17 @@ def fill_figures(
         figures: the figures to fill in.
         layers: the number of layers of the model, or None if nothing is saved for backward.
     """
-    alive = accumulate((event.bytes for event in events), initial=base_bytes)
-    levels = list(zip([0.0, *(event.ms for event in events)], alive, strict=True))
+    allocated_bytes = accumulate((event.bytes for event in events), initial=base_bytes)
+    levels = list(zip([0.0, *(event.ms for event in events)], allocated_bytes, strict=True))
     figures.base_bytes, figures.phases = base_bytes, measure_phases(levels, spans)
     figures.step_peak_bytes = max(phase.peak_bytes for phase in figures.phases)
     figures.timeline_ms_bytes = [(round(ms, 4), level) for ms, level in thin_points(levels, _TIMELINE_POINTS)]
     if not layers:
         return
     activations = find_unreleased_allocations(event for event in events if event.ms <= spans[0].end_ms)
-    inside = [event for event in activations if event.in_block]
-    sizes, counts = Counter[tuple[int, str]](), Counter((event.line, event.function) for event in inside)
-    for event in inside:
+    activations_in_block = [event for event in activations if event.in_block]
+    sizes, counts = Counter[tuple[int, str]](), Counter((event.line, event.function) for event in activations_in_block)
+    for event in activations_in_block:
         sizes[event.line, event.function] += event.bytes
     figures.kept_bytes = sum(event.bytes for event in activations)
     figures.layer_saves_bytes = sum(sizes.values()) / layers
@@ -151,20 +151,22 @@ def measure_phases(levels: Sequence[Point], spans: Sequence[Span]) -> list[Phase
     first_points = [0, *(bisect_right(levels, span.start_ms, key=lambda point: point[0]) for span in spans[1:])]
     end_points = [*first_points[1:], len(levels)]
     figures = []
-    for span, first, end in zip(spans, first_points, end_points, strict=True):
-        inside = [level for _, level in levels[max(first - 1, 0) : end]]  # the first is the level when the phase starts
-        figures.append(PhaseFigures(span.name, span.start_ms, span.end_ms, inside[0], max(inside)))
+    for span, first_point, end in zip(spans, first_points, end_points, strict=True):
+        levels_in_phase = [
+            level for _, level in levels[max(first_point - 1, 0) : end]
+        ]  # also the level when the phase starts
+        figures.append(PhaseFigures(span.name, span.start_ms, span.end_ms, levels_in_phase[0], max(levels_in_phase)))
     return figures
 
 
 def find_unreleased_allocations(events: Iterable[MemoryEvent]) -> list[MemoryEvent]:
     """Returns the allocations that no later event releases, in the order of the events."""
-    alive: dict[int, MemoryEvent] = {}
+    event_of_address: dict[int, MemoryEvent] = {}
     for event in events:
-        alive.pop(event.address, None)
+        event_of_address.pop(event.address, None)
         if event.bytes > 0:
-            alive[event.address] = event
-    return list(alive.values())
+            event_of_address[event.address] = event
+    return list(event_of_address.values())
 
 
 def thin_points(points: Sequence[Point], limit: int) -> list[Point]:

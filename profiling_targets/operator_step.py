@@ -52,9 +52,9 @@ def record_operators(phases: Phases) -> None:
         print(f"operators are not recorded: {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def _track_modules(modules: Modules, at_end: Callable[..., object]) -> None:
+def _track_modules(modules: Modules, add_hook: Callable[..., object]) -> None:
     """Tells ``modules`` of each call of a module until the end."""
     enter = register_module_forward_pre_hook(lambda module, _: modules.enter(module))
     leave = register_module_forward_hook(lambda *_: modules.leave(), always_call=True)
-    at_end(enter.remove)
-    at_end(leave.remove)
+    add_hook(enter.remove)
+    add_hook(leave.remove)

@@ -213,7 +213,7 @@ class Pipeline(SharedTraining):
         blocks_elsewhere = [f"blocks.{index}" for index in range(layers) if index not in local_layers]
         blocks_elsewhere += ["embedding"] * (number > 0) + ["norm", "head"] * (number < ranks - 1)
         for name in blocks_elsewhere:
-            model.set_submodule(name, Elsewhere())
+            model.set_submodule(name, ModuleOnOtherRank())
         return Autocast(model, self._autocast)
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -221,7 +221,7 @@ class Pipeline(SharedTraining):
             return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-class Elsewhere(nn.Module):
+class ModuleOnOtherRank(nn.Module):
     """A placeholder for a part of the model that is on another rank."""
 
     def forward(self, x: Tensor, *_: Tensor) -> Tensor:

@@ -46,19 +46,19 @@ class TiledAttention(torch.autograd.Function):
         """Computes the output one tile of rows at a time, and saves ``lse``, one number per row, for backward."""
         out, lse = torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
         for rows in _tiles(q.shape[-2], tile):
-            top = torch.full_like(lse[..., rows], -math.inf)  # (B, H, M), the largest score so far
-            denominator = torch.zeros_like(top)
+            max_score = torch.full_like(lse[..., rows], -math.inf)  # (B, H, M), the largest score so far
+            denominator = torch.zeros_like(max_score)
             acc = torch.zeros_like(q[..., rows, :], dtype=torch.float32)  # (B, H, M, d_head)
             for keys in _keys_of(rows, q.shape[-2], tile, causal):
                 scores = _scores(q, k, rows, keys, causal)  # (B, H, M, N)
-                new_top = torch.maximum(top, scores.amax(-1))
+                new_top = torch.maximum(max_score, scores.amax(-1))
                 p = torch.exp(scores - new_top[..., None])
-                shrink = torch.exp(top - new_top)  # the sums so far are relative to the old largest score
+                shrink = torch.exp(max_score - new_top)  # the sums so far are relative to the old largest score
                 denominator = denominator * shrink + p.sum(-1)
                 acc = acc * shrink[..., None] + p @ v[..., keys, :].float()
-                top = new_top
+                max_score = new_top
             out[..., rows, :] = (acc / denominator[..., None]).to(q.dtype)
-            lse[..., rows] = top + denominator.log()
+            lse[..., rows] = max_score + denominator.log()
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.causal, ctx.tile = causal, tile
         return out

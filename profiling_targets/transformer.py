@@ -37,8 +37,8 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # (B, S, d) -> (B, S, d)
         """Divides by the root mean square over d."""
         x32 = x.float()
-        normed = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)
-        return (normed * self.weight).to(x.dtype)
+        normalized_x = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (normalized_x * self.weight).to(x.dtype)
 
 
 def rope_tables(context_length: int, d_head: int) -> tuple[Tensor, Tensor]:
@@ -51,8 +51,8 @@ def rope_tables(context_length: int, d_head: int) -> tuple[Tensor, Tensor]:
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # (B, H, S, d_head) -> (B, H, S, d_head)
     """Rotates each pair of neighboring features by the angle of its position."""
     even, odd = x[..., 0::2], x[..., 1::2]  # (B, H, S, d_head / 2) each
-    turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)  # (B, H, S, d_head / 2, 2)
-    return turned.flatten(-2).to(x.dtype)
+    rotated_pairs = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)  # (B, H, S, d_head / 2, 2)
+    return rotated_pairs.flatten(-2).to(x.dtype)
 
 
 def unfused_attention(q: Tensor, k: Tensor, v: Tensor, masked: Tensor) -> Tensor:
@@ -94,8 +94,8 @@ class SelfAttention(nn.Module):
             projection(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, S, d_head)
             for projection in (self.q, self.k, self.v)
         )
-        attended = self.attend(rotate(q, cos, sin), rotate(k, cos, sin), v, masked)  # (B, H, S, d_head)
-        out: Tensor = self.out(attended.transpose(1, 2).flatten(-2))  # (B, S, d)
+        attention_output = self.attend(rotate(q, cos, sin), rotate(k, cos, sin), v, masked)  # (B, H, S, d_head)
+        out: Tensor = self.out(attention_output.transpose(1, 2).flatten(-2))  # (B, S, d)
         return out
 
 
@@ -212,10 +212,15 @@ def main() -> int:
     """Runs the target and returns the exit code."""
     try:
         parser = make_parser("transformer", "Trains a transformer for a few steps, with NVTX ranges.")
-        config, parsed = read_options(parser, sys.argv[1:])
-        finish = None if parsed.no_ranges else record_operators
+        config, parsed_options = read_options(parser, sys.argv[1:])
+        finish = None if parsed_options.no_ranges else record_operators
         return harness.run(
-            lambda: Training(config), config, config.run(), parsed.results, ranges=not parsed.no_ranges, finish=finish
+            lambda: Training(config),
+            config,
+            config.run(),
+            parsed_options.results,
+            ranges=not parsed_options.no_ranges,
+            finish=finish,
         )
     except ConfigurationError as error:
         print(f"Error: {error}", file=sys.stderr)

@@ -32,7 +32,7 @@ from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.experiments import benches
 from nsys_analyzer.questions import ask
 from nsys_analyzer.questions import figure as figure_module
-from nsys_analyzer.questions.named_figures import FIGURES, PHASE
+from nsys_analyzer.questions.named_figures import FIGURES, PHASE_PART
 from nsys_analyzer.report import finding_texts, palette, sections
 from nsys_analyzer.report.model import Block, Field, Paragraph, make_table
 from nsys_analyzer.report.renderers import step_bar
@@ -62,7 +62,7 @@ def test_a_named_figure_is_a_function(step_trace: Path, run_main: Main, monkeypa
     monkeypatch.setattr(figure_module, "FIGURES", known := {**FIGURES})
     monkeypatch.setattr(ask, "FIGURES", known)
 
-    @figure_module.figure(PHASE, "count", needs=("class",))
+    @figure_module.figure(PHASE_PART, "count", needs=("class",))
     def distinct_kernels(phase: PhaseSummary, kernel_class: str) -> int:
         """Returns the number of distinct kernels of a class."""
         return sum(row.kernel_class == kernel_class for row in phase.kernels)

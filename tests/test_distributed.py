@@ -20,7 +20,7 @@ from nsys_analyzer.inputs.manifest import make_run  # noqa: E402
 from profiling_targets import distributed, parallelism  # noqa: E402
 from profiling_targets.distributed import Lateness, main, parse_arguments, plant_delay  # noqa: E402
 from profiling_targets.harness import Config  # noqa: E402
-from profiling_targets.parallelism import Elsewhere, Pipeline, Rank, SharedTraining, Sharing  # noqa: E402
+from profiling_targets.parallelism import ModuleOnOtherRank, Pipeline, Rank, SharedTraining, Sharing  # noqa: E402
 from profiling_targets.transformer import Transformer  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
@@ -151,7 +151,7 @@ def test_a_batch_that_cannot_be_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_elsewhere_changes_nothing() -> None:
     x = torch.randn(2, 3)
-    assert Elsewhere()(x, x) is x
+    assert ModuleOnOtherRank()(x, x) is x
 
 
 @pytest.mark.parametrize(("late_rank", "delayed"), [(0, 1), (1, 0)])

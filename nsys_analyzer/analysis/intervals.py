@@ -42,8 +42,10 @@ class Timeline:
         order = order_by_start if innermost else order_by_start[::-1]
         low, high = self._axis.place(group[order], start[order]), self._axis.place(group[order], end[order])
         self._boundaries = distinct(np.concatenate([low, high]))
-        top = _find_topmost_intervals(np.searchsorted(self._boundaries, low), np.searchsorted(self._boundaries, high))
-        self._open = np.append(ranges[order], NONE)[top]
+        topmost_interval = _find_topmost_intervals(
+            np.searchsorted(self._boundaries, low), np.searchsorted(self._boundaries, high)
+        )
+        self._open = np.append(ranges[order], NONE)[topmost_interval]
 
     def open_at(self, group: Ints, time: Ints) -> Ints:
         """Returns the index of the range that is open at each (group, time), or -1; shape as ``time``."""
@@ -59,17 +61,17 @@ def _find_topmost_intervals(low: Ints, high: Ints) -> Ints:
     the index of its interval on to its two halves. This takes n log n steps and no loop over the intervals.
     """
     length = int(high.max(initial=0)) + 1
-    topmost = np.full(length, NONE, np.int64)
+    topmost_interval = np.full(length, NONE, np.int64)
     index = np.arange(len(low))
     level = np.log2(np.maximum(high - low, 1)).astype(np.int64)
     for power in range(int(level.max(initial=0)), -1, -1):
         at_level = level == power
-        np.maximum.at(topmost, low[at_level], index[at_level])
-        np.maximum.at(topmost, high[at_level] - (1 << power), index[at_level])
+        np.maximum.at(topmost_interval, low[at_level], index[at_level])
+        np.maximum.at(topmost_interval, high[at_level] - (1 << power), index[at_level])
         if power:
             half = 1 << (power - 1)
-            topmost[half:] = np.maximum(topmost[half:], topmost[:-half].copy())
-    return topmost
+            topmost_interval[half:] = np.maximum(topmost_interval[half:], topmost_interval[:-half].copy())
+    return topmost_interval
 
 
 def is_in_any_range(group: Ints, start: Ints, end: Ints, at_group: Ints, at_time: Ints) -> Bools:
@@ -181,9 +183,11 @@ class Cover:
         if not len(self.start):
             return np.zeros(len(time), np.int64)
         started_count = np.searchsorted(self.start, time, side="right")
-        last = np.maximum(started_count - 1, 0)
-        covered_by_last = np.where(started_count > 0, np.minimum(time, self.end[last]) - self.start[last], 0)
-        return self.covered[last] + covered_by_last
+        last_started = np.maximum(started_count - 1, 0)
+        covered_by_last = np.where(
+            started_count > 0, np.minimum(time, self.end[last_started]) - self.start[last_started], 0
+        )
+        return self.covered[last_started] + covered_by_last
 
     def covered_within(self, start: Ints, end: Ints) -> Ints:
         """Returns how much of each interval [start, end) these intervals cover, ns."""

@@ -81,10 +81,10 @@ class StepTimes:
         """
         kinds = len(self.total)
         keys, key = np.unique(step * kinds + kind, return_inverse=True)
-        sums = np.bincount(key, ns, len(keys))
-        self.total += np.bincount(keys % kinds, sums, kinds)
-        self.squares += np.bincount(keys % kinds, sums * sums, kinds)
-        self.typical += np.bincount(keys % kinds, sums * near[keys // kinds], kinds)
+        sums_ns = np.bincount(key, ns, len(keys))
+        self.total += np.bincount(keys % kinds, sums_ns, kinds)
+        self.squares += np.bincount(keys % kinds, sums_ns * sums_ns, kinds)
+        self.typical += np.bincount(keys % kinds, sums_ns * near[keys // kinds], kinds)
         self.steps, self.near = self.steps + len(near), self.near + int(near.sum())
 
     def mean_and_std_ms(self, scale: float) -> list[tuple[float, float | None]]:

@@ -60,12 +60,12 @@ class Tools:
 
     def explain(self, path: _Paths, budget: int = 2000) -> str:
         """Explains in at most budget bytes why a step takes so long, which rank is late, and what would save time."""
-        with self._load(path) as evidence:
+        with self._load_evidence(path) as evidence:
             return _shorten_strings(write_ranked_answers(evidence, budget))
 
     def ask(self, path: _Paths, questions: list[str]) -> str:
         """Returns figures by their names, such as "gpu_busy_ms phase=forward", with the rows they are based on."""
-        with self._load(path) as evidence:
+        with self._load_evidence(path) as evidence:
             answers = Answers(tuple(answer_text(evidence, question) for question in questions))
         return _to_json(to_plain_data(answers))
 
@@ -75,7 +75,7 @@ class Tools:
 
     def check(self, path: _Paths, text: str) -> str:
         """Checks whether lines in the words of ask or of a report are true. Other lines are not judged."""
-        with self._load(path) as evidence:
+        with self._load_evidence(path) as evidence:
             return _to_json(to_plain_data(check_claims(evidence, text)))
 
     def kernels(self, path: str, phase: str = "", kernel_class: str = "", top: int = 10) -> str:
@@ -85,13 +85,13 @@ class Tools:
 
     def modules(self, path: _Paths) -> str:
         """Lists the modules with the most time, in forward and backward. Layers of one kind share a row."""
-        with self._load(path) as evidence:
+        with self._load_evidence(path) as evidence:
             section = modules_section(evidence.captures)
         return _to_markdown(Report("The modules", (section,))) if section.blocks else str(NO_MODULES)
 
     def operators(self, path: _Paths, by: Literal["operator", "module", "line"] = "operator", top: int = 10) -> str:
         """Lists the operators, modules or lines of a step with the most kernel time above their attainable time."""
-        with self._load(path) as evidence:
+        with self._load_evidence(path) as evidence:
             return _to_json(operators_data(list_operators(evidence.captures, by, top)))
 
     def compare(self, before: str, after: str) -> str:
@@ -112,14 +112,14 @@ class Tools:
         question = WhatIfQuestion(classes or {}, ranges or {}, launches, operators=operators or {})
         if question == WhatIfQuestion():
             raise self._error_type("Give a change: classes, ranges, launches or operators")
-        with self._load(path) as evidence:
+        with self._load_evidence(path) as evidence:
             answers = to_plain_data(list(answer_all(evidence.captures, question)))
         return _to_json({"schema_version": SCHEMA_VERSION, "generator": GENERATOR, "what_if": answers})
 
     def capture(self, program: list[str], output_dir: str, modules: bool = False, timeout_s: float = 1800) -> str:
         """Runs a program, such as ["python", "train.py"], times it, records it into a folder, and reports."""
         options = [f"--output-dir={self._reader.resolve(output_dir)}", f"--timeout={timeout_s}", "--rerun"]
-        return self._run("run", [*options, *["--modules"] * modules], program)
+        return self._run_command("run", [*options, *["--modules"] * modules], program)
 
     def verify(
         self, before: str, program: list[str], old: str = "", finding: str = "", time_limit_s: float = 600
@@ -127,15 +127,15 @@ class Tools:
         """Measures whether a program is faster than the program captured in a folder, as a finding predicted."""
         options = [f"--before={old}"] * bool(old) + [f"--finding={finding}"] * bool(finding)
         words = [str(self._reader.resolve(before)), f"--time-limit={time_limit_s}", *options]
-        return self._run("verify", words, program)
+        return self._run_command("verify", words, program)
 
     @contextmanager
-    def _load(self, path: _Paths) -> Iterator[Evidence]:
+    def _load_evidence(self, path: _Paths) -> Iterator[Evidence]:
         """Yields the evidence, read from temporary copies of the captures at a path."""
         with self._reader.open_copies(path) as copies:
             yield make_evidence(gather(copies))
 
-    def _run(self, command: str, words: list[str], program: list[str]) -> str:
+    def _run_command(self, command: str, words: list[str], program: list[str]) -> str:
         """Runs a command in a process of its own; returns the command's exit code and the end of its output."""
         if not program:
             raise self._error_type('There is no program: give its words, such as ["python", "train.py"]')

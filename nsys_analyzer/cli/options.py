@@ -76,7 +76,7 @@ def evidence_options(function: Function) -> Function:
             raise click.UsageError("--step-ms replaces --csv: give only one of them.")
 
         def evidence(*, with_tracks: bool = False) -> Evidence:
-            """Reads the captures."""
+            """Reads the captures that the command line names."""
             from nsys_analyzer.cli.run_progress import show_reading
             from nsys_analyzer.experiments.evidence import make_evidence
             from nsys_analyzer.inputs.gather import gather
@@ -265,7 +265,7 @@ def list_option(
     """
 
     def convert(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[Any, ...]:
-        """Returns the distinct values in these texts, or fails."""
+        """Splits the texts of the option at commas, and returns the distinct values. Fails if a value is invalid."""
         words = [word.strip() for text in texts for word in text.split(",") if word.strip()]
         if texts and not words:
             raise click.BadParameter("give at least one value", ctx, param)
@@ -289,7 +289,7 @@ class _Switch(click.Choice[str]):
     """The type of an option that is on or off, as a bool."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns whether the value is "on", or fails."""
+        """Returns True for "on" and False for "off". Fails for another value."""
         return super().convert(value, param, ctx) == "on"
 
 
@@ -299,7 +299,7 @@ class _Milliseconds(click.FloatRange):
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Returns the time in ms, or fails."""
+        """Converts a time such as ``35``, ``35ms`` or ``0.035 s`` to ms. Fails if the value is not a time."""
         match = re.fullmatch(r"\s*(\S*?)\s*(ns|us|µs|μs|ms|s|)\s*", str(value))
         try:
             number = float(match[1] if match else value)

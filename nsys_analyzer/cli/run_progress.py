@@ -49,17 +49,17 @@ def show_progress(total: int, finished_count: int) -> Iterator[Progress]:
     with _bar((), ["{task.description}"], screen, disable=not screen.is_terminal) as bar:
         task = bar.add_task("", total=total, completed=finished_count)
 
-        def start(name: str, work: str) -> None:
-            """Shows the work on a configuration."""
+        def show_activity(name: str, work: str) -> None:
+            """Shows in the bar what is being done for a configuration, such as "timing"."""
             bar.update(task, description=f"{name}: {work}")
 
-        def end(name: str, result: JobResult, seconds: float) -> None:
-            """Prints the result of a configuration."""
+        def print_result(name: str, result: JobResult, seconds: float) -> None:
+            """Prints how the run of a configuration ended, and advances the bar."""
             message = f", {shorten(result.message, _MAX_MESSAGE, placeholder='…')}" if result.message else ""
             screen.print(f"{name}: {result.status} after {seconds:.0f} s{message}", soft_wrap=True)
             bar.advance(task)
 
-        yield Progress(start, end)
+        yield Progress(show_activity, print_result)
 
 
 @contextmanager

@@ -47,7 +47,7 @@ def _make_tables_and_charts(results: Results) -> Iterator[Block]:
     """Yields tables of the time and memory of each shape, and charts over the context length for one d_head."""
     rows = sorted(results.rows, key=lambda row: (row.case.d_head, row.case.context_length, row.case.compile))
 
-    def compile_ms(row: AnyRow) -> Cell:
+    def compute_compile_ms(row: AnyRow) -> Cell:
         """Returns the compile time of a compiled row in ms: its first step minus the mean times of both passes."""
         times = [mean_ms(row, name) or 0.0 for name in PASSES]
         return row.figures.first_step_ms - sum(times) if row.case.compile and all(times) else None
@@ -58,7 +58,7 @@ def _make_tables_and_charts(results: Results) -> Iterator[Block]:
         ("speed-up", "factor", lambda row: results.speed_up(row, "forward", compile=False)),
         ("backward ms", "ms", "backward"),
         ("speed-up", "factor", lambda row: results.speed_up(row, "backward", compile=False)),
-        ("compile ms", "ms", compile_ms),
+        ("compile ms", "ms", compute_compile_ms),
     )  # fmt: skip
     yield make_rows_table(
         rows, "Memory, without the inputs:",

@@ -43,14 +43,14 @@ def compute_speed_up(pair: dict[bool, AnyRow], part: str) -> float | None:
         pair: the eager row (False) and the compiled row (True).
         part: forward, backward or step.
     """
-    eager, compiled = (find_figure(pair.get(key), f"{part}.median_ms") for key in (False, True))
-    return ratio(eager, compiled)
+    eager_ms, compiled_ms = (find_figure(pair.get(key), f"{part}.median_ms") for key in (False, True))
+    return ratio(eager_ms, compiled_ms)
 
 
 def compute_compile_s(pair: dict[bool, AnyRow]) -> float | None:
     """Returns the compile time in seconds: the first step of the compiled run minus its median step."""
-    first, step = (find_figure(pair.get(True), name) for name in ("first_step_ms", "step.median_ms"))
-    return None if first is None or step is None else (first - step) / MS_PER_S
+    first_step_ms, step = (find_figure(pair.get(True), name) for name in ("first_step_ms", "step.median_ms"))
+    return None if first_step_ms is None or step is None else (first_step_ms - step) / MS_PER_S
 
 
 def count_steps_to_repay(pair: dict[bool, AnyRow]) -> int | None:

@@ -106,25 +106,27 @@ def _write_sentences(results: Results) -> Iterator[str]:
     name = make_row_namer(results.rows)
     rows = [row for row in results.rows if row.ok]
     if rows:
-        top = max(rows, key=lambda row: row.figures.step_peak_bytes or 0)
-        peak = format_number(top.figures.step_peak_bytes or 0, "bytes")
-        yield f"The highest memory is {peak}: {name(top)}, in {name_peak_phases(top)}."
+        highest_row = max(rows, key=lambda row: row.figures.step_peak_bytes or 0)
+        peak = format_number(highest_row.figures.step_peak_bytes or 0, "bytes")
+        yield f"The highest memory is {peak}: {name(highest_row)}, in {name_peak_phases(highest_row)}."
     if steps := [row for row in rows if row.case.mode == "train"]:
         counts = Counter(map(name_peak_phases, steps)).most_common()
         phases = ", ".join(f"{phase} ({count} of {len(steps)})" for phase, count in counts)
         yield f"The memory of a full step peaks in {phases}."
-        top = max(steps, key=_read_saved_bytes)
-        saved_size = format_number(_read_saved_bytes(top), "bytes")
-        yield f"A layer saves up to {saved_size} of activations for backward ({name(top)})."
+        highest_row = max(steps, key=_read_saved_bytes)
+        saved_size = format_number(_read_saved_bytes(highest_row), "bytes")
+        yield f"A layer saves up to {saved_size} of activations for backward ({name(highest_row)})."
 
 
 def name_peak_phases(row: AnyRow) -> str:
     """Returns the phase in which memory peaks. Phases with equal peaks are joined by "and"."""
     phases = row.figures.phases or []
-    top = max(phase.peak_bytes for phase in phases)
-    tied = [phase for phase in phases if phase.peak_bytes >= top * (1 - _EQUAL_PEAKS_TOLERANCE)]
-    rising = [phase.name for phase in tied if phase.peak_bytes > phase.start_bytes * (1 + _EQUAL_PEAKS_TOLERANCE)]
-    return " and ".join(rising or [tied[0].name])
+    peak_bytes = max(phase.peak_bytes for phase in phases)
+    phases_at_peak = [phase for phase in phases if phase.peak_bytes >= peak_bytes * (1 - _EQUAL_PEAKS_TOLERANCE)]
+    rising_phases = [
+        phase.name for phase in phases_at_peak if phase.peak_bytes > phase.start_bytes * (1 + _EQUAL_PEAKS_TOLERANCE)
+    ]
+    return " and ".join(rising_phases or [phases_at_peak[0].name])
 
 
 def _read_saved_bytes(row: AnyRow) -> float:
@@ -160,9 +162,9 @@ def _make_tables_and_charts(results: Results) -> Iterator[Block]:
             ("all layers", "bytes", lambda row: _read_saved_bytes(row) * row.case.size.num_layers),
             ("whole forward pass", "bytes", "kept_bytes"),
         )
-        top = max(training_rows, key=_read_saved_bytes)
-        caption = f"{name(top)}: activations by the source line that allocated them, mean over the layers:"
-        lines = [*(top.figures.layer_saves or ()), SavedLine("sum", "", 0, _read_saved_bytes(top))]
+        highest_row = max(training_rows, key=_read_saved_bytes)
+        caption = f"{name(highest_row)}: activations by the source line that allocated them, mean over the layers:"
+        lines = [*(highest_row.figures.layer_saves or ()), SavedLine("sum", "", 0, _read_saved_bytes(highest_row))]
         yield Details("Activations of a layer by source line", (make_table(_SAVED_LINES, lines, caption),))
 
 

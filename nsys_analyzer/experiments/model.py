@@ -50,9 +50,13 @@ def option(
 
 def options_of(case: type) -> dict[str, Option]:
     """Returns the options of a case by name. Spelling and unit are those of an equal option of ``nsys-analyze run``."""
-    declared = {field.name: field.metadata.get("option") for field in fields(case)}
-    of_run = {name: {"spelling": option.spelling, "unit": option.unit} for name, option in OPTIONS.items()}
-    return {name: replace(option, name=name, **of_run.get(name, {})) for name, option in declared.items() if option}
+    option_of_field = {field.name: field.metadata.get("option") for field in fields(case)}
+    run_options = {name: {"spelling": option.spelling, "unit": option.unit} for name, option in OPTIONS.items()}
+    return {
+        name: replace(option, name=name, **run_options.get(name, {}))
+        for name, option in option_of_field.items()
+        if option
+    }
 
 
 def list_option(
@@ -121,9 +125,9 @@ def mean_ms(row: AnyRow | None, path: str) -> float | None:
     return ms
 
 
-def ratio(over: float | None, under: float | None) -> float | None:
-    """Returns ``over`` ÷ ``under``, or None if either is missing or 0."""
-    return over / under if over and under else None
+def ratio(numerator: float | None, denominator: float | None) -> float | None:
+    """Returns ``numerator`` ÷ ``denominator``, or None if either is missing or 0."""
+    return numerator / denominator if numerator and denominator else None
 
 
 @dataclass(frozen=True)
@@ -178,7 +182,9 @@ class Bench:
         choices = {name: value if isinstance(value, tuple) else (value,) for name, value in values.items()}
         if "model" in choices:
             choices["model"] = tuple(find_model(name).name for name in choices["model"])
-        several = [name for name, value in values.items() if isinstance(value, tuple)]
+        names_with_several_values = [name for name, value in values.items() if isinstance(value, tuple)]
         combinations = itertools.product(*choices.values())
         cases = [self.target.case(**dict(zip(choices, values, strict=True))) for values in combinations]
-        return tuple(Task(self.target, case, describe(case, several)) for case in dict.fromkeys(cases))
+        return tuple(
+            Task(self.target, case, describe(case, names_with_several_values)) for case in dict.fromkeys(cases)
+        )

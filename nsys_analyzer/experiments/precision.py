@@ -23,12 +23,14 @@ _DEFINITIONS = phrase(
 
 def _write_sentences(results: Results) -> Iterator[str]:
     """Yields the speed-up of each precision in the mode with the most phases."""
-    last = max((row.case.mode for row in results.rows), key=MODES.index, default="")
+    longest_mode = max((row.case.mode for row in results.rows), key=MODES.index, default="")
     name = make_row_namer(results.rows, ["mode"])
-    gains = [(name(row), gain) for row in results.rows if row.case.mode == last and (gain := _speed_up(results, row))]
+    gains = [
+        (name(row), gain) for row in results.rows if row.case.mode == longest_mode and (gain := _speed_up(results, row))
+    ]
     if gains:
         speed_ups = "; ".join(f"{configuration} {format_number(gain, 'factor')}" for configuration, gain in gains)
-        yield f"Speed-up over fp32 in mode {last}: {speed_ups}."
+        yield f"Speed-up over fp32 in mode {longest_mode}: {speed_ups}."
 
 
 def _speed_up(results: Results, row: AnyRow) -> float | None:
@@ -38,15 +40,16 @@ def _speed_up(results: Results, row: AnyRow) -> float | None:
 def _make_tables_and_charts(results: Results) -> Iterator[Block]:
     rows = results.rows
 
-    def memory(row: AnyRow) -> float | None:
-        """Returns the peak memory ÷ the peak memory in fp32."""
+    def compute_memory_ratio(row: AnyRow) -> float | None:
+        """Returns the peak memory of a row ÷ the peak memory of the same case in fp32."""
         base = results.find_row(row, precision="fp32")
         return ratio(row.figures.peak_allocated_bytes, find_figure(base, "peak_allocated_bytes"))
 
     yield make_rows_table(
         rows, "Step time and memory by precision:",
         ("step ms", "ms", "step"), ("speed-up", "factor", lambda row: _speed_up(results, row)),
-        ("tokens/s", "count", "tokens_per_s"), ("peak", "bytes", "peak_allocated_bytes"), ("memory", "factor", memory),
+        ("tokens/s", "count", "tokens_per_s"), ("peak", "bytes", "peak_allocated_bytes"),
+        ("memory", "factor", compute_memory_ratio),
     )  # fmt: skip
     name = make_row_namer(rows, ["precision"])
     rows_by_precision = sorted((row for row in rows if row.ok), key=lambda row: PRECISIONS.index(row.case.precision))

@@ -134,8 +134,8 @@ def _shorten_message(row: AnyRow) -> str:
 def _list_first(names: Iterable[str]) -> str:
     """Returns the first names for a sentence, and how many names follow them."""
     all_names = list(names)
-    remaining = len(all_names) - _MOST_LISTED_ROWS
-    return "; ".join(all_names[:_MOST_LISTED_ROWS]) + (f"; {remaining} more" if remaining > 0 else "")
+    remaining_count = len(all_names) - _MOST_LISTED_ROWS
+    return "; ".join(all_names[:_MOST_LISTED_ROWS]) + (f"; {remaining_count} more" if remaining_count > 0 else "")
 
 
 # --- names of rows
@@ -166,14 +166,18 @@ def format_factor_range(factors: Iterable[float]) -> str:
 
     If both factors have the same text, it is written once.
     """
-    ordered = sorted(factors)
-    return " to ".join(dict.fromkeys(format_number(factor, "factor") for factor in (ordered[0], ordered[-1])))
+    sorted_factors = sorted(factors)
+    return " to ".join(
+        dict.fromkeys(format_number(factor, "factor") for factor in (sorted_factors[0], sorted_factors[-1]))
+    )
 
 
 def format_extremes(values: Iterable[tuple[float, str]], write: Callable[[float], str]) -> str:
     """Returns the smallest and the largest value with their names, such as ``1.2× (small) to 3.4× (large)``."""
-    ordered = sorted(values)
-    return " to ".join(dict.fromkeys(f"{write(value)} ({name})" for value, name in (ordered[0], ordered[-1])))
+    sorted_values = sorted(values)
+    return " to ".join(
+        dict.fromkeys(f"{write(value)} ({name})" for value, name in (sorted_values[0], sorted_values[-1]))
+    )
 
 
 def format_scientific(value: float | None) -> str | None:

@@ -29,8 +29,8 @@ class TransformerCase:
     @property
     def size(self) -> ModelSize:
         """The dimensions of the model. A dimension of the case that is not 0 replaces that of the model."""
-        changed: dict[str, Any] = {name: value for name in DIMENSIONS if (value := getattr(self, name, 0))}
-        return replace(find_model(self.model), **changed)
+        given_dimensions: dict[str, Any] = {name: value for name in DIMENSIONS if (value := getattr(self, name, 0))}
+        return replace(find_model(self.model), **given_dimensions)
 
 
 @dataclass(frozen=True)

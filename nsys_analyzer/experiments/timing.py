@@ -33,8 +33,8 @@ _Row = Row[StepCase, StepFigures]
 
 def _select_longest_mode(rows: Sequence[_Row]) -> list[_Row]:
     """Returns the measured rows of the mode with the most phases."""
-    last = max((row.case.mode for row in rows), key=MODES.index, default="")
-    return [row for row in rows if row.ok and row.case.mode == last]
+    longest_mode = max((row.case.mode for row in rows), key=MODES.index, default="")
+    return [row for row in rows if row.ok and row.case.mode == longest_mode]
 
 
 def _write_sentences(results: Results) -> Iterator[str]:

@@ -52,19 +52,20 @@ def _make_tables_and_charts(results: Results) -> Iterator[Block]:
     rows = results.rows
     yield Paragraph(_VARIANTS)
 
-    def over_naive(row: AnyRow, name: str) -> Cell:
+    def compute_speed_up_over_naive(row: AnyRow, name: str) -> Cell:
         """Returns how many times as fast a pass is as the same pass of the implementation ``naive``."""
         return results.speed_up(row, name, implementation="naive")
 
     forward = make_rows_table(
         rows, "Forward: time (mean ± standard deviation), memory without the inputs, and error:",
-        ("ms", "ms", "forward"), ("over naive", "factor", partial(over_naive, name="forward")),
+        ("ms", "ms", "forward"), ("over naive", "factor", partial(compute_speed_up_over_naive, name="forward")),
         ("peak", "bytes", "forward_peak_bytes"),
         ("error", "text", lambda row: format_scientific(row.figures.max_error)),
     )  # fmt: skip
     end_to_end = make_rows_table(
         rows, "Forward and backward:", ("ms", "ms", "end_to_end"),
-        ("over naive", "factor", partial(over_naive, name="end_to_end")), ("peak", "bytes", "peak_bytes"), status=False,
+        ("over naive", "factor", partial(compute_speed_up_over_naive, name="end_to_end")),
+        ("peak", "bytes", "peak_bytes"), status=False,
     )  # fmt: skip
     yield forward
     yield Details("Forward and backward", (end_to_end,))

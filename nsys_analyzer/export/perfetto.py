@@ -321,22 +321,25 @@ class _TrackLayout:
                 continue
             work = ProcessWork(self.attributed, process, steps.recorded)
             for device in work.devices:
-                idle = work.find_idle_stretches(steps.recorded, device)
-                if len(idle):
+                idle_stretches = work.find_idle_stretches(steps.recorded, device)
+                if len(idle_stretches):
                     track = self._add_track("idle", parent=self._get_gpu_track(process, device), position=-1)
-                    name = self.strings.get_ids(StringKind.NAME, idle.cause, words)
+                    name = self.strings.get_ids(StringKind.NAME, idle_stretches.cause, words)
                     category = np.full(len(name), self.strings.get_id(StringKind.CATEGORY, "idle"))
-                    times = self.capture.to_common_clock(idle.start), self.capture.to_common_clock(idle.end)
+                    times = (
+                        self.capture.to_common_clock(idle_stretches.start),
+                        self.capture.to_common_clock(idle_stretches.end),
+                    )
                     yield Slices(*times, np.full(len(name), track), name, category, np.zeros(len(name), np.int64))
 
     def lay_out_memory(self) -> Iterator[tuple[int, Ints, Ints]]:
         """Yields the track, the times and the bytes in use of the device memory of each process."""
-        uses = self.trace.memory
-        if uses is None:
+        memory_uses = self.trace.memory
+        if memory_uses is None:
             return
         suffix = "of tensors" if self.trace.metadata.profiler == "torch" else "allocated"
-        for process in np.unique(uses.process).tolist():
-            events, level = measure_memory_levels(uses, process)
+        for process in np.unique(memory_uses.process).tolist():
+            events, level = measure_memory_levels(memory_uses, process)
             process_track, _ = self._get_process_track(process)
             track = self._add_track(f"GPU memory {suffix}", parent=process_track, counts_bytes=True)
             yield track, self.capture.to_common_clock(events.start), level[1:]

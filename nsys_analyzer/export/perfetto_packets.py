@@ -61,15 +61,15 @@ def encode_fixed64(field: int, values: Ints) -> MessageParts:
 
 def encode_text(field: int, content: str | bytes) -> MessageParts:
     """Encodes a field with a string or bytes that are equal in all messages."""
-    encoded = content.encode("utf-8", "replace") if isinstance(content, str) else content
-    return (_make_constant(_encode_varint(field << 3 | _BYTES) + _encode_varint(len(encoded)) + encoded),)
+    content_bytes = content.encode("utf-8", "replace") if isinstance(content, str) else content
+    return (_make_constant(_encode_varint(field << 3 | _BYTES) + _encode_varint(len(content_bytes)) + content_bytes),)
 
 
 def encode_message(field: int, *fields: MessageParts) -> MessageParts:
     """Encodes a field that contains a nested message with the given fields."""
-    nested = tuple(part for parts in fields for part in parts)
-    length = np.sum(np.broadcast_arrays(np.zeros(1, np.int64), *(part.length for part in nested)), axis=0)
-    return (_make_constant(_encode_varint(field << 3 | _BYTES)), _encode_varints(length), *nested)
+    field_parts = tuple(part for parts in fields for part in parts)
+    length = np.sum(np.broadcast_arrays(np.zeros(1, np.int64), *(part.length for part in field_parts)), axis=0)
+    return (_make_constant(_encode_varint(field << 3 | _BYTES)), _encode_varints(length), *field_parts)
 
 
 def encode_if(is_present: Bools, parts: MessageParts) -> MessageParts:
@@ -285,13 +285,15 @@ def find_combinations(strings: Strings, texts: dict[str, Ints]) -> tuple[Message
 
     ``texts`` contains, by the name of the argument, the ID of each slice's value.
     """
-    first, combination = distinct_rows(*texts.values())
+    first_of_combination, combination = distinct_rows(*texts.values())
     parts: list[MessagePart] = []
     for name, values in texts.items():
         argument = encode_message(
-            4, encode_number(1, strings.get_id(StringKind.ARGUMENT, name)), encode_number(17, values[first])
+            4,
+            encode_number(1, strings.get_id(StringKind.ARGUMENT, name)),
+            encode_number(17, values[first_of_combination]),
         )
-        parts += encode_if(values[first] != 0, argument)
+        parts += encode_if(values[first_of_combination] != 0, argument)
     return tuple(parts), combination
 
 

@@ -54,11 +54,11 @@ def export(
     """
     export_format = load_formats()[form]
 
-    def is_ours(path: Path) -> bool:
+    def may_replace_file(path: Path) -> bool:
         """Returns whether a file is empty, or was written in this format."""
         return path.stat().st_size == 0 or export_format.is_ours(path)
 
-    output = OutputKind(form, f"capture{export_format.suffix}", is_ours, export_format.suffix)
+    output = OutputKind(form, f"capture{export_format.suffix}", may_replace_file, export_format.suffix)
     # The target is checked before the captures are read, so that an unsuitable target fails at once.
     check_target(target, paths, force=force, output=output)
     captures: Sequence[Capture] = [Capture(path, names or PhaseNames()) for path in find_traces(paths)]
@@ -102,8 +102,8 @@ class Capture:
         """Returns the start of the first operation, call, range or allocation on the common clock."""
         trace = attributed.trace
         tables = (trace.operations, trace.launches, trace.ranges, trace.operators, trace.memory)
-        starts = [int(table.start.min()) for table in tables if table is not None and len(table)]
-        return int(self.to_common_clock(np.array([min(starts, default=0)]))[0])
+        first_starts = [int(table.start.min()) for table in tables if table is not None and len(table)]
+        return int(self.to_common_clock(np.array([min(first_starts, default=0)]))[0])
 
     def shifted(self, ns: int) -> Capture:
         """Returns the capture with times on the common clock that are later by ``ns``."""

@@ -232,7 +232,7 @@ def _make_rows_without_capture(timings: Sequence[PhaseTiming], source: str) -> I
     for timing in timings:
         rows_of_run[timing.run.capture, timing.cells].append(timing)
     cells = {cell for timing in timings for cell in timing.cells if cell[0] in _RUN_CONDITIONS[2:]}
-    differing = {name for name, count in Counter(name for name, _ in cells).items() if count > 1}
+    differing_options = {name for name, count in Counter(name for name, _ in cells).items() if count > 1}
     summaries: dict[str, CaptureSummary] = {}
     for rows in rows_of_run.values():
         first_timing, configuration = rows[0], rows[0].configuration
@@ -246,7 +246,7 @@ def _make_rows_without_capture(timings: Sequence[PhaseTiming], source: str) -> I
         status = "not_profiled" if unprofiled.status in _STATUSES_WITHOUT_FAILURE else unprofiled.status
         conditions = {name: value for name in _RUN_CONDITIONS if (value := getattr(first_timing.run, name)) is not None}
         summary = replace(
-            summary, name=first_timing.run.capture or _make_run_name(first_timing, configuration, differing),
+            summary, name=first_timing.run.capture or _make_run_name(first_timing, configuration, differing_options),
             configuration=configuration, status=status if status in STATUSES else "failed",
             message=(unprofiled.message if status in STATUSES else status) or None,
             run=Run(**conditions) if conditions else None,
@@ -255,14 +255,14 @@ def _make_rows_without_capture(timings: Sequence[PhaseTiming], source: str) -> I
     yield from summaries.values()
 
 
-def _make_run_name(timing: PhaseTiming, configuration: Configuration, differing: Collection[str]) -> str:
-    """Returns a name for a run without a capture. It contains the values of the conditions in ``differing``."""
+def _make_run_name(timing: PhaseTiming, configuration: Configuration, differing_options: Collection[str]) -> str:
+    """Returns a name for a run without a capture. It contains the values of the conditions in ``differing_options``."""
     model = configuration.model.name if configuration.model else timing.model or "unknown model"
     details = (
         f"b{configuration.batch_size}" if configuration.batch_size else "",
         *(configuration.precision, configuration.mode),
         *("compiled" if timing.run.compile else "", "cuda-graph" if timing.run.cuda_graph else ""),
-        *(text for name, text in timing.cells if name in differing),
+        *(text for name, text in timing.cells if name in differing_options),
     )
     return "_".join([f"{model}_ctx{configuration.context_length or '?'}", *filter(None, details)])
 

@@ -162,7 +162,7 @@ def _find_keys_of_parts(kind: type) -> dict[str, dict[str, str]]:
     for name, hint in get_type_hints(kind).items():
         types = get_args(hint) if isinstance(hint, UnionType) else (hint,)
         if part := next((part_type for part_type in types if is_dataclass(part_type)), None):
-            keys[name] = {f"{name}_{declared.name}": declared.name for declared in fields(part)}
+            keys[name] = {f"{name}_{declared_field.name}": declared_field.name for declared_field in fields(part)}
     return keys
 
 

@@ -176,8 +176,8 @@ def _answer_for(capture: CaptureSummary, evidence: Evidence, question: Question)
 
 def _round(value: float) -> float:
     """Returns a number rounded to six digits, which is more than any measurement has."""
-    rounded = float(f"{value:.6g}")
-    return int(rounded) if rounded.is_integer() else rounded
+    rounded_value = float(f"{value:.6g}")
+    return int(rounded_value) if rounded_value.is_integer() else rounded_value
 
 
 def format_answer(answer: Answer) -> str:
@@ -204,11 +204,11 @@ def format_usage(name: str) -> str:
 
 def write_ranked_answers(evidence: Evidence, budget: int) -> str:
     """Returns the most valuable answers that fit into ``budget`` bytes of JSON, up to the first that does not fit."""
-    ranked = list(rank_answers(evidence))
+    ranked_answers = list(rank_answers(evidence))
     count = 0
-    while count < len(ranked) and len(_to_json(ranked, count + 1)) <= budget:
+    while count < len(ranked_answers) and len(_to_json(ranked_answers, count + 1)) <= budget:
         count += 1
-    return _to_json(ranked, count)
+    return _to_json(ranked_answers, count)
 
 
 def _to_json(answers: list[Answer], count: int) -> str:

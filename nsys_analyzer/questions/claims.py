@@ -156,8 +156,8 @@ def _continues_in_other_text(part_above: _TextPart, part: _TextPart, part_below:
 
 def _unrecognized_words(part: _TextPart) -> str:
     """Returns the words of a part that is not recognized, unless it is a heading or a table row."""
-    stands_apart = part.kind != "other" or _HEADING.match(part.text) or len(_CELL_BREAK.split(part.text)) > 2
-    return "" if stands_apart else _remove_markup(part.text)
+    is_separate_text = part.kind != "other" or _HEADING.match(part.text) or len(_CELL_BREAK.split(part.text)) > 2
+    return "" if is_separate_text else _remove_markup(part.text)
 
 
 class _ReportIndex:
@@ -175,7 +175,7 @@ class _ReportIndex:
             self._add_title(section.title, "", 0)
             self._add_blocks(section.blocks, "", 0)
 
-    def matching(self, text: str) -> Sequence[_ReportSentence]:
+    def find_sentences(self, text: str) -> Sequence[_ReportSentence]:
         """Returns the report's sentences that equal a text except for their numbers."""
         return self.sentences.get(_remove_numbers(text)) or self.sentences.get(_remove_spaces(text)) or ()
 
@@ -339,7 +339,7 @@ class _TextReader:
         while pieces:
             for count in range(len(pieces), 0, -1):
                 words = " ".join(pieces[:count])
-                if matches := self._report.matching(words):
+                if matches := self._report.find_sentences(words):
                     sentences.append((words, matches))
                     pieces = pieces[count:]
                     break
@@ -442,8 +442,8 @@ def _judge_number(number: str, reported: str) -> bool | None:
 
 def _combine_verdicts(verdicts: Iterable[bool | None]) -> bool | None:
     """Returns False if any verdict is False, else None if any verdict is None, else True."""
-    distinct = set(verdicts)
-    return False if False in distinct else None if None in distinct else True
+    distinct_verdicts = set(verdicts)
+    return False if False in distinct_verdicts else None if None in distinct_verdicts else True
 
 
 def _remove_markup(text: str) -> str:

@@ -192,16 +192,16 @@ def evaluate(figure: Figure, subject: Subject) -> tuple[Value, str, str, int]:
     value = result.typical if isinstance(result, Stats) else result
     if value is None:
         raise CannotAnswerError(*figure.part.explain_missing(subject))
-    of = figure.part.describe(part, subject)
+    reference = figure.part.describe(part, subject)
     if isinstance(result, Stats) and result.median is not None:
-        of = of.replace("mean of", "median of")
+        reference = reference.replace("mean of", "median of")
     phase = subject.phase or capture.whole
     kernels = figure.count_kernels(part, *arguments) if figure.count_kernels else phase.kernels_per_instance
     counts: dict[str, float] = {row.kind: row.operations_per_instance * phase.instances for row in phase.memory}
     counts |= {"kernel": kernels * phase.instances, "range": phase.instances, "memory": capture.memory_events}
     counts["timing"] = result.n or 1 if isinstance(result, Stats) else 1
     kinds = [kind for kind in figure.rows if counts.get(kind)] or figure.rows[:1]
-    return value, of, _name_tables(kinds, capture), round(sum(counts.get(kind, 0) for kind in kinds))
+    return value, reference, _name_tables(kinds, capture), round(sum(counts.get(kind, 0) for kind in kinds))
 
 
 def _name_tables(kinds: Sequence[RowKind], capture: CaptureSummary) -> str:

@@ -106,8 +106,10 @@ def _explain_missing_rate(subject: Subject) -> tuple[str, str]:
         if rated_phases
         else ""
     )
-    missing = limits.missing if "peaks" not in limits.missing else ()
-    options = [f"{MFU_OPTIONS[name]} {'NAME' if name == 'model' else 'N'}" for name in missing if name in MFU_OPTIONS]
+    missing_options = limits.missing if "peaks" not in limits.missing else ()
+    options = [
+        f"{MFU_OPTIONS[name]} {'NAME' if name == 'model' else 'N'}" for name in missing_options if name in MFU_OPTIONS
+    ]
     needs = f"nsys-analyze ask CAPTURE QUESTION {' '.join(options)}" if options else ""
     return why or plain(explain_missing_mfu(limits), "`").removesuffix("."), needs
 
@@ -119,59 +121,59 @@ def _explain_by(why: str, needs: str) -> Callable[[Subject], tuple[str, str]]:
 
 # --- the parts
 
-GPU = SummaryPart[CaptureSummary](
+GPU_PART = SummaryPart[CaptureSummary](
     get=lambda subject: subject.capture,
     describe=lambda *_: "the capture without warm-up",
     explain_missing=_explain_by("The capture names no GPU", RECORD_COMMAND),
 )
-MEMORY = replace(
-    GPU, explain_missing=_explain_by("Memory was not recorded", f"nsys-analyze run --memory {PROGRAM_ARGUMENTS}")
+MEMORY_PART = replace(
+    GPU_PART, explain_missing=_explain_by("Memory was not recorded", f"nsys-analyze run --memory {PROGRAM_ARGUMENTS}")
 )
-PHASE = SummaryPart[PhaseSummary](
+PHASE_PART = SummaryPart[PhaseSummary](
     get=lambda subject: subject.phase,
     describe=_describe_phase,
     explain_missing=_explain_missing_phase,
     optional_arguments=("phase",),
 )
-PROFILED_STEPS = SummaryPart[StepSummary](
+PROFILED_STEPS_PART = SummaryPart[StepSummary](
     get=lambda subject: subject.capture.step,
     describe=_describe_profiled_steps,
     explain_missing=_explain_by("The steps of the capture, or this time of a step, are not known", RECORD_COMMAND),
 )
 #: The figures that are means over the profiled steps near the median length.
-TYPICAL_STEP = replace(PROFILED_STEPS, describe=_describe_typical_step)
+TYPICAL_STEP_PART = replace(PROFILED_STEPS_PART, describe=_describe_typical_step)
 #: The figures of a step that use its reported length: without the profiler if known, else under the profiler.
-STEP = replace(PROFILED_STEPS, describe=_describe_step)
-UNPROFILED_STEP = SummaryPart[UnprofiledStep](
+STEP_PART = replace(PROFILED_STEPS_PART, describe=_describe_step)
+UNPROFILED_STEP_PART = SummaryPart[UnprofiledStep](
     get=find_unprofiled_step,
     describe=lambda *_: _UNPROFILED_STEP,
-    explain_missing=PROFILED_STEPS.explain_missing,
+    explain_missing=PROFILED_STEPS_PART.explain_missing,
 )
-UNPROFILED_PHASE = SummaryPart[Unprofiled](
+UNPROFILED_PHASE_PART = SummaryPart[Unprofiled](
     get=lambda subject: subject.capture.unprofiled,
     describe=lambda _, subject: f"mean of {subject.arguments['phase']} without the profiler",
     explain_missing=_explain_by("The phase was not timed without the profiler", RECORD_COMMAND),
 )
-UNPROFILED_TOKENS = SummaryPart[Unprofiled](
+UNPROFILED_TOKENS_PART = SummaryPart[Unprofiled](
     get=lambda subject: subject.capture.unprofiled,
     describe=lambda *_: _UNPROFILED_STEP,
     explain_missing=_explain_by(
         "The step was not timed without the profiler, or its number of tokens is not known", RECORD_COMMAND
     ),
 )
-FINDINGS = SummaryPart[tuple[Finding, ...]](
+FINDINGS_PART = SummaryPart[tuple[Finding, ...]](
     get=lambda subject: subject.capture.findings,
     describe=lambda *_: f"{_UNPROFILED_STEP}, replayed",
     explain_missing=_explain_missing_finding,
 )
-ACCOUNT = SummaryPart[StepAccount](
+ACCOUNT_PART = SummaryPart[StepAccount](
     get=lambda subject: subject.capture.account,
     describe=lambda *_: f"{_UNPROFILED_STEP}, replayed",
     explain_missing=_explain_missing_account,
 )
 #: The figures that are sums of the measured times of operators.
-OPERATORS = replace(ACCOUNT, describe=lambda *_: "mean of the measured steps")
-ATTENTION = SummaryPart[AttentionSummary](
+OPERATORS_PART = replace(ACCOUNT_PART, describe=lambda *_: "mean of the measured steps")
+ATTENTION_PART = SummaryPart[AttentionSummary](
     get=lambda subject: subject.capture.attention,
     describe=lambda attention, _: f"mean of one {attention.per}",
     explain_missing=_explain_by(
@@ -179,132 +181,132 @@ ATTENTION = SummaryPart[AttentionSummary](
         "nsys-analyze ask CAPTURE QUESTION --phase-name softmax=RANGE",
     ),
 )
-MODULES = SummaryPart[Modules](
+MODULES_PART = SummaryPart[Modules](
     get=lambda subject: subject.capture.modules,
     describe=lambda modules, _: f"mean of one {modules.per}",
     explain_missing=_explain_by("No range names a module", f"nsys-analyze run --modules {PROGRAM_ARGUMENTS}"),
 )
-LIMITS = SummaryPart[Limits](
+LIMITS_PART = SummaryPart[Limits](
     get=lambda subject: subject.capture.limits,
     describe=lambda _, subject: subject.arguments["phase"],
     explain_missing=_explain_missing_rate,
 )
-RANK = SummaryPart[RankFigures](
+RANK_PART = SummaryPart[RankFigures](
     get=lambda subject: subject.rank,
     describe=_describe_rank,
     explain_missing=_explain_by(
         "The captures are not from several ranks of one run", f"nsys-analyze run --nproc 2 {PROGRAM_ARGUMENTS}"
     ),
 )
-RANK_LATENESS = replace(RANK, describe=_describe_lateness)
+RANK_LATENESS_PART = replace(RANK_PART, describe=_describe_lateness)
 
 
 # --- figures of steps
 
 
-@figure(GPU, "text")
+@figure(GPU_PART, "text")
 def gpu(capture: CaptureSummary) -> str | None:
     """Returns the GPU's name."""
     return capture.gpu
 
 
-@figure(PROFILED_STEPS, "count")
+@figure(PROFILED_STEPS_PART, "count")
 def steps(step: StepSummary) -> int | None:
     """Returns the number of measured steps."""
     return step.wall_ms.n
 
 
-@figure(STEP, "ms")
+@figure(STEP_PART, "ms")
 def step_ms(step: StepSummary) -> float:
     """Returns the length of a step: without the profiler if it was timed or estimated, else under the profiler."""
     return step.reported_ms
 
 
-@figure(UNPROFILED_STEP, "ms", rows=("timing",), obstacles=(NOT_TIMED,))
+@figure(UNPROFILED_STEP_PART, "ms", rows=("timing",), obstacles=(NOT_TIMED,))
 def step_unprofiled_ms(step: UnprofiledStep) -> float:
     """Returns the length of a step without the profiler."""
     return step.low
 
 
-@figure(UNPROFILED_STEP, "ms", obstacles=(TIMED,))
+@figure(UNPROFILED_STEP_PART, "ms", obstacles=(TIMED,))
 def step_estimated_ms(step: UnprofiledStep) -> float | tuple[float, float]:
     """Returns the estimated length of a step without the profiler."""
     return step.low if step.low == step.high else (step.low, step.high)
 
 
-@figure(PROFILED_STEPS, "ms")
+@figure(PROFILED_STEPS_PART, "ms")
 def step_profiled_ms(step: StepSummary) -> Stats:
     """Returns the length of a step under the profiler."""
     return step.wall_ms
 
 
-@figure(TYPICAL_STEP, "ms", obstacles=(ON_CPU,))
+@figure(TYPICAL_STEP_PART, "ms", obstacles=(ON_CPU,))
 def step_compute_ms(step: StepSummary) -> float:
     """Returns the time of a profiled step in which kernels compute."""
     return step.compute_ms
 
 
-@figure(TYPICAL_STEP, "ms", rows=("memcpy",), obstacles=(ON_CPU,))
+@figure(TYPICAL_STEP_PART, "ms", rows=("memcpy",), obstacles=(ON_CPU,))
 def step_copy_ms(step: StepSummary) -> float:
     """Returns the time of a profiled step in which the GPU only copies."""
     return step.exposed_copy_ms
 
 
-@figure(TYPICAL_STEP, "ms", obstacles=(ON_CPU,))
+@figure(TYPICAL_STEP_PART, "ms", obstacles=(ON_CPU,))
 def step_communication_ms(step: StepSummary) -> float:
     """Returns the time of a profiled step in which the GPU only runs collectives."""
     return step.exposed_communication_ms
 
 
-@figure(TYPICAL_STEP, "ms", rows=OPERATIONS, obstacles=(ON_CPU,))
+@figure(TYPICAL_STEP_PART, "ms", rows=OPERATIONS, obstacles=(ON_CPU,))
 def step_idle_ms(step: StepSummary) -> float:
     """Returns the time of a profiled step in which the GPU is idle."""
     return step.idle_ms
 
 
-@figure(STEP, "fraction", rows=OPERATIONS, obstacles=(ON_CPU,))
+@figure(STEP_PART, "fraction", rows=OPERATIONS, obstacles=(ON_CPU,))
 def step_busy_share(step: StepSummary) -> float | None:
     """Returns the share of the step length step_ms in which the GPU works."""
     return step.busy_share
 
 
-@figure(TYPICAL_STEP, "fraction", rows=OPERATIONS, obstacles=(ON_CPU,))
+@figure(TYPICAL_STEP_PART, "fraction", rows=OPERATIONS, obstacles=(ON_CPU,))
 def step_idle_share(step: StepSummary) -> float:
     """Returns the share of a profiled step in which the GPU is idle."""
     return step.idle_ms / step.length_ms
 
 
-@figure(TYPICAL_STEP, "ms", needs=("cause",), rows=OPERATIONS, obstacles=(ON_CPU,))
+@figure(TYPICAL_STEP_PART, "ms", needs=("cause",), rows=OPERATIONS, obstacles=(ON_CPU,))
 def idle_cause_ms(step: StepSummary, cause: str) -> float:
     """Returns the time of a profiled step in which the GPU is idle because of one cause."""
     return sum(row.ms for row in step.causes if row.cause == cause)
 
 
-@figure(TYPICAL_STEP, "ms", needs=("class",), obstacles=(OPAQUE_GRAPHS, UNNAMED_KERNELS))
+@figure(TYPICAL_STEP_PART, "ms", needs=("class",), obstacles=(OPAQUE_GRAPHS, UNNAMED_KERNELS))
 def step_class_ms(step: StepSummary, kernel_class: str) -> float:
     """Returns the time of a profiled step in which kernels of a class compute."""
     return sum(row.ms for row in step.classes if row.kernel_class == kernel_class)
 
 
-@figure(TYPICAL_STEP, "fraction", needs=("class",), obstacles=(OPAQUE_GRAPHS, UNNAMED_KERNELS))
+@figure(TYPICAL_STEP_PART, "fraction", needs=("class",), obstacles=(OPAQUE_GRAPHS, UNNAMED_KERNELS))
 def step_class_share(step: StepSummary, kernel_class: str) -> float:
     """Returns the share of a profiled step in which kernels of a class compute."""
     return sum(row.ms for row in step.classes if row.kernel_class == kernel_class) / step.length_ms
 
 
-@figure(TYPICAL_STEP, "count", obstacles=(OPAQUE_GRAPHS,))
+@figure(TYPICAL_STEP_PART, "count", obstacles=(OPAQUE_GRAPHS,))
 def step_kernels(step: StepSummary) -> float:
     """Returns the number of kernels and fills in a step."""
     return step.launches
 
 
-@figure(TYPICAL_STEP, "us", rows=OPERATIONS, obstacles=(ON_CPU,))
+@figure(TYPICAL_STEP_PART, "us", rows=OPERATIONS, obstacles=(ON_CPU,))
 def launch_latency_us(step: StepSummary) -> float | None:
     """Returns the median time from a launch to the start of the launched operation."""
     return step.launch_latency_us.median if step.launch_latency_us else None
 
 
-@figure(FINDINGS, "ms", needs=("finding",), obstacles=(ON_CPU,))
+@figure(FINDINGS_PART, "ms", needs=("finding",), obstacles=(ON_CPU,))
 def saves_ms(findings: tuple[Finding, ...], finding_id: str) -> float | tuple[float, float] | None:
     """Returns the saving per step that a finding predicts."""
     for finding in findings:
@@ -317,25 +319,25 @@ def saves_ms(findings: tuple[Finding, ...], finding_id: str) -> float | tuple[fl
 # --- figures of operators
 
 
-@figure(ACCOUNT, "ms", obstacles=(ON_CPU,))
+@figure(ACCOUNT_PART, "ms", obstacles=(ON_CPU,))
 def attainable_ms(account: StepAccount) -> float:
     """Returns the attainable length of a step on this GPU."""
     return account.attainable_ms
 
 
-@figure(ACCOUNT, "ms", obstacles=(ON_CPU,))
+@figure(ACCOUNT_PART, "ms", obstacles=(ON_CPU,))
 def redundant_ms(account: StepAccount) -> float:
     """Returns the time that a step takes longer because of redundant work."""
     return sum(part.ms for part in account.parts if part.cause == "redundant")
 
 
-@figure(OPERATORS, "fraction", obstacles=(ON_CPU,))
+@figure(OPERATORS_PART, "fraction", obstacles=(ON_CPU,))
 def expected_share(account: StepAccount) -> float:
     """Returns the share of the kernel time of a step whose attainable time is known."""
     return account.expected_share
 
 
-@figure(OPERATORS, "ms", needs=("operator",), obstacles=(ON_CPU,))
+@figure(OPERATORS_PART, "ms", needs=("operator",), obstacles=(ON_CPU,))
 def operator_excess_ms(account: StepAccount, operator: str) -> float:
     """Returns the kernel time of an operator, such as aten::mm or mm, above its attainable time."""
     return _add_up_excess(
@@ -343,7 +345,7 @@ def operator_excess_ms(account: StepAccount, operator: str) -> float:
     )
 
 
-@figure(OPERATORS, "ms", needs=("module",), obstacles=(ON_CPU,))
+@figure(OPERATORS_PART, "ms", needs=("module",), obstacles=(ON_CPU,))
 def module_excess_ms(account: StepAccount, module: str) -> float:
     """Returns the kernel time of a module and the modules inside it above their attainable time."""
     return _add_up_excess(
@@ -351,7 +353,7 @@ def module_excess_ms(account: StepAccount, module: str) -> float:
     )
 
 
-@figure(OPERATORS, "ms", needs=("line",), obstacles=(ON_CPU,))
+@figure(OPERATORS_PART, "ms", needs=("line",), obstacles=(ON_CPU,))
 def line_excess_ms(account: StepAccount, line: str) -> float:
     """Returns the kernel time of the operators of a line, such as train.py:12, above their attainable time."""
     return _add_up_excess(account, "line", line, lambda row: line in (row.line, row.line.partition(" in ")[0]))
@@ -374,31 +376,31 @@ def _add_up_excess(account: StepAccount, kind: str, name: str, matches: Callable
 # --- figures of phases, and of the whole capture
 
 
-@figure(PHASE, "ms", rows=("range",))
+@figure(PHASE_PART, "ms", rows=("range",))
 def wall_ms(phase: PhaseSummary) -> Stats:
     """Returns the duration of the phase on the CPU's clock."""
     return phase.wall_ms
 
 
-@figure(UNPROFILED_PHASE, "ms", needs=("phase",), rows=("timing",), obstacles=(DOUBTFUL_TIME,))
+@figure(UNPROFILED_PHASE_PART, "ms", needs=("phase",), rows=("timing",), obstacles=(DOUBTFUL_TIME,))
 def unprofiled_ms(unprofiled: Unprofiled, phase: str) -> Stats | None:
     """Returns the duration of the phase without the profiler."""
     return unprofiled.phases.get(phase)
 
 
-@figure(PHASE, "ms", rows=OPERATIONS, obstacles=(ON_CPU,))
+@figure(PHASE_PART, "ms", rows=OPERATIONS, obstacles=(ON_CPU,))
 def gpu_busy_ms(phase: PhaseSummary) -> Stats:
     """Returns the time in which at least one GPU operation of the phase runs."""
     return phase.gpu_busy_ms
 
 
-@figure(PHASE, "ms", rows=OPERATIONS, obstacles=(ON_CPU,))
+@figure(PHASE_PART, "ms", rows=OPERATIONS, obstacles=(ON_CPU,))
 def gpu_span_ms(phase: PhaseSummary) -> Stats:
     """Returns the time from the start of the phase's first GPU operation to the end of its last one."""
     return phase.gpu_span_ms
 
 
-@figure(PHASE, "fraction", rows=OPERATIONS, obstacles=(ON_CPU,))
+@figure(PHASE_PART, "fraction", rows=OPERATIONS, obstacles=(ON_CPU,))
 def busy_share(phase: PhaseSummary) -> float | tuple[float, float] | None:
     """Returns the GPU's busy time in the phase ÷ the duration of the phase on the CPU's clock."""
     if phase.busy_share is None:
@@ -407,31 +409,31 @@ def busy_share(phase: PhaseSummary) -> float | tuple[float, float] | None:
     return low if low == high else (low, high)
 
 
-@figure(PHASE, "ms", obstacles=(OPAQUE_GRAPHS,))
+@figure(PHASE_PART, "ms", obstacles=(OPAQUE_GRAPHS,))
 def kernel_sum_ms(phase: PhaseSummary) -> Stats:
     """Returns the total kernel time of the phase."""
     return phase.kernel_time_ms
 
 
-@figure(PHASE, "count", obstacles=(OPAQUE_GRAPHS,))
+@figure(PHASE_PART, "count", obstacles=(OPAQUE_GRAPHS,))
 def kernels(phase: PhaseSummary) -> float:
     """Returns the number of kernels in one instance of the phase."""
     return phase.kernels_per_instance
 
 
-@figure(PHASE, "count", rows=("range",))
+@figure(PHASE_PART, "count", rows=("range",))
 def instances(phase: PhaseSummary) -> int:
     """Returns the number of measured instances of the phase."""
     return phase.instances
 
 
-@figure(PHASE, "count", rows=("memcpy",), obstacles=(ON_CPU,))
+@figure(PHASE_PART, "count", rows=("memcpy",), obstacles=(ON_CPU,))
 def copies(phase: PhaseSummary) -> float:
     """Returns the number of copies in one instance of the phase."""
     return sum(row.operations_per_instance for row in phase.memory if row.kind == "memcpy")
 
 
-@figure(PHASE, "ms", rows=("memcpy",), obstacles=(ON_CPU,))
+@figure(PHASE_PART, "ms", rows=("memcpy",), obstacles=(ON_CPU,))
 def copy_ms(phase: PhaseSummary) -> float:
     """Returns the total time of the copies in one instance of the phase."""
     return sum(row.ms_per_instance for row in phase.memory if row.kind == "memcpy")
@@ -442,7 +444,7 @@ def _launches_of_class(phase: PhaseSummary, kernel_class: str) -> float:
 
 
 @figure(
-    PHASE, "ms", needs=("class",), obstacles=(OPAQUE_GRAPHS, UNNAMED_KERNELS), count_kernels=_launches_of_class
+    PHASE_PART, "ms", needs=("class",), obstacles=(OPAQUE_GRAPHS, UNNAMED_KERNELS), count_kernels=_launches_of_class
 )  # fmt: skip
 def class_ms(phase: PhaseSummary, kernel_class: str) -> float:
     """Returns the total time of the kernels of a class in one instance of the phase."""
@@ -450,7 +452,7 @@ def class_ms(phase: PhaseSummary, kernel_class: str) -> float:
 
 
 @figure(
-    PHASE, "count", needs=("class",), obstacles=(OPAQUE_GRAPHS, UNNAMED_KERNELS), count_kernels=_launches_of_class
+    PHASE_PART, "count", needs=("class",), obstacles=(OPAQUE_GRAPHS, UNNAMED_KERNELS), count_kernels=_launches_of_class
 )  # fmt: skip
 def class_launches(phase: PhaseSummary, kernel_class: str) -> float:
     """Returns the number of kernels of a class in one instance of the phase."""
@@ -458,26 +460,27 @@ def class_launches(phase: PhaseSummary, kernel_class: str) -> float:
 
 
 @figure(
-    PHASE, "fraction", needs=("class",), obstacles=(OPAQUE_GRAPHS, UNNAMED_KERNELS), count_kernels=_launches_of_class
+    PHASE_PART, "fraction", needs=("class",), obstacles=(OPAQUE_GRAPHS, UNNAMED_KERNELS),
+    count_kernels=_launches_of_class,
 )  # fmt: skip
 def class_share(phase: PhaseSummary, kernel_class: str) -> float:
     """Returns the share of the phase's total kernel time that kernels of a class take."""
     return sum(row.share for row in phase.classes if row.kernel_class == kernel_class)
 
 
-@figure(PHASE, "text", obstacles=(OPAQUE_GRAPHS,))
+@figure(PHASE_PART, "text", obstacles=(OPAQUE_GRAPHS,))
 def top_kernel(phase: PhaseSummary) -> str | None:
     """Returns the name of the kernel that takes the most time in the phase."""
     return phase.kernels[0].name if phase.kernels else None
 
 
-@figure(PHASE, "ms", needs=("kernel",), obstacles=(OPAQUE_GRAPHS,))
+@figure(PHASE_PART, "ms", needs=("kernel",), obstacles=(OPAQUE_GRAPHS,))
 def kernel_ms(phase: PhaseSummary, kernel: str) -> float:
     """Returns the total time of a kernel, given by a part of its name, in one instance of the phase."""
     return _find_kernel(phase, kernel).ms_per_instance
 
 
-@figure(PHASE, "count", needs=("kernel",), obstacles=(OPAQUE_GRAPHS,))
+@figure(PHASE_PART, "count", needs=("kernel",), obstacles=(OPAQUE_GRAPHS,))
 def kernel_launches(phase: PhaseSummary, kernel: str) -> float:
     """Returns the number of launches of a kernel, given by a part of its name, in one instance of the phase."""
     return _find_kernel(phase, kernel).launches_per_instance
@@ -486,51 +489,51 @@ def kernel_launches(phase: PhaseSummary, kernel: str) -> float:
 # --- figures of the model
 
 
-@figure(ATTENTION, "ms", obstacles=(OPAQUE_GRAPHS,))
+@figure(ATTENTION_PART, "ms", obstacles=(OPAQUE_GRAPHS,))
 def softmax_ms(attention: AttentionSummary) -> float | None:
     """Returns the time of the softmax in attention."""
     return attention.softmax_ms
 
 
-@figure(ATTENTION, "ms", obstacles=(OPAQUE_GRAPHS,))
+@figure(ATTENTION_PART, "ms", obstacles=(OPAQUE_GRAPHS,))
 def attention_matmul_ms(attention: AttentionSummary) -> float | None:
     """Returns the time of the attention matmuls."""
     return attention.matmul_ms
 
 
-@figure(MODULES, "ms", needs=("module",), obstacles=(OPAQUE_GRAPHS,))
+@figure(MODULES_PART, "ms", needs=("module",), obstacles=(OPAQUE_GRAPHS,))
 def module_ms(modules: Modules, module: str) -> float:
     """Returns the kernel time of a module with the modules inside it, in forward and backward."""
     return _find_module(modules, module).ms
 
 
-@figure(MODULES, "ms", needs=("module",), obstacles=(OPAQUE_GRAPHS,))
+@figure(MODULES_PART, "ms", needs=("module",), obstacles=(OPAQUE_GRAPHS,))
 def module_forward_ms(modules: Modules, module: str) -> float:
     """Returns the kernel time of a module with the modules inside it, in forward only."""
     return _find_module(modules, module).forward.ms
 
 
-@figure(LIMITS, "fraction", needs=("phase",))
+@figure(LIMITS_PART, "fraction", needs=("phase",))
 def mfu(limits: Limits, phase: str) -> float | None:
     """Returns the model FLOPs utilization of the phase: the model's FLOPs ÷ time ÷ peak."""
     rate = limits.phase(phase)
     return rate.mfu if rate else None
 
 
-@figure(LIMITS, "flop", needs=("phase",))
+@figure(LIMITS_PART, "flop", needs=("phase",))
 def model_flops(limits: Limits, phase: str) -> int | None:
     """Returns the model's FLOPs in one instance of the phase."""
     rate = limits.phase(phase)
     return rate.model_flops if rate else None
 
 
-@figure(MEMORY, "bytes", rows=("memory",), obstacles=(ON_CPU,))
+@figure(MEMORY_PART, "bytes", rows=("memory",), obstacles=(ON_CPU,))
 def peak_memory_bytes(capture: CaptureSummary) -> int | None:
     """Returns the largest amount of device memory in use."""
     return capture.peak_memory_bytes
 
 
-@figure(UNPROFILED_TOKENS, "tokens/s", rows=("timing",))
+@figure(UNPROFILED_TOKENS_PART, "tokens/s", rows=("timing",))
 def tokens_per_s(unprofiled: Unprofiled) -> float | None:
     """Returns the number of tokens of a step ÷ the length of the step without the profiler."""
     return unprofiled.tokens_per_second
@@ -539,19 +542,19 @@ def tokens_per_s(unprofiled: Unprofiled) -> float | None:
 # --- figures of ranks
 
 
-@figure(RANK_LATENESS, "ms")
+@figure(RANK_LATENESS_PART, "ms")
 def late_ms(rank: RankFigures) -> Stats | float | None:
     """Returns a rank's own time minus the own time of the fastest rank."""
     return rank.lateness_ms
 
 
-@figure(RANK, "ms")
+@figure(RANK_PART, "ms")
 def collectives_ms(rank: RankFigures) -> float:
     """Returns the time in which a rank runs collectives, hidden or exposed."""
     return rank.communication_ms
 
 
-@figure(RANK, "ms")
+@figure(RANK_PART, "ms")
 def waiting_ms(rank: RankFigures) -> float | None:
     """Returns the time in which a rank runs a collective that the last rank has not started yet."""
     return rank.waiting_ms

@@ -106,9 +106,9 @@ def _describe_failed_allocation(api_call: str, range: str, gpu: str, memory_byte
 
 def _describe_excluded_rows(rows: ExcludedRows, pid: int | None) -> StrOrText:
     where = f"{_count(rows.rows, 'row')} of {rows.table}" + (f" of process {pid}" if pid is not None else "")
-    how = "Counted without a duration" if rows.only_end_excluded else "Left out of every figure"
-    how = "Counted until that start" if rows.is_shortened else how
-    return phrase("{}: {} with {}, such as {}.", how, where, rows.reason, rows.example)
+    treatment = "Counted without a duration" if rows.only_end_excluded else "Left out of every figure"
+    treatment = "Counted until that start" if rows.is_shortened else treatment
+    return phrase("{}: {} with {}, such as {}.", treatment, where, rows.reason, rows.example)
 
 
 def _cold_start(start_up_ms: float, total_ms: float, calls: Sequence[tuple[str, float]]) -> str:
@@ -126,11 +126,11 @@ def _cold_start(start_up_ms: float, total_ms: float, calls: Sequence[tuple[str, 
 
 
 def _describe_insufficient_phases(phases: Sequence[str], share: float, on_cpu: bool, has_forward: bool) -> str:
-    tenths = math.floor(share * 1000) / 10  # 89.99 % is not shown as 90 %
+    percent_rounded_down = math.floor(share * 1000) / 10  # 89.99 % is not shown as 90 %
     time = "operators' time" if on_cpu else "GPU time (kernels, copies and fills)"
     forward = "" if has_forward else ", and no forward pass is among them"
     subject = f"{plural(len(phases), 'phase')} {join_names(phases)} {'contains' if len(phases) == 1 else 'contain'}"
-    sentence = f"The {subject} {tenths:.1f}{NO_BREAK_SPACE}% of the {time}{forward}."
+    sentence = f"The {subject} {percent_rounded_down:.1f}{NO_BREAK_SPACE}% of the {time}{forward}."
     return f"{sentence} {_OTHER_SCOPES_SENTENCE}"
 
 

@@ -165,11 +165,13 @@ def _draw_stacked_bars(canvas: Canvas, axes: Axes, figure: Bars) -> None:
     colors = assign_colors([name for name, _ in figure.series])
     totals = [sum(max(0.0, values[i] or 0.0) for _, values in figure.series) for i in range(len(figure.groups))]
     characters_per_unit = _AXIS_WIDTH_INCHES / _CHARACTER_WIDTH_INCHES / max([1e-9, *totals])
-    starts, named_parts = [0.0] * len(totals), set()
+    bar_starts, named_parts = [0.0] * len(totals), set()
     for name, values in figure.series:
         lengths = [value or 0.0 for value in values]
-        axes.barh(range(len(starts)), lengths, 0.62, left=starts, color=colors[name], edgecolor="white", linewidth=0.8)
-        for row, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        axes.barh(
+            range(len(bar_starts)), lengths, 0.62, left=bar_starts, color=colors[name], edgecolor="white", linewidth=0.8
+        )
+        for row, (start, length) in enumerate(zip(bar_starts, lengths, strict=True)):
             number = f"{length:.0f}" if figure.axis.startswith("%") else _format_value(length)
             name_and_number = f"{_shorten_name(name)} {number}"
             candidates = (name_and_number, number)
@@ -177,7 +179,7 @@ def _draw_stacked_bars(canvas: Canvas, axes: Axes, figure: Bars) -> None:
             if abs(length) < _MAX_NUMBERED_LENGTH:
                 axes.text(start + length / 2, row, text, ha="center", va="center", color=text_color(colors[name]))
             named_parts |= {name} if text == name_and_number else set()
-        starts = [start + length for start, length in zip(starts, lengths, strict=True)]
+        bar_starts = [start + length for start, length in zip(bar_starts, lengths, strict=True)]
     axes.set_yticks(range(len(figure.groups)), [_wrap_text(group, _MAX_ROW_NAME_LENGTH) for group in figure.groups])
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
@@ -220,11 +222,14 @@ def _select_drawable_points(curves: Curves, *, log_x: bool, log_y: bool) -> list
         """Returns whether a value can be drawn on the axis."""
         return (value > 0 or not log) and abs(value) < _MAX_DRAWN_VALUE
 
-    def drawable_y(y: float | None) -> float:
-        """Returns the value, or NaN if it cannot be drawn."""
+    def replace_undrawable_y(y: float | None) -> float:
+        """Returns the y value of a point, or NaN if the axis cannot show it."""
         return y if y is not None and is_drawable(y, log=log_y) else math.nan
 
-    return [(name, [(x, drawable_y(y)) for x, y in points if is_drawable(x, log=log_x)]) for name, points in curves]
+    return [
+        (name, [(x, replace_undrawable_y(y)) for x, y in points if is_drawable(x, log=log_x)])
+        for name, points in curves
+    ]
 
 
 def _set_scales(axes: Axes, curves: Sequence[_Curve], *, log_x: bool, log_y: bool) -> None:

@@ -125,8 +125,8 @@ def find_missing_tables(trace: Path, copy: Path) -> list[str]:
     if find_source(trace).makes_tables:
         return []
     reader, copied_tables = open_capture(trace), open_capture(copy).columns_of
-    missing = (name for name in reader.columns_of if name not in copied_tables and not name.startswith("ENUM_"))
-    return sorted(name for name in missing if reader.has_rows(name))
+    missing_tables = (name for name in reader.columns_of if name not in copied_tables and not name.startswith("ENUM_"))
+    return sorted(name for name in missing_tables if reader.has_rows(name))
 
 
 def _check_copy_path(trace: Path, output: Path, *, force: bool) -> None:

@@ -262,8 +262,8 @@ class Scrubber:
         A description of arguments keeps numbers and types; other texts in it are removed.
         """
         if ARGUMENTS in roles:
-            kept = _QUOTED.sub(lambda match: match[0] if _PUBLIC_ARGUMENT.fullmatch(match[1]) else '""', text)
-            return _LONG_NUMBER.sub("0", kept)
+            kept_text = _QUOTED.sub(lambda match: match[0] if _PUBLIC_ARGUMENT.fullmatch(match[1]) else '""', text)
+            return _LONG_NUMBER.sub("0", kept_text)
         numbers = re.search(_ANNOTATION, text)
         head = text[: numbers.start()] if numbers and _ANNOTATIONS.fullmatch(text, numbers.start()) else text
         key = (head, frozenset(roles))
@@ -278,23 +278,25 @@ class Scrubber:
         sentences = [match[0] for match in _PROFILER_SENTENCE.finditer(text)]
         if sentences and not _PROFILER_SENTENCE.sub("", text).strip(" .\t\n"):
             return text
-        reduced = f"{'. '.join(sentences)} {REMOVED_MARK}{' about sampling' * is_irrelevant_message(text)}".strip()
-        return self._make_unique(text, reduced)  # a report lists equal messages only once
+        scrubbed_message = (
+            f"{'. '.join(sentences)} {REMOVED_MARK}{' about sampling' * is_irrelevant_message(text)}".strip()
+        )
+        return self._make_unique(text, scrubbed_message)  # a report lists equal messages only once
 
     def scrub_property(self, text: str) -> str:
         """Returns a property of the machine or the recording without words that are no product names or versions."""
         if find_peaks(text):
             return text
-        reduced = " ".join(word if _PRODUCT_WORD.fullmatch(word) else REMOVED_MARK for word in text.split(" "))
-        return re.sub(f"{REMOVED_MARK}(?: {REMOVED_MARK})+", REMOVED_MARK, reduced)
+        scrubbed_words = " ".join(word if _PRODUCT_WORD.fullmatch(word) else REMOVED_MARK for word in text.split(" "))
+        return re.sub(f"{REMOVED_MARK}(?: {REMOVED_MARK})+", REMOVED_MARK, scrubbed_words)
 
     def _make_unique(self, text: str, replacement: str) -> str:
         """Returns the replacement of a text, with a number if the replacement already stands for another text."""
-        unique, number = replacement, 1
-        while self._text_of.setdefault(unique, text) != text:
+        unique_name, number = replacement, 1
+        while self._text_of.setdefault(unique_name, text) != text:
             number += 1
-            unique = f"{replacement} ({number})"
-        return unique
+            unique_name = f"{replacement} ({number})"
+        return unique_name
 
     def _make_alias(self, name: str) -> str:
         """Returns the alias of a private name."""

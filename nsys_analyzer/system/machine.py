@@ -59,10 +59,10 @@ def read_provenance(folder: Path) -> dict[str, Any]:
 def run_for_lines(*command: str) -> list[str] | None:
     """Runs a command and returns its output lines; None if it is not installed, fails or takes too long."""
     try:
-        finished = run_query(*command)
+        finished_process = run_query(*command)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return finished.stdout.strip().splitlines() if finished.returncode == 0 else None
+    return finished_process.stdout.strip().splitlines() if finished_process.returncode == 0 else None
 
 
 def run_query(*command: Path | str) -> subprocess.CompletedProcess[str]:

@@ -122,16 +122,16 @@ def run_job(job: Job, log: Path, made_progress: Callable[[], bool] = lambda: Fal
                     if made_progress():
                         deadline = time.monotonic() + limit_s
                     elif time.monotonic() >= deadline and job.is_server:
-                        _end(process, _REPORT_TIMEOUT_S)
+                        _end_or_kill(process, _REPORT_TIMEOUT_S)
                     elif time.monotonic() >= deadline:
-                        _end(process)
+                        _end_or_kill(process)
                         return JobResult("timeout", f"stopped after {limit_s:g} s")
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(min(_POLL_INTERVAL_S, max(deadline - time.monotonic(), 0)))
             except KeyboardInterrupt:
                 if not job.is_server:
                     raise
-                _end(process, _REPORT_TIMEOUT_S)
+                _end_or_kill(process, _REPORT_TIMEOUT_S)
     code = process.returncode
     if code == 0 or (job.is_server and code in _STOPPED_EXIT_CODES):
         return JobResult("ok")
@@ -162,16 +162,16 @@ def _start_supervised(
     command: Sequence[str | Path], *, ends_descendants: bool = False, **options: Any
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Starts a program below a supervisor for the block. An error in the block, or an interrupt, ends all processes."""
-    supervised = [sys.executable, __file__, str(os.getpid()), "all" if ends_descendants else "first", *command]
-    with subprocess.Popen(supervised, stdin=subprocess.DEVNULL, start_new_session=True, **options) as process:
+    supervised_command = [sys.executable, __file__, str(os.getpid()), "all" if ends_descendants else "first", *command]
+    with subprocess.Popen(supervised_command, stdin=subprocess.DEVNULL, start_new_session=True, **options) as process:
         try:
             yield process
         except BaseException:
-            _end(process)
+            _end_or_kill(process)
             raise
 
 
-def _end(process: subprocess.Popen[bytes], grace_s: float = _GRACE_S) -> None:
+def _end_or_kill(process: subprocess.Popen[bytes], grace_s: float = _GRACE_S) -> None:
     """Asks a program to end, and kills its remaining processes after ``grace_s`` or on a second interrupt."""
     process.terminate()
     try:

@@ -42,8 +42,8 @@ def arrow_to_numpy(array: pa.Array, default: int = 0) -> Any:
     values = np.frombuffer(data, kind, len(array), array.offset * kind.itemsize)
     if not array.null_count:
         return values
-    valid = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")[array.offset :][: len(array)]
-    return np.where(valid.astype(np.bool_), values.astype(np.int64), default)
+    is_valid = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")[array.offset :][: len(array)]
+    return np.where(is_valid.astype(np.bool_), values.astype(np.int64), default)
 
 
 def arrow_integers(values: Ints | SmallInts) -> pa.Array:
@@ -63,9 +63,9 @@ def arrow_texts(texts: Sequence[str]) -> pa.Array:
     """Returns texts as an Arrow array, without Arrow's own conversion, which imports pandas."""
     import pyarrow as pa
 
-    encoded = [text.encode() for text in texts]
-    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
-    return pa.StringArray.from_buffers(len(texts), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded)))
+    encoded_texts = [text.encode() for text in texts]
+    offsets = np.cumsum([0, *map(len, encoded_texts)], dtype=np.int32)
+    return pa.StringArray.from_buffers(len(texts), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded_texts)))
 
 
 def arrow_table(columns: Mapping[str, Ints | SmallInts | Sequence[str]]) -> pa.Table:
@@ -138,9 +138,9 @@ def _drop_repeats(values: Any) -> Any:
 
 def distinct_texts(texts: Sequence[str]) -> tuple[tuple[str, ...], Ints]:
     """Returns the sorted distinct texts, including the empty text, and the position of each text among them."""
-    ordered = tuple(sorted({*texts, ""}))
-    position = {text: i for i, text in enumerate(ordered)}
-    return ordered, np.fromiter(map(position.__getitem__, texts), np.int64, len(texts))
+    sorted_texts = tuple(sorted({*texts, ""}))
+    position = {text: i for i, text in enumerate(sorted_texts)}
+    return sorted_texts, np.fromiter(map(position.__getitem__, texts), np.int64, len(texts))
 
 
 def distinct_rows(*columns: Integers) -> tuple[Ints, SmallInts]:
@@ -152,9 +152,9 @@ def distinct_rows(*columns: Integers) -> tuple[Ints, SmallInts]:
     for column in columns:
         values, code = dense_codes(column.astype(np.int64))
         codes = dense_codes(codes.astype(np.int64) * len(values) + code)[1]
-    first = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
-    first[codes[::-1]] = np.arange(len(codes))[::-1]  # the last assignment to an entry wins
-    return first, codes
+    first_position = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
+    first_position[codes[::-1]] = np.arange(len(codes))[::-1]  # the last assignment to an entry wins
+    return first_position, codes
 
 
 def dense_codes(values: Ints) -> tuple[Ints, SmallInts]:
@@ -166,14 +166,14 @@ def dense_codes(values: Ints) -> tuple[Ints, SmallInts]:
     if high - low > _MAX_LOOKUP_RATIO * len(values) + 1_000_000:
         ids, inverse = np.unique(values, return_inverse=True)
         return ids, inverse.astype(np.int32)
-    present = np.zeros(high - low + 1, np.bool_)
+    is_present = np.zeros(high - low + 1, np.bool_)
     for block in iterate_blocks(len(values)):
-        present[values[block] - low] = True
-    code_of = (np.cumsum(present) - 1).astype(np.int32)
+        is_present[values[block] - low] = True
+    code_of_value = (np.cumsum(is_present) - 1).astype(np.int32)
     codes = np.empty(len(values), np.int32)
     for block in iterate_blocks(len(values)):
-        codes[block] = code_of[values[block] - low]
-    ids_present: Ints = np.flatnonzero(present)[: len(values)] + low
+        codes[block] = code_of_value[values[block] - low]
+    ids_present: Ints = np.flatnonzero(is_present)[: len(values)] + low
     return ids_present, codes
 
 
@@ -271,11 +271,11 @@ def _convert_to_binary(values: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(values), [None, narrow_bounds, letters])
 
 
-def mask_by_name(rows: Any, test: Callable[[str], object]) -> Bools:
+def mask_by_name(rows: Any, is_match: Callable[[str], object]) -> Bools:
     """Returns the mask of the rows whose name passes a test, shape (rows,).
 
     ``rows.name`` contains positions in ``rows.names``, or -1 for a row without a name.
     """
-    passes = np.array([*map(bool, map(test, rows.names)), False])
+    passes = np.array([*map(bool, map(is_match, rows.names)), False])
     mask: Bools = passes[rows.name]
     return mask

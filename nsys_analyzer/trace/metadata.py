@@ -88,8 +88,10 @@ def find_missing_cuda_message(messages: Iterable[Diagnostic]) -> Diagnostic | No
     If there are several such messages, the one that comes first in ``_NO_CUDA`` is returned.
     """
     candidates = list(messages)
-    matching = (message for pattern, _ in _CUDA_MESSAGES for message in candidates if pattern.search(message.text))
-    return next(matching, None)
+    matching_messages = (
+        message for pattern, _ in _CUDA_MESSAGES for message in candidates if pattern.search(message.text)
+    )
+    return next(matching_messages, None)
 
 
 def explain_missing_cuda(messages: Iterable[Diagnostic]) -> str:

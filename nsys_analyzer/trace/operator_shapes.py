@@ -99,13 +99,15 @@ def _group_tensors(name: str, tensors: Sequence[Tensor]) -> tuple[TensorArgument
     Operators on several lists take lists of equal shapes. Scalar tensors are left out, because they cannot be told from
     other arguments.
     """
-    shaped = [tensor for tensor in tensors if tensor.shape]
+    tensors_with_shape = [tensor for tensor in tensors if tensor.shape]
     if name in _OPERATORS_ON_A_LIST:
-        return (tuple(shaped),)
+        return (tuple(tensors_with_shape),)
     if not name.startswith(_OPERATORS_ON_LISTS):
         return tuple(tensor if tensor.shape else None for tensor in tensors)
     for lists in range(_MAX_LISTS, 0, -1):
-        length, remainder = divmod(len(shaped), lists)
-        if shaped and not remainder and shaped == shaped[:length] * lists:
-            return tuple(tuple(shaped[start : start + length]) for start in range(0, len(shaped), length))
+        length, remainder = divmod(len(tensors_with_shape), lists)
+        if tensors_with_shape and not remainder and tensors_with_shape == tensors_with_shape[:length] * lists:
+            return tuple(
+                tuple(tensors_with_shape[start : start + length]) for start in range(0, len(tensors_with_shape), length)
+            )
     return ()

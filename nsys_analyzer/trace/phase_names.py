@@ -159,9 +159,9 @@ class PhaseNames:
                 return role
         if strip_counter(name) in self.extra.get(STEP, ()):
             return STEP
-        normalized = normalize_name(name)
+        normalized_name = normalize_name(name)
         for role, spellings in DEFAULT_NAMES.items():
-            if role not in self.extra and normalized in spellings:
+            if role not in self.extra and normalized_name in spellings:
                 return role
         if STEP not in self.extra and parse_served_step(name) is not None:
             return STEP
@@ -263,9 +263,9 @@ def map_by_shape(names: tuple[str, ...], function: Callable[[str], _Mapped]) -> 
 @lru_cache(maxsize=2)
 def _find_shapes(names: tuple[str, ...]) -> tuple[tuple[str, ...], list[int]]:
     """Replaces every digit by 0. Returns the distinct names that result, and the position of each name among them."""
-    code_of: dict[str, int] = {}
-    codes = [code_of.setdefault(name.translate(_DIGITS_TO_ZERO), len(code_of)) for name in names]
-    return tuple(code_of), codes
+    code_of_name: dict[str, int] = {}
+    codes = [code_of_name.setdefault(name.translate(_DIGITS_TO_ZERO), len(code_of_name)) for name in names]
+    return tuple(code_of_name), codes
 
 
 def normalize_module_name(name: str) -> str:

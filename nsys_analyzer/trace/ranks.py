@@ -65,8 +65,17 @@ class NcclCalls(Columns):
     @staticmethod
     def none() -> NcclCalls:
         """Returns an empty table of calls."""
-        empty = np.zeros(0, np.int64)
-        return NcclCalls(empty, empty, empty, empty, empty, empty, empty.astype(np.int32), ())
+        no_integers = np.zeros(0, np.int64)
+        return NcclCalls(
+            no_integers,
+            no_integers,
+            no_integers,
+            no_integers,
+            no_integers,
+            no_integers,
+            no_integers.astype(np.int32),
+            (),
+        )
 
 
 class NcclRange(NamedTuple):
@@ -109,17 +118,20 @@ def read_nccl_calls(reader: Reader, nccl_ranges: Sequence[NcclRange]) -> NcclCal
 def _make_message_rows(nccl_ranges: Sequence[NcclRange]) -> Iterator[tuple[Any, ...]]:
     """Yields the calls that send messages as rows of ``schema.NCCL_CALLS``."""
 
-    def number(call: NcclRange, default: int, *fields: str) -> int:
+    def read_integer(call: NcclRange, default: int, *fields: str) -> int:
         """Returns the value of the first of the given fields that the call's payload contains."""
         value = next((call.numbers[field] for field in fields if field in call.numbers), default)
         return value & _ID_MASK if value > 0 else value
 
     creations = (call for call in nccl_ranges if call.name.startswith(INIT_COMMUNICATOR))
-    ranks = {number(call, 0, COMMUNICATOR): number(call, 0, RANKS) for call in creations}
+    ranks = {read_integer(call, 0, COMMUNICATOR): read_integer(call, 0, RANKS) for call in creations}
     for call in nccl_ranges:
         if match := _MESSAGE_FUNCTION.match(call.name):
-            communicator = number(call, 0, COMMUNICATOR)
-            size, peer = number(call, UNKNOWN_NUMBER, *_SIZE_FIELDS), number(call, UNKNOWN_NUMBER, *_PEER_FIELDS)
+            communicator = read_integer(call, 0, COMMUNICATOR)
+            size, peer = (
+                read_integer(call, UNKNOWN_NUMBER, *_SIZE_FIELDS),
+                read_integer(call, UNKNOWN_NUMBER, *_PEER_FIELDS),
+            )
             yield call.start, call.thread, match[0], communicator, size, peer, ranks.get(communicator, 0)
 
 
@@ -242,9 +254,13 @@ def _find_ranks_in_communicators(nccl_ranges: Sequence[NcclRange]) -> dict[int, 
     for call in nccl_ranges:
         if call.name.startswith(INIT_COMMUNICATOR) and RANK in call.numbers and RANKS in call.numbers:
             pairs_of[call.thread & PROCESS_MASK].add((call.numbers[RANKS], call.numbers[RANK]))
-    largest = {process: max(size for size, _ in pairs) for process, pairs in pairs_of.items()}
-    ranks = {process: {rank for size, rank in pairs_of[process] if size == largest[process]} for process in pairs_of}
-    return {process: Rank(min(numbers), largest[process]) for process, numbers in ranks.items() if len(numbers) == 1}
+    largest_size = {process: max(size for size, _ in pairs) for process, pairs in pairs_of.items()}
+    ranks = {
+        process: {rank for size, rank in pairs_of[process] if size == largest_size[process]} for process in pairs_of
+    }
+    return {
+        process: Rank(min(numbers), largest_size[process]) for process, numbers in ranks.items() if len(numbers) == 1
+    }
 
 
 def find_unambiguous_ranks(ranks: Mapping[int, Rank], processes: Iterable[int]) -> dict[int, Rank]:

@@ -91,19 +91,21 @@ class Reader(ABC):
         """
         numbered_matches = [match for name in self.columns_of if (match := _VERSIONED_NAME.fullmatch(name))]
         for alias in table.aliases:
-            required = [c for c in table.columns if alias != table.aliases[0] and c.name in table.required]
+            required_columns = [c for c in table.columns if alias != table.aliases[0] and c.name in table.required]
             versions = {int(match[2] or 0): match[0] for match in numbered_matches if match[1] == alias}
             for _, name in sorted(versions.items(), reverse=True):
-                if self.has_rows(name) and all(find_alias(column, self.columns_of[name]) for column in required):
+                if self.has_rows(name) and all(
+                    find_alias(column, self.columns_of[name]) for column in required_columns
+                ):
                     return name
         return None
 
     def unread_tables(self) -> tuple[str, ...]:
         """Returns the names of the tables that contain events, but from which the package reads nothing."""
-        unread = [
+        unread_tables = [
             name for name in self.columns_of if (_VERSIONED_NAME.fullmatch(name) or [name])[1] not in TABLE_ALIASES
         ]
-        events = [name for name in unread if {"start", "timestamp"} & {*self.columns_of[name]}]
+        events = [name for name in unread_tables if {"start", "timestamp"} & {*self.columns_of[name]}]
         return tuple(sorted(filter(self.has_rows, events)))
 
     def read_all(self, tables: Iterable[Table]) -> dict[str, Frame]:
@@ -375,7 +377,7 @@ class ArrowReader(Reader):
         are_texts = not row_filter.of_strings and any(isinstance(value, str) for value in tests)
 
         def is_wanted(batch: pa.RecordBatch) -> Bools:
-            """Returns the mask of the rows to read."""
+            """Returns True for each row of the batch that must be read."""
             column = batch.columns[-1]
             if are_texts:
                 texts = column.to_pylist()

@@ -62,8 +62,8 @@ class Filter:
     def predicate(self) -> str:
         """The SQL condition that follows the column's name."""
         if self.of_strings:
-            matching = " OR ".join(f"value GLOB '{glob}'" for glob in self.globs)
-            return f"{'NOT ' if self.excludes else ''}IN (SELECT id FROM StringIds WHERE {matching})"
+            condition = " OR ".join(f"value GLOB '{glob}'" for glob in self.globs)
+            return f"{'NOT ' if self.excludes else ''}IN (SELECT id FROM StringIds WHERE {condition})"
         values = ", ".join(f"'{value}'" if isinstance(value, str) else str(value) for value in self.values)
         return " OR ".join([f"IN ({values})", *(f"{self.column} GLOB '{glob}'" for glob in self.globs)])
 

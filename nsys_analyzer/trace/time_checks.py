@@ -90,9 +90,9 @@ class TimeCheck:
         """Returns the mask of the operations with valid times, shape (operations,)."""
         are_valid = np.ones(len(operations), np.bool_)
         for kind, table in enumerate(OPERATIONS_BY_KIND):
-            of_kind = operations.of_kind(kind)
-            rows = _make_timed_rows(table, operations.select(of_kind))
-            are_valid[of_kind] = self._find_valid(rows, is_cuda=True, needs_duration=self._by_cupti)
+            operations_of_kind = operations.of_kind(kind)
+            rows = _make_timed_rows(table, operations.select(operations_of_kind))
+            are_valid[operations_of_kind] = self._find_valid(rows, is_cuda=True, needs_duration=self._by_cupti)
         return are_valid
 
     def find_unique_operations(self, operations: Operations) -> Bools:
@@ -142,9 +142,15 @@ class TimeCheck:
         rows = TimedRows(table, ranges.start, end, process, lambda i: quote_name(ranges.names[ranges.name[i]]))
         return self._find_valid(rows, needs_duration=self._by_cupti)
 
-    def find_valid_memory(self, uses: MemoryUses) -> Bools:
+    def find_valid_memory(self, memory_uses: MemoryUses) -> Bools:
         """Returns the mask of the allocations and releases with valid times."""
-        rows = TimedRows(MEMORY, uses.start, uses.start, uses.process, lambda i: f"{abs(uses.bytes[i]):,} bytes")
+        rows = TimedRows(
+            MEMORY,
+            memory_uses.start,
+            memory_uses.start,
+            memory_uses.process,
+            lambda i: f"{abs(memory_uses.bytes[i]):,} bytes",
+        )
         return self._find_valid(rows)
 
     def _find_valid(self, rows: TimedRows, *, is_cuda: bool = False, needs_duration: bool = False) -> Bools:
@@ -224,9 +230,9 @@ def describe_excluded_rows(
     index = np.flatnonzero(are_wrong)
     for process in distinct(rows.process[index]).tolist():
         indices = index[rows.process[index] == process]
-        first = int(indices[0])
-        start, end = _format_time(rows.start[first]), _format_time(rows.end[first])
-        example = phrase("{}, {} to {} ns", rows.describe(first), start, end)
+        first_index = int(indices[0])
+        start, end = _format_time(rows.start[first_index]), _format_time(rows.end[first_index])
+        example = phrase("{}, {} to {} ns", rows.describe(first_index), start, end)
         yield ExcludedRows(process, rows.table.aliases[0], len(indices), reason, example, only_end_excluded)
 
 

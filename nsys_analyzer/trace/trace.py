@@ -173,21 +173,24 @@ class Trace:
         duration = int(frames["session"]["duration"].max(initial=0)) or None
         row_starts = (operations.start, launches.start, ranges.start)
         by_nsys = metadata.profiler == "nsys"
-        check = TimeCheck(duration, *row_starts, start=metadata.time_shift_ns, by_cupti=by_nsys)
-        have_times, are_valid_calls = check.find_valid_operations(operations), check.find_valid_calls(launches)
-        are_first_rows = check.find_unique_operations(operations) if by_nsys else have_times
-        are_valid, have_ends = check.find_valid_ranges(schema.NVTX, ranges), ranges.end != schema.NO_TIME
+        time_check = TimeCheck(duration, *row_starts, start=metadata.time_shift_ns, by_cupti=by_nsys)
+        have_times, are_valid_calls = (
+            time_check.find_valid_operations(operations),
+            time_check.find_valid_calls(launches),
+        )
+        are_first_rows = time_check.find_unique_operations(operations) if by_nsys else have_times
+        are_valid, have_ends = time_check.find_valid_ranges(schema.NVTX, ranges), ranges.end != schema.NO_TIME
         are_clocks = find_clock_ranges(ranges)
         memory = None
         if reader.name_of(schema.MEMORY):
             start, process, size, operation, alive, _ = frames["memory"].values()
             memory = MemoryUses(start, process, np.where(operation == 0, size, -size), alive)
-            memory = memory.select(check.find_valid_memory(memory))
+            memory = memory.select(time_check.find_valid_memory(memory))
         first_launches = launches.select(np.argsort(launches.start, kind="stable")[:_CALLS_FOR_MEDIAN])
         launch_ns = (first_launches.end - first_launches.start)[first_launches.call == LAUNCH]
         launch_ns = launch_ns[launch_ns > 0]
         if reader.name_of(schema.OPERATORS):
-            operators = torch_operators.select(check.find_valid_ranges(schema.OPERATORS, torch_operators))
+            operators = torch_operators.select(time_check.find_valid_ranges(schema.OPERATORS, torch_operators))
         else:
             operators = nvtx_operators.select((are_valid & have_ends)[operator_index])
         nodes = frames["graph_nodes"]
@@ -203,7 +206,7 @@ class Trace:
             graph_nodes=GraphNodes(*(nodes[column] for column in ("start", "thread", "graph_node", "original"))),
             metadata=metadata,
             tables=frozenset(table.key for table in (*_LARGE_TABLES, *_SMALL_TABLES) if reader.name_of(table)),
-            left_out=tuple(check.left_out),
+            left_out=tuple(time_check.left_out),
             untimed_operations=operations.select(~have_times),
             memory=memory,
             costly_tables=costly_tables(reader),
@@ -235,8 +238,8 @@ def check_recorded(reader: Reader, path: Path) -> None:
 
 def costly_tables(reader: Reader) -> tuple[str, ...]:
     """Returns the tables of ``schema.COSTLY_TABLES`` that have rows, or that had rows before ``share`` removed them."""
-    present = [name for name in schema.COSTLY_TABLES if name in reader.columns_of]
-    return tuple(n for n in present if reader.columns_of[n] == schema.COSTLY_MARK or reader.has_rows(n))
+    recorded_tables = [name for name in schema.COSTLY_TABLES if name in reader.columns_of]
+    return tuple(n for n in recorded_tables if reader.columns_of[n] == schema.COSTLY_MARK or reader.has_rows(n))
 
 
 def _make_operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations:
@@ -250,11 +253,11 @@ def _make_operations(frames: dict[str, Frame], strings: dict[int, str]) -> Opera
     size, copy = np.concatenate([blocks, *bytes_of_others]), _find_copy_kinds(parts[MEMCPY], lengths)
     ids, codes = dense_codes(parts[KERNEL].pop("name"))
 
-    def column(key: str) -> Any:
+    def join_column(key: str) -> Any:
         """Joins a column of the kinds of operations, and removes it from the frames."""
         return append_in_place(*(part.pop(key) for part in parts))
 
-    process = column("process")
+    process = join_column("process")
     if not process.any():  # an old export has no globalPid, so all operations belong to the only process that launches
         launching_processes = distinct(process_of(distinct(frames["runtime"]["thread"])))
         process = np.full_like(process, launching_processes[0]) if len(launching_processes) == 1 else process
@@ -264,15 +267,15 @@ def _make_operations(frames: dict[str, Frame], strings: dict[int, str]) -> Opera
             texts[position] = f"{text[:_MAX_KERNEL_NAME_CHARACTERS]}… ({len(text):,} characters)"
     return Operations(
         kind=np.repeat(np.arange(len(OPERATION_KINDS), dtype=np.int8), lengths),
-        start=column("start"),
-        end=column("end"),
-        device=compress_constant(column("device")),
-        context=compress_constant(column("context")),
-        stream=compress_constant(column("stream")),
-        correlation=column("correlation"),
+        start=join_column("start"),
+        end=join_column("end"),
+        device=compress_constant(join_column("device")),
+        context=compress_constant(join_column("context")),
+        stream=compress_constant(join_column("stream")),
+        correlation=join_column("correlation"),
         process=compress_constant(process),
         name=append_in_place(codes, np.full(sum(lengths[KERNEL + 1 :]), -1, np.int32)),
-        graph_node=compress_constant(column("graph_node")),
+        graph_node=compress_constant(join_column("graph_node")),
         size=size,
         copy=copy,
         continues=append_in_place(parts[KERNEL].pop("continues"), np.zeros(sum(lengths[KERNEL + 1 :]), np.int32)),
@@ -433,8 +436,8 @@ def _read_off_cpu(reader: Reader) -> Mapping[int, tuple[Ints, Ints]]:
     order = np.lexsort((switches["start"], switches["thread"]))
     start, thread, is_in = (switches[name][order] for name in ("start", "thread", "is_in"))
     switched_off = np.flatnonzero((is_in[:-1] == 0) & (is_in[1:] != 0) & (thread[:-1] == thread[1:]))
-    threads, first = np.unique(thread[switched_off], return_index=True)
-    off_of_threads = zip(threads.tolist(), np.split(switched_off, first[1:]), strict=False)
+    threads, first_of_thread = np.unique(thread[switched_off], return_index=True)
+    off_of_threads = zip(threads.tolist(), np.split(switched_off, first_of_thread[1:]), strict=False)
     return {thread_id: (start[rows], start[rows + 1]) for thread_id, rows in off_of_threads}
 
 
@@ -444,5 +447,5 @@ def _outermost_functions(reader: Reader, table: schema.Table, strings: Mapping[i
     if not name or not reader.filter_of(table, name):
         return {}
     chains = sorted(iterate_rows(reader.read(table)), key=lambda row: row[2])  # by depth
-    outermost = {chain: _TORCH_SYMBOL.search(strings.get(symbol, "")) for chain, symbol, _ in chains}
-    return {chain: match["function"] or match["operator"] for chain, match in outermost.items() if match}
+    match_of_chain = {chain: _TORCH_SYMBOL.search(strings.get(symbol, "")) for chain, symbol, _ in chains}
+    return {chain: match["function"] or match["operator"] for chain, match in match_of_chain.items() if match}

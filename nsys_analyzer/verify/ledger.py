@@ -162,8 +162,8 @@ def widening_factor(entries: Sequence[Entry]) -> float:
             f"verify measured only {count} {plural(count, 'prediction')}",
             f"To calibrate intervals, {MIN_PREDICTIONS} are needed",
         )
-    deciles = statistics.quantiles(distances_in_half_widths, n=10, method="inclusive")
-    return deciles[round(CONTAINED_SHARE * 10) - 1]
+    distance_deciles = statistics.quantiles(distances_in_half_widths, n=10, method="inclusive")
+    return distance_deciles[round(CONTAINED_SHARE * 10) - 1]
 
 
 def with_calibrated_intervals(
@@ -180,7 +180,7 @@ def with_calibrated_intervals(
     factor, count = widening_factor(entries), sum(entry.prediction is not None for entry in entries)
     remark = f" The interval is widened by a factor of {factor:.2f}, from {count} savings that verify measured."
 
-    def widen(finding: Finding) -> Finding:
+    def widen_interval(finding: Finding) -> Finding:
         """Returns a finding with a wider interval, which stays between 0 and the length of a step."""
         finding = write_finding(finding)
         half_width = (finding.saves_ms - finding.saves_ms_low) * factor
@@ -188,11 +188,11 @@ def with_calibrated_intervals(
         derivation = join_texts("", (finding.derivation, remark))
         return replace(finding, saves_ms_low=low, saves_ms_high=high, derivation=derivation)
 
-    def calibrate(capture: CaptureSummary) -> CaptureSummary:
+    def calibrate_capture(capture: CaptureSummary) -> CaptureSummary:
         """Returns a capture with wider intervals of its findings."""
         if capture.diagnosis is None:
             return capture
-        findings = tuple(map(widen, capture.diagnosis.findings))
+        findings = tuple(map(widen_interval, capture.diagnosis.findings))
         return replace(capture, diagnosis=replace(capture.diagnosis, findings=findings), findings=findings)
 
-    return tuple(map(calibrate, captures))
+    return tuple(map(calibrate_capture, captures))

@@ -75,10 +75,10 @@ def take_turns(
     Raises:
         CaptureError: one of the programs failed, or had no steps.
     """
-    is_simultaneous, ordered = all(program.is_one_process for program in programs), [*programs]
+    is_simultaneous, ordered_programs = all(program.is_one_process for program in programs), [*programs]
     while True:
         with tempfile.TemporaryDirectory() as results:
-            jobs = [_make_job(program, Path(results), folder) for program in ordered]
+            jobs = [_make_job(program, Path(results), folder) for program in ordered_programs]
             result = JobResult("ok")
             if is_simultaneous:
                 result = _run_jobs(jobs, folder, timeout_s)
@@ -89,9 +89,11 @@ def take_turns(
                     break
             if result.status != "ok":
                 raise CaptureError(str(result.message), f"The output of both is in {folder}")
-            processes = {program.name: _read_measurement(program, Path(results), folder) for program in ordered}
+            processes = {
+                program.name: _read_measurement(program, Path(results), folder) for program in ordered_programs
+            }
         yield processes[programs[0].name], processes[programs[1].name]
-        ordered.reverse()  # the programs alternate in having the first turn
+        ordered_programs.reverse()  # the programs alternate in having the first turn
 
 
 def _make_job(program: Program, results: Path, folder: Path) -> dict[str, Any]:

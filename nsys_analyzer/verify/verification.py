@@ -113,7 +113,7 @@ def verify(request: Request, tell: Callable[[str], None]) -> Verification:
             ):
                 break
         reasons = tuple(map(describe_work_difference, turns.work_differences))
-        after = _record(request, tell) if request.is_recorded and not reasons else None
+        after = _record_new_program(request, tell) if request.is_recorded and not reasons else None
     change, prediction, remarks = turns.change, None, list[str]()
     if not reasons:
         prediction, missing_reason = find_prediction(before, after, request.finding)
@@ -220,7 +220,7 @@ def _prepare_programs(
         yield Program("old", with_blocks_of_steps(old_target, step_ms), folder, root_and_worktree), new
 
 
-def _record(request: Request, tell: Callable[[str], None]) -> CaptureSummary | None:
+def _record_new_program(request: Request, tell: Callable[[str], None]) -> CaptureSummary | None:
     """Records the new program once, and returns its capture; reports a failure and returns None."""
     plan, folder = request.plan, request.output_dir
     try:

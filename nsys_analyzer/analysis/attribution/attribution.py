@@ -96,10 +96,10 @@ class Attribution:
         timeline, index = make_timeline(self.ranges, is_candidate, innermost=False)
         outermost_range = timeline.open_at(self.thread, self.time)
         inheriting = np.flatnonzero(self.inherited_thread != NONE)
-        inherited = timeline.open_at(self.inherited_thread[inheriting], self.time[inheriting])
-        launching = outermost_range[inheriting]
-        keeps_own_range = (inherited == NONE) | (self.prefers_own_phase[inheriting] & (launching != NONE))
-        outermost_range[inheriting] = np.where(keeps_own_range, launching, inherited)
+        inherited_range = timeline.open_at(self.inherited_thread[inheriting], self.time[inheriting])
+        range_of_launch = outermost_range[inheriting]
+        keeps_own_range = (inherited_range == NONE) | (self.prefers_own_phase[inheriting] & (range_of_launch != NONE))
+        outermost_range[inheriting] = np.where(keeps_own_range, range_of_launch, inherited_range)
         return np.append(index, NONE).astype(np.int32)[outermost_range]
 
     def find_innermost(self, is_candidate: Bools, operations: Ints) -> Ints:

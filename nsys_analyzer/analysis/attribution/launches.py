@@ -79,14 +79,14 @@ def find_dropped_launches(launches: Launches, *launch: Any) -> Bools:
     Returns:
         Shape (launches,).
     """
-    matched = np.zeros(len(launches.start) + 1, np.bool_)  # index -1 writes to an extra last entry, which is cut off
+    is_matched = np.zeros(len(launches.start) + 1, np.bool_)  # index -1 writes to an extra last entry, which is cut off
     for indices in launch:
-        matched[indices] = True
-    matched = matched[:-1]
-    is_dropped: Bools = (launches.call == LAUNCH) & ~matched
+        is_matched[indices] = True
+    is_matched = is_matched[:-1]
+    is_dropped: Bools = (launches.call == LAUNCH) & ~is_matched
     if is_dropped.any():
         _, keys = _place_correlation_ids(launches)
-        is_dropped[is_dropped] = ~np.isin(keys[is_dropped], keys[matched])
+        is_dropped[is_dropped] = ~np.isin(keys[is_dropped], keys[is_matched])
         is_dropped &= ~_is_in_graph_capture(launches)
     return is_dropped
 
@@ -217,8 +217,8 @@ def _estimate_clock_offsets(operations: Operations, launch: SmallInts, wait: Int
     for clock in distinct(clocks):
         operations_on_device = launched_operations[clocks == clock]
         quantiles = np.quantile(wait[operations_on_device], [_OFFSET_QUANTILE, _LATE_CLOCK_QUANTILE], method="higher")
-        low_wait, usual_wait = quantiles.tolist()
-        offset[operations_on_device] = int(low_wait) if usual_wait < 0 else 0
+        low_wait_ns, usual_wait_ns = quantiles.tolist()
+        offset[operations_on_device] = int(low_wait_ns) if usual_wait_ns < 0 else 0
     return offset
 
 

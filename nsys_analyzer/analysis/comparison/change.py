@@ -131,8 +131,8 @@ def _estimate_correlation(values: Floats) -> float:
     """
     deviation, n = values - values.mean(), len(values)
     square = float(deviation @ deviation)
-    biased = float(deviation[1:] @ deviation[:-1]) / square if square else 0.0
-    return min(max((biased + 1 / n) / (1 - 3 / n), 0.0), _MAX_CORRELATION)
+    biased_correlation = float(deviation[1:] @ deviation[:-1]) / square if square else 0.0
+    return min(max((biased_correlation + 1 / n) / (1 - 3 / n), 0.0), _MAX_CORRELATION)
 
 
 def _combine_freedoms(variances: Sequence[float], freedoms: Sequence[float]) -> float:

@@ -88,7 +88,7 @@ def _compare_steps(before: Side, after: Side, spread: RunSpread) -> StepChange |
         return None
 
     def estimate_busy(step: StepSummary) -> Estimate:
-        """Returns the GPU's work in a step."""
+        """Estimates the time in which the GPU works in a step."""
         return Estimate.of_values(step.busy_values_ms, step.instances).with_run_error(spread.of_busy(step))
 
     wall, wall_correlation = _compare_times(
@@ -218,8 +218,10 @@ def _compare_operators(before: Side, after: Side) -> tuple[OperatorChange, ...] 
     unpaired = sorted(tables[1].values(), key=lambda row: -row.ms)
     for row in sorted(tables[0].values(), key=lambda row: -row.ms):
         calls = row.calls / counts[0]
-        alike = [other for other in unpaired if (other.operator, other.calls / counts[1]) == (row.operator, calls)]
-        counterpart = max(alike, key=lambda other: _count_equal_sizes(row, other), default=None)
+        similar_rows = [
+            other for other in unpaired if (other.operator, other.calls / counts[1]) == (row.operator, calls)
+        ]
+        counterpart = max(similar_rows, key=lambda other: _count_equal_sizes(row, other), default=None)
         pairs.append((row, counterpart))
         unpaired = [other for other in unpaired if other is not counterpart]
     pairs += [(None, row) for row in unpaired]

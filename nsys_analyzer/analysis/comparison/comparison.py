@@ -349,10 +349,10 @@ def find_differing_settings(
 
 def find_obstacles(before: Side, after: Side) -> tuple[Obstacle, ...]:
     """Returns why two sides cannot be compared; nothing if they can be compared."""
-    first, *later_runs = runs = (*before.runs, *after.runs)
-    of_runs = (obstacle for run in runs for obstacle in find_run_obstacles(run))
-    of_pairs = (obstacle for run in later_runs for obstacle in _find_pair_obstacles(first, run))
-    return (*of_runs, *of_pairs)
+    first_run, *later_runs = runs = (*before.runs, *after.runs)
+    obstacles_of_runs = (obstacle for run in runs for obstacle in find_run_obstacles(run))
+    obstacles_of_pairs = (obstacle for run in later_runs for obstacle in _find_pair_obstacles(first_run, run))
+    return (*obstacles_of_runs, *obstacles_of_pairs)
 
 
 def find_run_obstacles(run: Summary) -> Iterator[Obstacle]:

@@ -52,8 +52,8 @@ class Comparisons:
 
     def __repr__(self) -> str:
         """Returns one line of text, which an interactive session or a notebook displays."""
-        refused, unmatched = len(self.refused), len(self.unmatched)
-        return f"<Comparisons {[*self.compared]}, {refused} refused, {unmatched} unmatched>"
+        refused_count, unmatched_count = len(self.refused), len(self.unmatched)
+        return f"<Comparisons {[*self.compared]}, {refused_count} refused, {unmatched_count} unmatched>"
 
 
 def compare_runs(
@@ -77,7 +77,7 @@ def compare_runs(
     Raises:
         NsysAnalyzerError: a side has no run, or no run of one side matches a run of the other side.
     """
-    pairs, unmatched = match_runs(before, after, repeats=repeats)
+    pairs, unmatched_runs = match_runs(before, after, repeats=repeats)
     compared_pairs: list[Comparison] = []
     refused_pairs: list[Comparison] = []
     for pair in pairs:
@@ -93,14 +93,14 @@ def compare_runs(
             sides.append(
                 Side(tuple(usable_runs)) if usable_runs else side
             )  # a pair without a usable run is refused as a whole
-            unmatched += unusable_runs if usable_runs else []
+            unmatched_runs += unusable_runs if usable_runs else []
         comparison = compare(sides[0], sides[1], cpu_spread)
         if budgets:
             comparison = replace(comparison, budgets=tuple(check_budgets(budgets, sides[1], cpu_spread)))
         (refused_pairs if comparison.cautions and not force else compared_pairs).append(comparison)
     if compared_pairs or refused_pairs:
-        unmatched.sort(key=lambda run: _SIDES.index(run.side))
-        return Comparisons(tuple(compared_pairs), tuple(refused_pairs), tuple(unmatched))
+        unmatched_runs.sort(key=lambda run: _SIDES.index(run.side))
+        return Comparisons(tuple(compared_pairs), tuple(refused_pairs), tuple(unmatched_runs))
     if not before or not after:
         raise NsysAnalyzerError("One of the sides contains no run", "Give captures, or folders of captures")
     settings = ", ".join(
@@ -140,12 +140,12 @@ def match_runs(
             group_of_side[process_key if are_matched_by_process else (process_key, *names)].append(run)
         groups.append(group_of_side)
     shared_keys = [key for key in groups[0] if key in groups[1]]
-    unmatched = [
+    unmatched_runs = [
         UnmatchedRun(side_name, run, tuple(find_run_obstacles(run)))
         for side_name, group in zip(_SIDES, groups, strict=True)
         for run in (run for key, runs in group.items() if key not in shared_keys for run in runs)
     ]
-    return [(Side(tuple(groups[0][key])), Side(tuple(groups[1][key]))) for key in shared_keys], unmatched
+    return [(Side(tuple(groups[0][key])), Side(tuple(groups[1][key]))) for key in shared_keys], unmatched_runs
 
 
 def _find_process_keys(runs: Sequence[Summary]) -> Iterator[tuple[Summary, object]]:

@@ -110,8 +110,8 @@ class ProcessPairs:
     def _blocks(self) -> list[Floats]:
         """Returns, for each pair, the logarithm of after ÷ before for each two blocks that ran one after the other."""
         pairs = [(before.blocks_ms, after.blocks_ms) for before, after in self.pairs]
-        fewest = [min(map(len, pair)) for pair in pairs]
-        return [np.log(after[:n] / before[:n]) for (before, after), n in zip(pairs, fewest, strict=True)]
+        fewest_steps = [min(map(len, pair)) for pair in pairs]
+        return [np.log(after[:n] / before[:n]) for (before, after), n in zip(pairs, fewest_steps, strict=True)]
 
     @cached_property
     def _logarithms(self) -> Floats:
@@ -122,18 +122,21 @@ class ProcessPairs:
     def change(self) -> Change:
         """Returns the change of a step. Its interval is valid whenever the measurement stops."""
         n, before_ms = len(self.pairs), float(np.median([before.step_ms for before, _ in self.pairs]))
-        middle, half = float(self._logarithms.mean()), self._half_width(n)
+        mean_logarithm, half_width = float(self._logarithms.mean()), self._half_width(n)
         low, high = (
-            before_ms * math.expm1(end) if math.isfinite(half) else None for end in (middle - half, middle + half)
+            before_ms * math.expm1(end) if math.isfinite(half_width) else None
+            for end in (mean_logarithm - half_width, mean_logarithm + half_width)
         )
-        return Change(before_ms, before_ms * math.exp(middle), low, high, n, n)
+        return Change(before_ms, before_ms * math.exp(mean_logarithm), low, high, n, n)
 
     @property
     def is_certain_enough(self) -> bool:
         """Returns whether the change is known precisely, is certainly large, or is too small to matter."""
-        middle, half = abs(float(self._logarithms.mean())), self._half_width(len(self.pairs))
-        return half <= max(
-            NARROW_INTERVAL_SHARE, PRECISE_CHANGE_SHARE * middle if middle > half else 0, middle - LARGE_SHARE
+        mean_logarithm, half_width = abs(float(self._logarithms.mean())), self._half_width(len(self.pairs))
+        return half_width <= max(
+            NARROW_INTERVAL_SHARE,
+            PRECISE_CHANGE_SHARE * mean_logarithm if mean_logarithm > half_width else 0,
+            mean_logarithm - LARGE_SHARE,
         )
 
     @property

@@ -47,8 +47,8 @@ def compile_bounded_search(pattern: str) -> Callable[[str], object]:
     searches such patterns instead. It supports neither lookaround, such as ``(?=…)``, nor backreferences.
     """
     compiled_pattern = re.compile(pattern)
-    simplified = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "x", pattern, flags=re.DOTALL)
-    if len(re.findall(r"(?<!\()[*+?{]", simplified)) <= 1 and not re.search(r"\)[*+?{]", simplified):
+    simplified_pattern = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "x", pattern, flags=re.DOTALL)
+    if len(re.findall(r"(?<!\()[*+?{]", simplified_pattern)) <= 1 and not re.search(r"\)[*+?{]", simplified_pattern):
         return compiled_pattern.search
     from pyarrow.compute import match_substring_regex  # only few patterns need this import
 

@@ -141,8 +141,8 @@ def _add_ranges(trace: Trace, inferred: Sequence[_InferredPhases]) -> tuple[Trac
             code = codes.setdefault(name, len(ranges.names) + len(codes))
             rows += [(start, end, phases.thread, code) for start, end in spans]
     added = np.array(rows, np.int64).reshape(len(rows), 4).T
-    recorded = (ranges.start, ranges.end, ranges.thread, ranges.name)
-    start, end, thread, name_code = (np.concatenate(pair) for pair in zip(recorded, added, strict=True))
+    recorded_columns = (ranges.start, ranges.end, ranges.thread, ranges.name)
+    start, end, thread, name_code = (np.concatenate(pair) for pair in zip(recorded_columns, added, strict=True))
     phase_of_other_name = {name: "" for phases in inferred for name in phases.not_phases}
     ranges = Ranges(start, end, thread, name_code, (*ranges.names, *codes))
     return replace(trace, ranges=ranges), {**phase_of_name, **phase_of_other_name}
@@ -261,8 +261,8 @@ class _Inference:
             return None
         model = int(work_by_module.argmax())
         first = np.flatnonzero(calls.name == model)
-        last = np.append(first[1:], len(calls)) - 1
-        spans = zip(calls.start[first].tolist(), calls.end[last].tolist(), strict=True)
+        last_calls = np.append(first[1:], len(calls)) - 1
+        spans = zip(calls.start[first].tolist(), calls.end[last_calls].tolist(), strict=True)
         return _InferredPhases(threads[0], _MODULE_CALLS, {"forward": list(spans)})
 
     # --- autograd's operators
@@ -329,9 +329,9 @@ class _Inference:
         If there are no such ranges, it returns the thread outside the engine that launches most.
         """
         engine_threads = [*find_autograd_threads(self.trace), *engine.thread]
-        launching = self.launches.thread[~np.isin(self.launches.thread, engine_threads)]
+        launching_threads = self.launches.thread[~np.isin(self.launches.thread, engine_threads)]
         steps = (self._select_by_prefix(prefix).thread for prefix in (_OPTIMIZER_PREFIX, _PROFILER_STEP_PREFIX))
-        choices = (_sort_by_frequency(threads) for threads in (*steps, launching, engine.thread))
+        choices = (_sort_by_frequency(threads) for threads in (*steps, launching_threads, engine.thread))
         return next(threads[0] for threads in choices if threads)
 
     def _find_backward(self, engine: Ranges, thread: int, launches_outside: Ints) -> _Spans:
@@ -447,6 +447,6 @@ def _include_first_gradient(start: int, gradients: Ranges, launches_outside: Int
     earlier_gradients = np.flatnonzero(gradients.end <= start)
     if not len(earlier_gradients):
         return start
-    last = earlier_gradients[np.argmax(gradients.end[earlier_gradients])]
-    launched = launches_outside[(launches_outside >= gradients.end[last]) & (launches_outside < start)]
-    return start if len(launched) else int(gradients.start[last])
+    last_gradient = earlier_gradients[np.argmax(gradients.end[earlier_gradients])]
+    launches_between = launches_outside[(launches_outside >= gradients.end[last_gradient]) & (launches_outside < start)]
+    return start if len(launches_between) else int(gradients.start[last_gradient])

@@ -91,11 +91,11 @@ class AttributedTrace:
 
     def with_start_ups_as_warmup(self, start_ups: Mapping[int, tuple[int, int]]) -> AttributedTrace:
         """Returns a copy in which the first step of the given processes counts as warm-up."""
-        changed = copy(self)
+        changed_trace = copy(self)
         for name in ("instances", "instances_of_operations", "is_warmup"):
-            changed.__dict__.pop(name, None)
-        changed.start_ups = start_ups
-        return changed
+            changed_trace.__dict__.pop(name, None)
+        changed_trace.start_ups = start_ups
+        return changed_trace
 
     def measure_launch_waits(self, operations: Any) -> Ints:
         """Returns the time from the launch of each operation to its start, ns, corrected for the offset of the clocks.
@@ -332,10 +332,10 @@ class AttributedTrace:
 
     def ran_out_of_memory(self, process: int) -> bool:
         """Returns True if an allocation of a process failed, and the process launched no kernel afterwards."""
-        failed, launches = self.trace.failed_allocations, self.trace.launches
-        failures = failed.start[process_of(failed.thread) == process]
-        launched = launches.start[(process_of(launches.thread) == process) & (launches.call == LAUNCH)]
-        return bool(len(failures)) and not bool((launched > failures.max()).any())
+        failed_allocations, launches = self.trace.failed_allocations, self.trace.launches
+        failures = failed_allocations.start[process_of(failed_allocations.thread) == process]
+        launch_starts = launches.start[(process_of(launches.thread) == process) & (launches.call == LAUNCH)]
+        return bool(len(failures)) and not bool((launch_starts > failures.max()).any())
 
 
 @dataclass(frozen=True)

@@ -175,18 +175,18 @@ def count_reductions(members: Sequence[Member], steps: Sequence[Ints]) -> int:
         steps: the indices of the compared steps among the steps of each member.
     """
     counts: list[int] = []
-    for member, of_member in zip(members, steps, strict=True):
+    for member, steps_of_member in zip(members, steps, strict=True):
         collectives = member.collectives
         is_backward = np.array([*(name == "backward" for name in collectives.names), False])[collectives.phase]
         reduces = np.isin(collectives.kind, (ALL_REDUCE, REDUCE_SCATTER)) & is_backward
         reduces &= (collectives.bytes < 0) | (collectives.bytes > _SMALL_MESSAGE_BYTES)
-        for step in of_member.tolist():
+        for step in steps_of_member.tolist():
             index = np.flatnonzero(reduces & (collectives.step == step))
             columns = (collectives.instance, collectives.kind, collectives.communicator, collectives.bytes)
-            reduced: dict[int, Counter[tuple[int, ...]]] = defaultdict(Counter)
+            sizes_of_reductions: dict[int, Counter[tuple[int, ...]]] = defaultdict(Counter)
             for instance, *message in zip(*(column[index].tolist() for column in columns), strict=True):
-                reduced[instance][tuple(message)] += 1
-            passes = Counter(frozenset(messages.items()) for messages in reduced.values())
+                sizes_of_reductions[instance][tuple(message)] += 1
+            passes = Counter(frozenset(messages.items()) for messages in sizes_of_reductions.values())
             counts.append(max(passes.values(), default=1))
     return round(float(np.median(counts))) if counts else 1
 

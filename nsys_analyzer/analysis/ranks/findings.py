@@ -130,9 +130,9 @@ def _subtract_times(minuends: Mapping[Key, float], subtrahends: Mapping[Key, flo
 
 def _find_explanation(loss_ms: float, difference_ms: Mapping[Key, float]) -> Key | None:
     """Returns the key of the largest difference, if it explains most of the loss."""
-    largest = max(difference_ms, key=lambda key: difference_ms[key], default=None)
-    explains = largest is not None and difference_ms[largest] >= _LEAST_EXPLAINED_SHARE * loss_ms > 0
-    return largest if explains else None
+    largest_key = max(difference_ms, key=lambda key: difference_ms[key], default=None)
+    explains = largest_key is not None and difference_ms[largest_key] >= _LEAST_EXPLAINED_SHARE * loss_ms > 0
+    return largest_key if explains else None
 
 
 # --- changes that would make the steps of all ranks shorter
@@ -146,14 +146,16 @@ def find_run_findings(run: ParallelRun) -> tuple[FindingWithFigures, ...]:
         return ()
     # No step is shorter than the GPU's own work, whatever the other ranks do.
     most_ms = max(run.step_ms - slowest.compute_ms - slowest.exposed_copy_ms, 0.0)
-    late = [*_find_late_rank(run, slowest)]
-    repeated = [*_find_repeated_reductions(run, slowest, sum(saving.middle_ms for saving in late))]
+    late_rank_savings = [*_find_late_rank(run, slowest)]
+    repeated_reduction_savings = [
+        *_find_repeated_reductions(run, slowest, sum(saving.middle_ms for saving in late_rank_savings))
+    ]
     # If gradients are reduced too often, the saving of other buckets is that of this cause.
-    savings = [*late, *(repeated or _find_large_buckets(run, slowest))]
+    savings = [*late_rank_savings, *(repeated_reduction_savings or _find_large_buckets(run, slowest))]
     # If large buckets do not explain exposed communication, all of it is assumed to be avoidable. The stages of a
     # pipeline wait by design.
     if not run.is_pipeline and all(saving.id != "large_buckets" for saving in savings):
-        exposed_ms = (slowest.exposed_transfer_ms or 0.0) / (run.reductions if repeated else 1)
+        exposed_ms = (slowest.exposed_transfer_ms or 0.0) / (run.reductions if repeated_reduction_savings else 1)
         has_replicas = not {DATA_PARALLEL, SHARDED}.isdisjoint(run.strategies)
         figures = ExposedCommunicationFigures(slowest.label, slowest.transfer_ms or 0.0, exposed_ms, has_replicas)
         savings.append(_RunSaving("exposed_communication", figures, 0.0, exposed_ms))

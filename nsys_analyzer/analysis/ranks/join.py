@@ -85,9 +85,9 @@ def find_clocks(members: Sequence[Member]) -> dict[str, tuple[str, Clock]]:
     clocks: dict[str, tuple[str, Clock]] = {}
     for join in join_members(members):
         if join.alignment:
-            first = join.members[0].capture
+            first_capture = join.members[0].capture
             pairs = zip(join.members, join.clocks, strict=True)
-            clocks |= {member.capture: (first, clock) for member, clock in pairs if clock}
+            clocks |= {member.capture: (first_capture, clock) for member, clock in pairs if clock}
     return clocks
 
 
@@ -138,8 +138,10 @@ class JoinedRanks:
         self.matches, self.common, self.differing = match_collectives(self.members)
         steps_of_equal_work: Ints = np.setdiff1d(self.common, self.differing)
         self._all_differ = bool(self.differing) and not len(steps_of_equal_work)
-        shared = self.shared = self.common if self._all_differ else steps_of_equal_work
-        self.steps = [np.flatnonzero(np.isin(numbers, shared if len(shared) else numbers)) for numbers in self.numbers]
+        shared_steps = self.shared = self.common if self._all_differ else steps_of_equal_work
+        self.steps = [
+            np.flatnonzero(np.isin(numbers, shared_steps if len(shared_steps) else numbers)) for numbers in self.numbers
+        ]
         self.walls_ns = [(m.end - m.start)[steps] for m, steps in zip(self.members, self.steps, strict=True)]
         self.clocks = align_clocks(self.members, self.matches)
         self.alignment = self._find_alignment()
@@ -194,9 +196,9 @@ class JoinedRanks:
         spread_ns = max(clock.spread_ns for clock in clocks)
         if spread_ns > _MAX_SPREAD_SHARE * np.median(self.walls_ns[0]):
             return None
-        one_clock = len({member.capture for member in self.members}) == 1
+        have_one_clock = len({member.capture for member in self.members}) == 1
         collectives = min(clock.collectives for clock in clocks if clock.collectives)
-        return Alignment(one_clock, spread_ns / NS_PER_MS, collectives)
+        return Alignment(have_one_clock, spread_ns / NS_PER_MS, collectives)
 
     def _summarize_rank(self, position: int) -> RankFigures:
         """Returns the figures of a member. Means are taken over the shared steps near the median."""
@@ -258,9 +260,13 @@ class JoinedRanks:
 
     def _find_offset_ms(self, member: Member, clock: Clock) -> float:
         """Returns how far a member's clock is ahead of the first member's clock, in UTC if both starts are known."""
-        first = self.members[0]
-        starts = member.started_utc_ns - first.started_utc_ns if member.started_utc_ns and first.started_utc_ns else 0
-        return (clock.offset_ns + starts) / NS_PER_MS
+        first_member = self.members[0]
+        start_difference_ns = (
+            member.started_utc_ns - first_member.started_utc_ns
+            if member.started_utc_ns and first_member.started_utc_ns
+            else 0
+        )
+        return (clock.offset_ns + start_difference_ns) / NS_PER_MS
 
     def _find_notes(self) -> Iterator[JoinNote]:
         """Yields the notes on how the members were joined."""
@@ -395,7 +401,7 @@ def _estimate_unprofiled_ms(replays: Sequence[Replay], timed_ms: float | None) -
         return _replay_steps_ms(replays, 1.0)
     steps = np.array([_replay_steps_ms(replays, cost) for cost in _EVENT_COSTS])
     cost = np.interp(-timed_ms, -steps.max(axis=1), _EVENT_COSTS)
-    return [float(np.interp(cost, _EVENT_COSTS, of_rank)) for of_rank in steps.T]
+    return [float(np.interp(cost, _EVENT_COSTS, cost_of_rank)) for cost_of_rank in steps.T]
 
 
 def _replay_steps_ms(replays: Sequence[Replay], cost: float) -> list[float]:

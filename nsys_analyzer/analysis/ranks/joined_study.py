@@ -95,7 +95,7 @@ def _mark_shared_collectives(join: JoinedRanks, studies: Sequence[Study]) -> Ite
         int(clock.aligned(study.calls.start[:1])[0]) for study, clock in zip(studies, clocks, strict=True)
     ]
     rows = zip(studies, join.members, join.waits, places, collective_of_operations, first_call_starts, strict=True)
-    for study, member, waits, place, collective, begin in rows:
+    for study, member, waits, place, collective, begin_ns in rows:
         is_studied, collectives = place != NONE, member.collectives
         # A send may end before the data is received.
         ends_alone = (waits.transfer_start_ns == collectives.end) & ~np.isin(collectives.kind, KINDS_WITH_COMMON_END)
@@ -108,7 +108,7 @@ def _mark_shared_collectives(join: JoinedRanks, studies: Sequence[Study]) -> Ite
             collective=collective,
             waits_for_ranks=waits_for_ranks,
             work_ns=np.where(collective == NONE, study.replay.work_ns, work_ns),
-            rank_begin_ns=(float(begin - min(first_call_starts)),),
+            rank_begin_ns=(float(begin_ns - min(first_call_starts)),),
         )
 
 
@@ -116,37 +116,40 @@ def _concatenate_studies(studies: Sequence[Study]) -> Study:
     """Concatenates the studies of all ranks to one study, which has the rows of the first rank first."""
     replays = [study.replay for study in studies]
 
-    def concatenate(tables: Sequence[Any], names: Iterable[str]) -> dict[str, Any]:
+    def concatenate_columns(tables: Sequence[Any], names: Iterable[str]) -> dict[str, Any]:
         """Returns the named columns, concatenated over the tables of all ranks."""
         return {name: np.concatenate([getattr(table, name) for table in tables]) for name in names}
 
-    def shift(tables: Sequence[Any], names: Iterable[str], counts: Sequence[int]) -> dict[str, Any]:
+    def shift_positions(tables: Sequence[Any], names: Iterable[str], counts: Sequence[int]) -> dict[str, Any]:
         """Returns columns of positions in the rows of all ranks, from columns of positions in the rows of each rank."""
         offsets = np.cumsum([0, *counts[:-1]]).tolist()
-        shifted = {}
+        shifted_columns = {}
         for name in names:
             columns = [getattr(table, name).astype(np.int64) for table in tables]
             pairs = zip(columns, offsets, strict=True)
-            shifted[name] = np.concatenate([np.where(column >= 0, column + offset, NONE) for column, offset in pairs])
-        return shifted
+            shifted_columns[name] = np.concatenate(
+                [np.where(column >= 0, column + offset, NONE) for column, offset in pairs]
+            )
+        return shifted_columns
 
     calls, operations = [study.calls for study in studies], [study.operations for study in studies]
     spans = [study.spans for study in studies]
     call_counts, operation_counts = [len(table) for table in calls], [len(table) for table in operations]
-    columns = concatenate(replays, (*CALL_COLUMNS, *OPERATION_COLUMNS, *COLLECTIVE_COLUMNS))
-    columns |= shift(replays, ("launch", "first_call"), call_counts)
-    columns |= shift(replays, ("awaited", "joined"), operation_counts)
+    columns = concatenate_columns(replays, (*CALL_COLUMNS, *OPERATION_COLUMNS, *COLLECTIVE_COLUMNS))
+    columns |= shift_positions(replays, ("launch", "first_call"), call_counts)
+    columns |= shift_positions(replays, ("awaited", "joined"), operation_counts)
     replay = replace(replays[0], **columns, rank_begin_ns=tuple(replay.rank_begin_ns[0] for replay in replays))
     texts = ("kernels", "classes", "phases", "apis", "callers", "ranges")
     counts = {name: [len(getattr(study, name)) for study in studies] for name in texts}
-    call_columns = concatenate(calls, calls[0].columns())
-    call_columns |= shift(calls, ["api"], counts["apis"]) | shift(calls, ["caller"], counts["callers"])
-    call_columns |= shift(calls, ("range", "pause_range"), counts["ranges"])
-    operation_columns = concatenate(operations, operations[0].columns())
-    operation_columns |= shift(operations, ["kernel"], counts["kernels"]) | shift(
-        operations, ["phase"], counts["phases"]
+    call_columns = concatenate_columns(calls, calls[0].columns())
+    call_columns |= shift_positions(calls, ["api"], counts["apis"]) | shift_positions(
+        calls, ["caller"], counts["callers"]
     )
-    span_columns = shift(spans, ("first_call", "end_call", "first_pause", "end_pause"), call_counts)
+    call_columns |= shift_positions(calls, ("range", "pause_range"), counts["ranges"])
+    operation_columns = concatenate_columns(operations, operations[0].columns())
+    operation_columns |= shift_positions(operations, ["kernel"], counts["kernels"])
+    operation_columns |= shift_positions(operations, ["phase"], counts["phases"])
+    span_columns = shift_positions(spans, ("first_call", "end_call", "first_pause", "end_pause"), call_counts)
     joined_texts: dict[str, Any] = {
         name: tuple(text for study in studies for text in getattr(study, name)) for name in texts
     }
@@ -155,7 +158,7 @@ def _concatenate_studies(studies: Sequence[Study]) -> Study:
         replay=replay,
         calls=replace(calls[0], **call_columns),
         operations=replace(operations[0], **operation_columns),
-        spans=replace(spans[0], **span_columns, **shift(spans, ["name"], counts["ranges"])),
+        spans=replace(spans[0], **span_columns, **shift_positions(spans, ["name"], counts["ranges"])),
         **joined_texts,
         min_cost_share=min(study.min_cost_share for study in studies),
     )

@@ -215,9 +215,9 @@ def match_collectives(members: Sequence[Member]) -> tuple[list[Match], Ints, lis
     users_of: dict[tuple[str, int], Match] = defaultdict(dict)
     for position, member in enumerate(members):
         communicator = member.collectives.communicator
-        ids, first = np.unique(communicator, return_index=True)
+        ids, first_user = np.unique(communicator, return_index=True)
         streams = iter(range(len(ids)))
-        for number in ids[np.argsort(first)].tolist():
+        for number in ids[np.argsort(first_user)].tolist():
             key = ("id", number) if number > 0 else ("stream", next(streams))
             users_of[key][position] = np.flatnonzero(communicator == number)
     matches: list[Match] = []
@@ -236,8 +236,8 @@ def find_step_numbers(members: Sequence[Member]) -> list[Ints]:
 
     If only some members have numbers in the names of their step ranges, steps are numbered by position on all members.
     """
-    alike = len({member.has_numbers for member in members}) == 1
-    return [member.number if alike else np.arange(len(member)) for member in members]
+    are_all_with_numbers = len({member.has_numbers for member in members}) == 1
+    return [member.number if are_all_with_numbers else np.arange(len(member)) for member in members]
 
 
 def _split_exchanges(members: Sequence[Member], users: Match) -> Iterator[Match]:
@@ -393,8 +393,8 @@ def _find_shared_ends(
 
     Only kinds that end at the same time on all ranks are used, if the members share such a collective.
     """
-    empty = np.zeros(0, np.int64)
-    rows = [(empty, empty, empty)]
+    no_ends = np.zeros(0, np.int64)
+    rows = [(no_ends, no_ends, no_ends)]
     for match in matches:
         if position in match and reference in match:
             collectives, reference_collectives = (

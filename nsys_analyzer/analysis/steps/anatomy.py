@@ -115,8 +115,8 @@ def measure_exposed_ns(start: Ints, end: Ints, activity: Codes) -> Floats:
     free_ns = np.diff(time, append=time[-1:])
     for activity_code in ACTIVITIES:
         has_activity = activity == activity_code
-        starts = np.bincount(start_position[has_activity], minlength=len(time))
-        running_count = np.cumsum(starts - np.bincount(end_position[has_activity], minlength=len(time)))
+        start_counts = np.bincount(start_position[has_activity], minlength=len(time))
+        running_count = np.cumsum(start_counts - np.bincount(end_position[has_activity], minlength=len(time)))
         share_until = np.append(0, np.cumsum(free_ns / np.maximum(running_count, 1)))
         exposed_ns[has_activity] = share_until[end_position[has_activity]] - share_until[start_position[has_activity]]
         free_ns[running_count > 0] = 0

@@ -90,9 +90,9 @@ def _find_steps_in_ranges(work: LaunchedWork) -> Windows | None:
         is_certain = STEP in attributed.roles.names.extra or is_served
         if not is_certain and not _contain_passes(work, is_step):
             continue
-        start, first = np.unique(instances.start[is_step], return_index=True)
-        range_end = instances.end[is_step][first]
-        names_of_steps = [ranges.names[code] for code in ranges.name[instances.range[is_step][first]].tolist()]
+        start, first_of_start = np.unique(instances.start[is_step], return_index=True)
+        range_end = instances.end[is_step][first_of_start]
+        names_of_steps = [ranges.names[code] for code in ranges.name[instances.range[is_step][first_of_start]].tolist()]
         next_bound = np.append(bounds, largest_time)[np.searchsorted(bounds, start, side="right")]
         ends_with_range = (next_bound == largest_time) | (_precede_missing_steps(names_of_steps) & (not is_served))
         end = np.where(ends_with_range, range_end, next_bound)
@@ -222,8 +222,8 @@ def _exclude_evaluation(spans: list[tuple[int, int]], text: str) -> list[tuple[i
 def _find_steps_between_optimizers(work: LaunchedWork, optimizers: Ints) -> Windows | None:
     """Finds the steps between the ends of optimizer steps, for captures without forward passes."""
     instances = work.attributed.instances
-    ends, first = np.unique(instances.end[optimizers], return_index=True)
-    is_measured = instances.is_measured[optimizers][first]
+    ends, first_of_end = np.unique(instances.end[optimizers], return_index=True)
+    is_measured = instances.is_measured[optimizers][first_of_end]
     warmups_before = np.searchsorted(np.sort(work.warmups.start), ends)
     is_step = is_measured[1:] & is_measured[:-1] & (warmups_before[1:] == warmups_before[:-1])
     unit = "the time from the end of one optimizer step to the end of the next"
@@ -364,6 +364,6 @@ def _waits_for_unrecorded_work(work: LaunchedWork, index: Ints, time: int, min_w
     start, end = trace.operations.start[index], trace.operations.end[index]
     if not (start >= time).any():
         return False
-    first = int(start[start >= time].min())
-    launched = int(trace.launches.end[launch[index[start == first][0]]])
-    return first - max(launched, int(end[start < time].max(initial=time))) > min_wait_ns
+    first_start = int(start[start >= time].min())
+    launch_end = int(trace.launches.end[launch[index[start == first_start][0]]])
+    return first_start - max(launch_end, int(end[start < time].max(initial=time))) > min_wait_ns

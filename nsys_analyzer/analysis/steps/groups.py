@@ -97,8 +97,12 @@ class Steps:
     @property
     def start_up_bounds(self) -> tuple[int, int] | None:
         """Returns the start of the first and the end of the last "first" step, ns, or None without "first" steps."""
-        first = sum(group.steps for group in self.groups if group.kind == "first")
-        return (int(self.recorded.cpu_start[0]), int(self.recorded.cpu_end[first - 1])) if first else None
+        first_step_count = sum(group.steps for group in self.groups if group.kind == "first")
+        return (
+            (int(self.recorded.cpu_start[0]), int(self.recorded.cpu_end[first_step_count - 1]))
+            if first_step_count
+            else None
+        )
 
 
 def find_steps(attributed: AttributedTrace, process: int) -> Steps | None:
@@ -177,11 +181,15 @@ def _group_steps_by_work(attributed: AttributedTrace, process: int, recorded: Wi
     # Compute the length of each step without the time between steps.
     body_ns = np.maximum(recorded.body_end - recorded.cpu_start, recorded.end - recorded.cpu_end)
     has_open_end = bool(recorded.cpu_end[-1] == recorded.body_end[-1])  # the time after the last step is unknown
-    first = int(_is_first_step_long(attributed, process, recorded, body_ns, compute_ns, has_open_end=has_open_end))
-    between_ns = np.median((recorded.cpu_end - recorded.body_end)[first:-1]) if steps > first + 1 else 0
-    is_last_incomplete = has_open_end and between_ns > _INCOMPLETE_LAST_STEP_GAP * np.median(length[first:])
+    first_step_count = int(
+        _is_first_step_long(attributed, process, recorded, body_ns, compute_ns, has_open_end=has_open_end)
+    )
+    between_ns = (
+        np.median((recorded.cpu_end - recorded.body_end)[first_step_count:-1]) if steps > first_step_count + 1 else 0
+    )
+    is_last_incomplete = has_open_end and between_ns > _INCOMPLETE_LAST_STEP_GAP * np.median(length[first_step_count:])
     end = steps - int(is_last_incomplete)
-    inner_steps = slice(first, end)
+    inner_steps = slice(first_step_count, end)
     clusters = _cluster_values(launches[inner_steps] + _ADDED_OPERATIONS) * steps
     clusters += _cluster_values(compute_ns[inner_steps] + _MIN_DIFFERENCE_NS)
     largest_cluster = max(
@@ -193,7 +201,7 @@ def _group_steps_by_work(attributed: AttributedTrace, process: int, recorded: Wi
     # Work of one step may run in a neighboring step on another stream, so a step of the usual length is always usual.
     is_usual = has_usual_length[inner_steps] | (clusters == largest_cluster)
     kinds[inner_steps] = ["usual" if usual else "other work" for usual in is_usual.tolist()]
-    kinds[:first], kinds[end:] = ["first"] * first, ["last"] * (steps - end)
+    kinds[:first_step_count], kinds[end:] = ["first"] * first_step_count, ["last"] * (steps - end)
     return kinds
 
 

@@ -84,11 +84,15 @@ class SampledProgram:
             work.find_range_codes(calls.start[waiting]),
             calls.name[waiting].astype(np.int64),
         )
-        idle = work.find_idle_stretches(windows, device)
-        is_busy = np.isin(idle.cause, [CAUSES.index(cause) for cause in ("allocator", "host", "data")])
-        other_idle = Stretches(idle.start, idle.end, idle.cause, idle.range, idle.api).select(~is_busy)
+        idle_stretches = work.find_idle_stretches(windows, device)
+        is_busy = np.isin(idle_stretches.cause, [CAUSES.index(cause) for cause in ("allocator", "host", "data")])
+        other_idle = Stretches(
+            idle_stretches.start, idle_stretches.end, idle_stretches.cause, idle_stretches.range, idle_stretches.api
+        ).select(~is_busy)
         # A pause causes idle time only if the device idles in it.
-        _, delaying, _, _ = find_overlaps(work.delays.start, work.delays.end, idle.start[is_busy], idle.end[is_busy])
+        _, delaying, _, _ = find_overlaps(
+            work.delays.start, work.delays.end, idle_stretches.start[is_busy], idle_stretches.end[is_busy]
+        )
         self.stretches = [self._cut_to_steps(waits), work.delays.select(np.unique(delaying)), other_idle]
 
     def lines_of_cause(
@@ -122,20 +126,20 @@ class SampledProgram:
 
         ``ms`` is the time without an operator per step.
         """
-        idle = self._work.find_idle_stretches(self._windows, self._device)
-        return self._hottest_lines(self._stacks, idle.start, idle.end, ms) + self._lines_of_loader()
+        idle_stretches = self._work.find_idle_stretches(self._windows, self._device)
+        return self._hottest_lines(self._stacks, idle_stretches.start, idle_stretches.end, ms) + self._lines_of_loader()
 
-    def samples_of_calls(self, started: Ints) -> StackSamples:
+    def samples_of_calls(self, call_starts: Ints) -> StackSamples:
         """Returns the samples that were taken during consecutive calls, or in the pauses before these calls.
 
         Args:
-            started: shape (calls,), the start of each call, ns.
+            call_starts: shape (calls,), the start of each call, ns.
         """
         calls = self._work.calls
-        first = int(np.searchsorted(calls.start, started[0]))
-        latest_end = np.maximum.accumulate(calls.end[: first + len(started)])
-        start = np.append(started[0] if not first else latest_end[first - 1], latest_end[first:-1])
-        return self.samples_between(np.maximum(start, self._start[0]), latest_end[first:])
+        first_call = int(np.searchsorted(calls.start, call_starts[0]))
+        latest_end = np.maximum.accumulate(calls.end[: first_call + len(call_starts)])
+        start = np.append(call_starts[0] if not first_call else latest_end[first_call - 1], latest_end[first_call:-1])
+        return self.samples_between(np.maximum(start, self._start[0]), latest_end[first_call:])
 
     def samples_between(self, start: Ints, end: Ints) -> StackSamples:
         """Returns the samples in the stretches [start, end), one for each call, which must not overlap."""
@@ -218,19 +222,21 @@ class StackSamples:
         Returns:
             For each pair of a call and a stack: both indices, and the stack's share of the call, 0 to 1.
         """
-        first, pair = distinct_rows(position[self.call], self.stack)
-        pair_weight = np.bincount(pair, self.weight, len(first))
+        first_of_pair, pair = distinct_rows(position[self.call], self.stack)
+        pair_weight = np.bincount(pair, self.weight, len(first_of_pair))
         sampled_positions, index, pairs_at = np.unique(
-            position[self.call[first]], return_inverse=True, return_counts=True
+            position[self.call[first_of_pair]], return_inverse=True, return_counts=True
         )
         share = pair_weight / np.bincount(index, pair_weight)[index]
         order = np.argsort(index, kind="stable")
         first_at = np.cumsum(pairs_at) - pairs_at
-        nearest = _find_nearest(sampled_positions, position)
-        call = np.repeat(np.arange(len(position)), pairs_at[nearest])
-        number = np.arange(len(call)) - np.repeat(np.cumsum(pairs_at[nearest]) - pairs_at[nearest], pairs_at[nearest])
-        row = order[first_at[nearest][call] + number]
-        return call, self.stack[first[row]], share[row]
+        nearest_sample = _find_nearest(sampled_positions, position)
+        call = np.repeat(np.arange(len(position)), pairs_at[nearest_sample])
+        number = np.arange(len(call)) - np.repeat(
+            np.cumsum(pairs_at[nearest_sample]) - pairs_at[nearest_sample], pairs_at[nearest_sample]
+        )
+        row = order[first_at[nearest_sample][call] + number]
+        return call, self.stack[first_of_pair[row]], share[row]
 
     def find_first_line(self, calls: Bools, ms: float) -> tuple[Line, ...]:
         """Returns the outermost line of the program that executes the given calls and hardly any others.
@@ -326,8 +332,8 @@ def find_hottest_stacks(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, t
     code = np.array([codes.setdefault(frames, len(codes)) for frames in stacks.stacks], np.int64)
     sample, stretch, weight = _find_samples(stacks, start, end)
     sampled_stack = code[stacks.stack[sample]]
-    first, pair = distinct_rows(stretch, sampled_stack)
-    order_by_weight = first[np.argsort(np.bincount(pair, weight, len(first)), kind="stable")]
+    first_of_pair, pair = distinct_rows(stretch, sampled_stack)
+    order_by_weight = first_of_pair[np.argsort(np.bincount(pair, weight, len(first_of_pair)), kind="stable")]
     hottest_stack = np.zeros(len(start), np.int64)
     hottest_stack[stretch[order_by_weight]] = sampled_stack[
         order_by_weight
@@ -343,8 +349,8 @@ def _find_samples(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, Ints, F
     Returns:
         For each pair of a sample and a stretch: both indices, and the time that the sample represents there, ns.
     """
-    requested = np.minimum(stacks.requested, stacks.sampled - 1)
-    sample, stretch, overlap_start, overlap_end = find_overlaps(start, end, requested, stacks.sampled)
+    requested_at = np.minimum(stacks.requested, stacks.sampled - 1)
+    sample, stretch, overlap_start, overlap_end = find_overlaps(start, end, requested_at, stacks.sampled)
     until_next_ns = stacks.period_ns * (overlap_end == stacks.sampled[sample])
     return sample, stretch, (overlap_end - overlap_start + until_next_ns).astype(np.float64)
 
@@ -356,7 +362,7 @@ def in_named_function(frame: StackFrame) -> StackFrame:
 
 def _find_caller(frames: tuple[StackFrame, ...]) -> str:
     """Returns the file and line that call the innermost function of a stack, or an empty text."""
-    innermost = in_named_function(frames[0])
-    outer_frames = (frame for frame in frames[1:] if in_named_function(frame)[::2] != innermost[::2])
+    innermost_frame = in_named_function(frames[0])
+    outer_frames = (frame for frame in frames[1:] if in_named_function(frame)[::2] != innermost_frame[::2])
     caller = next(outer_frames, None)
     return f"{caller.file}:{caller.line}" if caller else ""

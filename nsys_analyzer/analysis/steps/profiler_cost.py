@@ -63,8 +63,8 @@ class RecordedEvents:
     def __init__(self, trace: Trace, process: int) -> None:
         self._events: list[tuple[Ints, EventCost, float]] = []
         for table, cost, factor in _find_recorded_tables(trace):
-            starts = table.start[process_of(table.thread) == process]
-            self._events.append((np.sort(starts, kind="stable"), cost, factor))  # fast if the table is sorted
+            event_starts = table.start[process_of(table.thread) == process]
+            self._events.append((np.sort(event_starts, kind="stable"), cost, factor))  # fast if the table is sorted
         self._is_known = bool(len(trace.launches)) and not trace.costly_tables
 
     def cost(self, start: Ints, end: Ints) -> ProfilerCost | None:

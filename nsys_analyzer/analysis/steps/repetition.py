@@ -144,8 +144,8 @@ def has_layers(symbols: Integers, computes: Bools) -> bool:
 
 def _find_candidate_periods(symbols: Integers, min_same: float = _MIN_SAME_AT_LAG) -> Iterator[int]:
     """Yields the lags that may be periods of a sequence, without multiples of a lag that have no more equal pairs."""
-    middle = max(0, len(symbols) - _OPERATIONS_SEARCHED) // 2
-    sequence = symbols[middle : middle + _OPERATIONS_SEARCHED]
+    searched_start = max(0, len(symbols) - _OPERATIONS_SEARCHED) // 2
+    sequence = symbols[searched_start : searched_start + _OPERATIONS_SEARCHED]
     if len(sequence) < 2:
         return
     # Each symbol is mapped to a random complex number of absolute value 1. In the autocorrelation, only the products of
@@ -191,8 +191,8 @@ def _find_longest_run(mask: Bools) -> tuple[int, int]:
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]])))
     if not len(edges):
         return 0, 0
-    longest = int(np.argmax(edges[1::2] - edges[::2]))
-    return int(edges[2 * longest]), int(edges[2 * longest + 1])
+    longest_run = int(np.argmax(edges[1::2] - edges[::2]))
+    return int(edges[2 * longest_run]), int(edges[2 * longest_run + 1])
 
 
 def _find_unit_starts(symbols: Integers, pause_ns: Ints, period: int, first: int, stop: int) -> Ints:

@@ -216,8 +216,8 @@ class Replay:
     @property
     def median_launch_ns(self) -> float:
         """Returns the median time that the CPU needs for a launch, from the call to the next call, ns."""
-        launching = (self.cpu_ns - self.pause_ns)[self.launch]
-        return float(np.median(launching)) if len(launching) else 0.0
+        launching_ns = (self.cpu_ns - self.pause_ns)[self.launch]
+        return float(np.median(launching_ns)) if len(launching_ns) else 0.0
 
     def step_lengths_ns(self, run: ReplayedTimes) -> Floats:
         """Returns the length of each step, ns, shape (steps,).

@@ -149,7 +149,7 @@ class Serving:
             counted: as in ``StepKind``.
         """
 
-        def with_bytes(kind: StepKind) -> StepKind:
+        def add_memory_bound(kind: StepKind) -> StepKind:
             """Returns the kind of step with the lower bound of its memory traffic."""
             cache_bytes = None if kind.positions is None or token_bytes is None else token_bytes * kind.positions
             least_ms = (weights_bytes + (cache_bytes or 0)) / bytes_per_s * MS_PER_S if bytes_per_s else None
@@ -157,7 +157,9 @@ class Serving:
                 kind, weights_bytes=weights_bytes, cache_bytes=cache_bytes, least_ms=least_ms, counted=counted
             )
 
-        return replace(self, kinds=tuple(with_bytes(kind) if kind.kind == "decode" else kind for kind in self.kinds))
+        return replace(
+            self, kinds=tuple(add_memory_bound(kind) if kind.kind == "decode" else kind for kind in self.kinds)
+        )
 
 
 def summarize_serving(work: ProcessWork, steps: Steps) -> Serving | None:

@@ -238,10 +238,10 @@ class Study:
     @property
     def recording_share(self) -> float:
         """Returns the share of the CPU's time in which CUDA graphs are captured, so that launches run nothing."""
-        begins = np.cumsum(_mask_by_text(self.apis, re.compile("StreamBeginCapture").search, self.calls.api))
-        ends = np.cumsum(_mask_by_text(self.apis, re.compile("StreamEndCapture").search, self.calls.api))
+        begun_captures = np.cumsum(_mask_by_text(self.apis, re.compile("StreamBeginCapture").search, self.calls.api))
+        ended_captures = np.cumsum(_mask_by_text(self.apis, re.compile("StreamEndCapture").search, self.calls.api))
         cpu_ns = self.replay.cpu_ns
-        return float(cpu_ns[begins > ends].sum() / cpu_ns.sum()) if cpu_ns.any() else 0.0
+        return float(cpu_ns[begun_captures > ended_captures].sum() / cpu_ns.sum()) if cpu_ns.any() else 0.0
 
     @property
     def critical_operations(self) -> Ints:
@@ -313,9 +313,9 @@ class Study:
         return np.append(start[1:] - cpu_ns[:-1], start[-1:]), np.append(start[1:], start[-1:] + last_ns)
 
 
-def _mask_by_text(texts: Sequence[str], test: Callable[[str], object], codes: Integers) -> Bools:
+def _mask_by_text(texts: Sequence[str], is_match: Callable[[str], object], codes: Integers) -> Bools:
     """Returns True for each code, an index in ``texts``, whose text passes the test; False for ``NONE``."""
-    mask: Bools = np.array([*map(bool, map(test, texts)), False])[codes]
+    mask: Bools = np.array([*map(bool, map(is_match, texts)), False])[codes]
     return mask
 
 

@@ -136,8 +136,8 @@ def _find_critical_path(work: ProcessWork, study: Study, step: StepSummary) -> I
     """
     # The first of several steps is left out, as in a replay, because it begins with an idle GPU.
     windows = study.windows.select(np.arange(study.steps) >= int(study.steps >= MIN_STEPS))
-    idle = work.find_idle_stretches(windows, step.device)
-    busy_ns = int(windows.length.sum() - (idle.end - idle.start).sum())
+    idle_stretches = work.find_idle_stretches(windows, step.device)
+    busy_ns = int(windows.length.sum() - (idle_stretches.end - idle_stretches.start).sum())
     operations = work.attributed.trace.operations
     critical = study.critical_operations
     critical = critical[np.argsort(operations.start[critical], kind="stable")]
@@ -153,12 +153,14 @@ def _find_critical_path(work: ProcessWork, study: Study, step: StepSummary) -> I
     # While the main GPU is idle, critical work of another GPU replaces the cause of the idle time.
     on_other_devices = critical[~on_main_device]
     starts, ends = operations.start[on_other_devices], operations.end[on_other_devices]
-    index, stretch, start, end = find_overlaps(idle.start, idle.end, starts, ends)
+    index, stretch, start, end = find_overlaps(idle_stretches.start, idle_stretches.end, starts, ends)
     order = np.argsort(start, kind="stable")
-    operation, cause = on_other_devices[index[order]], idle.cause[stretch[order]]
+    operation, cause = on_other_devices[index[order]], idle_stretches.cause[stretch[order]]
     ms_of_cause = {row.cause: row.ms for row in step.causes}
     idle_ms = np.array([ms_of_cause.get(name, 0.0) for name in CAUSES])
-    ms_per_ns = idle_ms / np.maximum(np.bincount(idle.cause, idle.end - idle.start, len(CAUSES)), 1)
+    ms_per_ns = idle_ms / np.maximum(
+        np.bincount(idle_stretches.cause, idle_stretches.end - idle_stretches.start, len(CAUSES)), 1
+    )
     other_devices_ms = measure_exposed_ns(start[order], end[order], work.activity[operation]) * ms_per_ns[cause]
     for device in distinct(np.sort(operations.device[operation])).tolist():
         on_device = operations.device[operation] == device
@@ -182,12 +184,12 @@ def dissect_device(
         length_ms: the length of a step, ms. The parts are scaled so that they add up to it.
         program: the sampled stacks of the program; None if stacks were not sampled.
     """
-    sums = _DeviceSums(work, *find_bounds_near_median(windows.length))
+    device_sums = _DeviceSums(work, *find_bounds_near_median(windows.length))
     for steps, anatomy in work.dissect_blocks(windows, device):
-        sums.add(steps, anatomy)
+        device_sums.add(steps, anatomy)
     # The mean length of the steps near the median differs a little from the median length. So communication and idle
     # time are scaled to the time that compute and copies leave.
-    parts, ms_per_ns = sums.parts, 1 / (sums.parts.near * NS_PER_MS)
+    parts, ms_per_ns = device_sums.parts, 1 / (device_sums.parts.near * NS_PER_MS)
     work_ms, wait_ms = float(parts.typical[:2].sum()) * ms_per_ns, float(parts.typical[2:].sum()) * ms_per_ns
     work_scale, wait_scale = 1.0, (length_ms - work_ms) / wait_ms if wait_ms else 1.0
     if length_ms < work_ms or not wait_ms:
@@ -195,10 +197,15 @@ def dissect_device(
     (compute_ms, _), (copy_ms, copy_std_ms), *_ = parts.mean_and_std_ms(work_scale)
     *_, (communication_ms, communication_std_ms), (idle_ms, _) = parts.mean_and_std_ms(wait_scale)
     scales = np.array([[work_scale], [work_scale], [wait_scale], [wait_scale]]) * ms_per_ns
-    phases = zip(*(sums.phase_ns * scales).tolist(), work.phases, strict=True)
-    classes = zip(work.classes, sums.classes.mean_and_std_ms(work_scale), strict=True)
-    kernels = zip(sums.kernel_names, sums.launches.tolist(), sums.kernels.mean_and_std_ms(work_scale), strict=True)
-    causes = zip(CAUSES, sums.causes.mean_and_std_ms(wait_scale), strict=True)
+    phases = zip(*(device_sums.phase_ns * scales).tolist(), work.phases, strict=True)
+    classes = zip(work.classes, device_sums.classes.mean_and_std_ms(work_scale), strict=True)
+    kernels = zip(
+        device_sums.kernel_names,
+        device_sums.launches.tolist(),
+        device_sums.kernels.mean_and_std_ms(work_scale),
+        strict=True,
+    )
+    causes = zip(CAUSES, device_sums.causes.mean_and_std_ms(wait_scale), strict=True)
     return DissectedSteps(
         compute_ms=compute_ms,
         exposed_copy_ms=copy_ms,
@@ -207,13 +214,13 @@ def dissect_device(
         device=device,
         classes=_sort_by_time(ClassTime(name, *ms) for name, ms in classes),
         phases=tuple(PhaseParts(*row) for row in phases if any(row[:-1])),
-        idle_by_cause=_sort_by_time(_list_idle_times(work, sums, ms_per_ns, wait_scale, program)),
+        idle_by_cause=_sort_by_time(_list_idle_times(work, device_sums, ms_per_ns, wait_scale, program)),
         kernels=_sort_by_time(KernelTime(*name, count / parts.near, *ms) for name, count, ms in kernels),
         causes=_sort_by_time(CauseTime(cause, *ms) for cause, ms in causes),
-        busy_values_ms=sample_ms(np.concatenate(sums.busy_ns)),
+        busy_values_ms=sample_ms(np.concatenate(device_sums.busy_ns)),
         exposed_copy_std_ms=copy_std_ms,
         exposed_communication_std_ms=communication_std_ms,
-        own_pauses_ms=sums.device_pauses_ns * ms_per_ns * wait_scale,
+        own_pauses_ms=device_sums.device_pauses_ns * ms_per_ns * wait_scale,
     )
 
 
@@ -281,16 +288,16 @@ class _DeviceSums:
         idle = idle.select(is_near_median[idle.step])
         length = idle.end - idle.start
         self.device_pauses_ns += int(length[idle.is_device_pause].sum())
-        first, group = distinct_rows(idle.cause, idle.range, idle.api)
-        keys = zip(*(column[first].tolist() for column in (idle.cause, idle.range, idle.api)), strict=True)
-        sums = (np.bincount(group, weights, len(first)).tolist() for weights in (length, idle.begins))
-        for key, ns, count in zip(keys, *sums, strict=True):
+        first_of_group, group = distinct_rows(idle.cause, idle.range, idle.api)
+        keys = zip(*(column[first_of_group].tolist() for column in (idle.cause, idle.range, idle.api)), strict=True)
+        sums_by_group = (np.bincount(group, weights, len(first_of_group)).tolist() for weights in (length, idle.begins))
+        for key, ns, count in zip(keys, *sums_by_group, strict=True):
             self.idle_ns[key] += int(ns)
             self.idle_gaps[key] += int(count)
 
 
 def _list_idle_times(
-    work: ProcessWork, sums: _DeviceSums, ms_per_ns: float, wait_scale: float, program: SampledProgram | None
+    work: ProcessWork, device_sums: _DeviceSums, ms_per_ns: float, wait_scale: float, program: SampledProgram | None
 ) -> Iterator[IdleTime]:
     """Yields a row of idle time for each cause, range and API call.
 
@@ -298,24 +305,24 @@ def _list_idle_times(
 
     Args:
         work: the calls of the process.
-        sums: the sums over the steps near the median.
+        device_sums: the sums over the steps near the median.
         ms_per_ns: the factor from a sum in ns to the mean per step in ms.
         wait_scale: the additional factor for idle time.
         program: the sampled stacks of the program; None if stacks were not sampled.
     """
-    keys_with_range = [key for key in sums.idle_ns if key[1] != NONE]
-    for key in sorted(keys_with_range, key=lambda key: -sums.idle_ns[key])[_MAX_IDLE_ROWS:]:
-        sums.idle_ns[key[0], _OTHER_RANGES, NONE] += sums.idle_ns.pop(key)
-        sums.idle_gaps[key[0], _OTHER_RANGES, NONE] += sums.idle_gaps.pop(key)
+    keys_with_range = [key for key in device_sums.idle_ns if key[1] != NONE]
+    for key in sorted(keys_with_range, key=lambda key: -device_sums.idle_ns[key])[_MAX_IDLE_ROWS:]:
+        device_sums.idle_ns[key[0], _OTHER_RANGES, NONE] += device_sums.idle_ns.pop(key)
+        device_sums.idle_gaps[key[0], _OTHER_RANGES, NONE] += device_sums.idle_gaps.pop(key)
     ranges, apis = (*work.attributed.trace.ranges.names, "other ranges", ""), work.calls.names
-    for (cause, range_, api), ns in sums.idle_ns.items():
+    for (cause, range_, api), ns in device_sums.idle_ns.items():
         ms = ns * ms_per_ns * wait_scale
         yield IdleTime(
             CAUSES[cause],
             ranges[range_] or None,
             apis[api].partition("_v")[0] if api != NONE else None,  # without the version that CUPTI appends
             ms,
-            sums.idle_gaps[cause, range_, api] / sums.parts.near,
+            device_sums.idle_gaps[cause, range_, api] / device_sums.parts.near,
             program.lines_of_cause(cause, ms, range_, api) if program else (),
         )
 
@@ -342,12 +349,14 @@ def _measure_launches(
     # The nodes of a graph count as one launch, which starts with the first node and ends with the last node.
     starts, ends = (getattr(work.attributed.trace.operations, name)[index] for name in ("start", "end"))
     order = np.lexsort((starts, launch := work.attributed.attribution.launch[index]))
-    first = np.flatnonzero(np.diff(launch[order], prepend=NONE - 1))
-    first_operations = index[order[first]]
+    first_of_launch = np.flatnonzero(np.diff(launch[order], prepend=NONE - 1))
+    first_operations = index[order[first_of_launch]]
     waits_us = work.attributed.measure_launch_waits(first_operations) / NS_PER_US
     launched_at = np.sort(work.launched_at[first_operations])
-    sorted_ends = np.sort(np.maximum.reduceat(ends[order], first))
-    queue_length = np.maximum(np.arange(len(first)) - np.searchsorted(sorted_ends, launched_at, side="right"), 0)
+    sorted_ends = np.sort(np.maximum.reduceat(ends[order], first_of_launch))
+    queue_length = np.maximum(
+        np.arange(len(first_of_launch)) - np.searchsorted(sorted_ends, launched_at, side="right"), 0
+    )
     return LaunchLatency(*np.percentile(waits_us, [50, 90]).tolist()), Queue(
         float(np.median(queue_length)), int(queue_length.max())
     )

@@ -144,21 +144,21 @@ def record_tracks(work: ProcessWork, steps: Steps, max_operations: int) -> Track
     count, left_out = max(1, len(windows) * max_operations // max(operations, 1)), ""
     if count < len(windows):
         left_out = f"{count:,} of {len(windows):,} steps are shown"
-        first = min(max(windows.median_position - count // 2, 0), len(windows) - count)
-        windows = windows.select(np.arange(first, first + count))
+        first_step = min(max(windows.median_position - count // 2, 0), len(windows) - count)
+        windows = windows.select(np.arange(first_step, first_step + count))
     return _TrackMaker(work, windows, steps).make_tracks(left_out)
 
 
 class _TextTable:
     """A table of distinct texts. The code of a text is its index in the table."""
 
-    def __init__(self, *first: str) -> None:
-        self._code = {text: code for code, text in enumerate(first)}
+    def __init__(self, *first_names: str) -> None:
+        self._code = {text: code for code, text in enumerate(first_names)}
 
     def codes(self, texts: Sequence[str], index: Integers) -> Ints:
         """Returns the code of ``texts[i]`` for each ``i`` of ``index``, and adds new texts to the table."""
-        used, position = np.unique(index, return_inverse=True)
-        code = [self._code.setdefault(texts[number], len(self._code)) for number in used.tolist()]
+        used_codes, position = np.unique(index, return_inverse=True)
+        code = [self._code.setdefault(texts[number], len(self._code)) for number in used_codes.tolist()]
         return np.array(code, np.int64)[position.ravel()]
 
     @property
@@ -186,8 +186,8 @@ class _TrackMaker:
     def make_tracks(self, left_out: str) -> Tracks:
         """Returns all tracks: those of the CPU threads that launch work, of the devices, and of the other threads."""
         on_cpu = runs_on_cpu(self.attributed.trace, self.process)
-        threads, launching, other_threads = self._make_range_tracks()
-        tracks = [*launching, *([] if on_cpu else [self._make_call_track()]), *self._make_line_tracks()]
+        threads, launching_threads, other_threads = self._make_range_tracks()
+        tracks = [*launching_threads, *([] if on_cpu else [self._make_call_track()]), *self._make_line_tracks()]
         tracks += self._make_streams(threads, on_cpu=on_cpu)
         tracks += [self._make_idle_track(device) for device in self.devices if not on_cpu]
         windows = self.windows
@@ -322,7 +322,7 @@ class _TrackMaker:
             index = self.index[code == number]
             start, end = operations.start[index], operations.end[index]
             waits = np.maximum(self.attributed.measure_launch_waits(index), 0)
-            launching = [track_of_thread.get(thread, NONE) for thread in attribution.thread[index].tolist()]
+            launching_tracks = [track_of_thread.get(thread, NONE) for thread in attribution.thread[index].tolist()]
             yield Stream(
                 "CPU: operators" if on_cpu else f"{self._name_gpu(device)} stream {stream}",
                 "stream",
@@ -336,7 +336,7 @@ class _TrackMaker:
                 module=self._find_modules(index),
                 path=self.paths.codes(paths, path_codes[index]),
                 wait=np.where(attribution.launch[index] != NONE, waits, NONE),
-                thread=np.array(launching, np.int64),
+                thread=np.array(launching_tracks, np.int64),
                 critical=is_critical[index],
             )
 
@@ -346,15 +346,20 @@ class _TrackMaker:
 
     def _make_idle_track(self, device: int) -> IdleTrack:
         """Makes the track of a device's idle time: the cause of each stretch, and the program's range and stack."""
-        idle, ranges = self.work.find_idle_stretches(self.windows, device), self.attributed.trace.ranges
+        idle_stretches, ranges = self.work.find_idle_stretches(self.windows, device), self.attributed.trace.ranges
         range_codes = np.append(ranges.name, len(ranges.names))[
-            self.work.find_innermost_ranges((idle.start + idle.end) // 2)
+            self.work.find_innermost_ranges((idle_stretches.start + idle_stretches.end) // 2)
         ]
-        names, causes = self.names.codes((*ranges.names, ""), range_codes), self.groups.codes(CAUSES, idle.cause)
-        track = self._make_track(f"{self._name_gpu(device)} idle", "idle", idle.start, idle.end, names, causes)
-        stack = np.zeros(len(idle), np.int64)
-        if sampled := self.attributed.trace.stacks.get(self.process):
-            stack, self.stacks = find_hottest_stacks(sampled, idle.start, idle.end)
+        names, causes = (
+            self.names.codes((*ranges.names, ""), range_codes),
+            self.groups.codes(CAUSES, idle_stretches.cause),
+        )
+        track = self._make_track(
+            f"{self._name_gpu(device)} idle", "idle", idle_stretches.start, idle_stretches.end, names, causes
+        )
+        stack = np.zeros(len(idle_stretches), np.int64)
+        if stacks := self.attributed.trace.stacks.get(self.process):
+            stack, self.stacks = find_hottest_stacks(stacks, idle_stretches.start, idle_stretches.end)
         return IdleTrack(**vars(track), stack=stack)
 
     def _name_operations(self, index: Ints) -> Ints:
@@ -421,13 +426,13 @@ def _find_depths(start: Ints, end: Ints) -> Ints:
     return depths
 
 
-def measure_memory_levels(uses: MemoryUses, process: int) -> tuple[MemoryUses, Ints]:
+def measure_memory_levels(memory_uses: MemoryUses, process: int) -> tuple[MemoryUses, Ints]:
     """Returns the memory events of a process, sorted by time, and the bytes in use before and after each event.
 
     The bytes have the shape (events + 1,). They are the bytes that the allocator reports as in use, if it reports them.
     Otherwise, they are the sums of the sizes of the events.
     """
-    events = uses.select(uses.process == process)
+    events = memory_uses.select(memory_uses.process == process)
     events = events.select(np.argsort(events.start, kind="stable"))
     bytes_after = np.where(events.alive >= 0, events.alive, events.bytes.cumsum())
     return events, np.concatenate([bytes_after[:1] - events.bytes[:1] if len(events) else [0], bytes_after])

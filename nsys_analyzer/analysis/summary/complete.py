@@ -144,13 +144,13 @@ def _remove_impossible_rates(attention: AttentionSummary | None, limits: Limits 
 def _add_labels_and_shares(capture: CaptureSummary, labels: dict[str, str]) -> CaptureSummary:
     """Returns the capture with a short label for each kernel and with the busy shares of its phases."""
 
-    def label(phase: PhaseSummary, busy: BusyShare | None = None) -> PhaseSummary:
+    def add_labels(phase: PhaseSummary, busy: BusyShare | None = None) -> PhaseSummary:
         """Returns the phase with the labels of its kernels."""
         rows = tuple(structs.replace(row, label=labels[row.name]) for row in phase.kernels)
         return structs.replace(phase, kernels=rows, busy_share=busy)
 
-    phases = tuple(label(phase, find_busy_share(capture, phase)) for phase in capture.phases)
-    return replace(capture, phases=phases, whole=label(capture.whole) if capture.whole else None)
+    phases = tuple(add_labels(phase, find_busy_share(capture, phase)) for phase in capture.phases)
+    return replace(capture, phases=phases, whole=add_labels(capture.whole) if capture.whole else None)
 
 
 def _complete_step(capture: CaptureSummary, step: StepSummary) -> StepSummary:
@@ -274,9 +274,9 @@ def find_whole_if_needed(capture: CaptureSummary) -> PhaseSummary | None:
 
 def split_compared_phases(capture: CaptureSummary) -> tuple[tuple[PhaseSummary, ...], tuple[PhaseSummary, ...]]:
     """Splits the compared phases into phases inside the step, and the step together with the whole capture."""
-    compared = select_compared_phases(capture)
-    enclosing = tuple(phase for phase in compared if phase.phase == STEP or phase is capture.whole)
-    return tuple(phase for phase in compared if phase not in enclosing), enclosing
+    compared_phases = select_compared_phases(capture)
+    enclosing_phases = tuple(phase for phase in compared_phases if phase.phase == STEP or phase is capture.whole)
+    return tuple(phase for phase in compared_phases if phase not in enclosing_phases), enclosing_phases
 
 
 def find_top_kernels(capture: CaptureSummary) -> tuple[Leader, ...]:
@@ -341,11 +341,19 @@ def _find_step_class_shares(capture: CaptureSummary) -> ClassShares | None:
 
 def _is_inference_of(inference: CaptureSummary, training: CaptureSummary) -> bool:
     """Returns whether ``inference`` is a forward-only capture of the configuration that ``training`` trains."""
-    forward, trained = inference.configuration, training.configuration
-    if not trained or not forward or not trained.model or forward.mode != "forward" or trained.mode == "forward":
+    forward, trained_model = inference.configuration, training.configuration
+    if (
+        not trained_model
+        or not forward
+        or not trained_model.model
+        or forward.mode != "forward"
+        or trained_model.mode == "forward"
+    ):
         return False
     builds = [(run.compile, run.cuda_graph) if (run := capture.run) else None for capture in (training, inference)]
-    return builds[0] == builds[1] and trained == structs.replace(forward, mode=trained.mode, source=trained.source)
+    return builds[0] == builds[1] and trained_model == structs.replace(
+        forward, mode=trained_model.mode, source=trained_model.source
+    )
 
 
 def with_counted_flops(capture: CaptureSummary, counted_flops: CountedFlops) -> CaptureSummary:

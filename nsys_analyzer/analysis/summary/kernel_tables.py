@@ -159,8 +159,8 @@ def merge_kernels(*tables: Sequence[KernelRow]) -> tuple[KernelRow, ...]:
 
 def make_class_rows(kernels: Sequence[KernelRow]) -> tuple[ClassRow, ...]:
     """Makes the table of the classes of kernels, the class with the most time first."""
-    by_class = attrgetter("kernel_class")
-    groups = groupby(sorted(kernels, key=by_class), key=by_class)
+    get_class = attrgetter("kernel_class")
+    groups = groupby(sorted(kernels, key=get_class), key=get_class)
     classes = (ClassRow(kernel_class, *_add_rows(rows)) for kernel_class, rows in groups)
     return tuple(sorted(classes, key=lambda row: -row.ms_per_instance))
 
@@ -276,12 +276,12 @@ def find_peak_memory(attributed: AttributedTrace, process: int) -> tuple[int | N
         The peak in bytes, and the number of the process's memory events. The peak is None if memory was not recorded or
         no phase was measured.
     """
-    uses, instances = attributed.trace.memory, attributed.instances
+    memory_uses, instances = attributed.trace.memory, attributed.instances
     is_measured = instances.is_measured & (instances.process == process)
-    if uses is None or not is_measured.any():
+    if memory_uses is None or not is_measured.any():
         return None, 0
-    events, alive = measure_memory_levels(uses, process)
+    events, allocated_bytes = measure_memory_levels(memory_uses, process)
     start, end = instances.start[is_measured].min(), instances.end[is_measured].max()
     is_inside = (events.start >= start) & (events.start <= end)
-    bytes_before = alive[np.searchsorted(events.start, start)]
-    return int(max(bytes_before, alive[1:][is_inside].max(initial=0))), len(events)
+    bytes_before = allocated_bytes[np.searchsorted(events.start, start)]
+    return int(max(bytes_before, allocated_bytes[1:][is_inside].max(initial=0))), len(events)

@@ -101,7 +101,7 @@ class _RatesOfCapture:
 
     def make_limits(self) -> Limits:
         """Returns the rates of phases and classes; no rates if any rate is impossible."""
-        capture, best = self.capture, self.best_precision
+        capture, best_precision = self.capture, self.best_precision
         phases, classes = tuple(self.phase_rates()), tuple(self.class_rates())
         doubt = self.find_doubt(phases, classes)
         if doubt:
@@ -113,8 +113,8 @@ class _RatesOfCapture:
             gpu=capture.gpu or "GPU",
             precision=self.precision,
             peak_flops=self.peak_flops,
-            best_precision=best,
-            best_peak_flops=self.peak_rates[best] if best else None,
+            best_precision=best_precision,
+            best_peak_flops=self.peak_rates[best_precision] if best_precision else None,
             peak_bytes_per_s=self.peak_bytes_per_s,
             source=self.peaks.source if self.peaks else None,
             roofs=self.roofs,

@@ -118,12 +118,15 @@ class Modules:
     def __post_init__(self) -> None:
         """Computes the sums of both directions."""
         for name in DIRECTIONS:
-            outside, communication = getattr(self, f"outside_{name}").ms, getattr(self, f"communication_{name}").ms
-            inside = sum(getattr(module, name).ms for module in self.modules if not module.depth)
-            ms = inside + outside + communication
-            computing = ms - communication
+            outside_ms, communication_ms = (
+                getattr(self, f"outside_{name}").ms,
+                getattr(self, f"communication_{name}").ms,
+            )
+            inside_ms = sum(getattr(module, name).ms for module in self.modules if not module.depth)
+            ms = inside_ms + outside_ms + communication_ms
+            computing_ms = ms - communication_ms
             vars(self)[f"{name}_ms"] = ms
-            vars(self)[f"{name}_coverage"] = 1 - outside / computing if computing else None
+            vars(self)[f"{name}_coverage"] = 1 - outside_ms / computing_ms if computing_ms else None
 
 
 # --- the time of each module

@@ -219,29 +219,31 @@ class _ProcessSummarizer:
         clocks = measure_gpu_clocks(self.operations, instance, len(self.instances.range))
         # Operations without an instance have index -1, which selects the added last entry.
         phase = np.append(np.where(self.instances.is_measured, self.instances.phase, NONE), NONE).astype(np.int32)
-        sums = self._sum_by_group(phase[instance], len(self.instances.phases))
+        sums_by_phase = self._sum_by_group(phase[instance], len(self.instances.phases))
         for code in codes:
             instances_of_phase = np.flatnonzero(self.own_instances & (self.instances.phase == code))
             if len(instances_of_phase):
-                yield self._summarize_phase(code, instances_of_phase, clocks, sums)
+                yield self._summarize_phase(code, instances_of_phase, clocks, sums_by_phase)
 
     def _sum_by_group(self, group: SmallInts, groups: int) -> GroupSums:
         """Returns the sums of the process's operations by group and kernel."""
         kernel = self.kernels.code[self.in_process]
         return sum_by_group(self.operations, kernel, group, (len(self.kernels.names), groups))
 
-    def _summarize_phase(self, code: int, of_phase: Ints, clocks: GpuClocks, sums: GroupSums) -> PhaseSummary:
+    def _summarize_phase(
+        self, code: int, instances_of_phase: Ints, clocks: GpuClocks, sums_by_phase: GroupSums
+    ) -> PhaseSummary:
         """Returns the summary of one phase.
 
         Args:
             code: the code of the phase.
-            of_phase: the indices of its instances.
+            instances_of_phase: the indices of its instances.
             clocks: the GPU time of each instance.
-            sums: the sums of operations by phase.
+            sums_by_phase: the sums of operations by phase.
         """
-        measured_instances = of_phase[self.instances.is_measured[of_phase]]
+        measured_instances = instances_of_phase[self.instances.is_measured[instances_of_phase]]
         ranges, instances = self.attributed.trace.ranges, self.instances
-        names = [ranges.names[name] for name in distinct(np.sort(ranges.name[instances.range[of_phase]]))]
+        names = [ranges.names[name] for name in distinct(np.sort(ranges.name[instances.range[instances_of_phase]]))]
         unlisted_count = len(names) - _MAX_LISTED_RANGES
         is_inferred = all(name in self.attributed.roles.inferred or is_framework_name(name) for name in names)
         kernels = clocks.kernels[measured_instances] if is_inferred else measured_instances[:0]
@@ -257,11 +259,11 @@ class _ProcessSummarizer:
             instances.process[is_backward], instances.start[is_backward], *first_instance
         )
         return structs.replace(
-            self._summarize_gpu_work(instances.phases[code], code, measured_instances, clocks, sums),
+            self._summarize_gpu_work(instances.phases[code], code, measured_instances, clocks, sums_by_phase),
             range=", ".join(names[:_MAX_LISTED_RANGES]) + (f" and {unlisted_count} more" if unlisted_count > 0 else ""),
             instances=len(measured_instances),
-            warmup_instances=int(instances.warmup[of_phase].sum()),
-            incomplete_instances=int((instances.incomplete & ~instances.warmup)[of_phase].sum()),
+            warmup_instances=int(instances.warmup[instances_of_phase].sum()),
+            incomplete_instances=int((instances.incomplete & ~instances.warmup)[instances_of_phase].sum()),
             wall_ms=Stats.of_ns(wall_ns),
             wall_values_ms=sample_ms(wall_ns),
             busy_values_ms=sample_ms(clocks.busy[measured_instances]),
@@ -274,23 +276,23 @@ class _ProcessSummarizer:
         )
 
     def _summarize_gpu_work(
-        self, phase: str, code: int, measured_instances: Ints, clocks: GpuClocks, sums: GroupSums
+        self, phase: str, code: int, measured_instances: Ints, clocks: GpuClocks, sums_by_phase: GroupSums
     ) -> PhaseSummary:
         """Returns the figures of a phase's GPU operations.
 
         Args:
             phase: the name of the phase.
-            code: the row of the phase in ``sums``.
+            code: the row of the phase in ``sums_by_phase``.
             measured_instances: the indices of its measured instances.
             clocks: the GPU time of each instance.
-            sums: the sums of operations by phase.
+            sums_by_phase: the sums of operations by phase.
         """
         instances = max(len(measured_instances), 1)
-        kernels = make_kernel_rows(self.kernels, sums.kernels[code], sums.kernel_ns[code], instances)
+        kernels = make_kernel_rows(self.kernels, sums_by_phase.kernels[code], sums_by_phase.kernel_ns[code], instances)
         return PhaseSummary(
             phase=phase,
             instances=instances,
-            kernels_per_instance=int(sums.kernels[code].sum()) / instances,
+            kernels_per_instance=int(sums_by_phase.kernels[code].sum()) / instances,
             gpu_span_ms=Stats.of_ns(clocks.span[measured_instances]),
             gpu_busy_ms=Stats.of_ns(clocks.busy[measured_instances]),
             kernel_time_ms=Stats.of_ns(
@@ -298,7 +300,7 @@ class _ProcessSummarizer:
             ),
             classes=make_class_rows(kernels),
             kernels=kernels,
-            memory=make_memory_rows(sums.others[code], sums.other_ns[code], instances),
+            memory=make_memory_rows(sums_by_phase.others[code], sums_by_phase.other_ns[code], instances),
         )
 
     def summarize_whole(self) -> PhaseSummary:
@@ -322,10 +324,10 @@ class _ProcessSummarizer:
         windows, ranges = steps.windows, self.attributed.trace.ranges
         if len(windows) > 1 and windows.cpu_end[-1] == steps.recorded.cpu_end[-1]:
             windows = windows.select(np.arange(len(windows) - 1))
-        in_process = process_of(ranges.thread) == self.process.global_pid
+        is_in_process = process_of(ranges.thread) == self.process.global_pid
         is_measured = self.own_instances & self.instances.is_measured
         starts_of_phase = {
-            name: ranges.start[in_process & mask_by_name(ranges, name.__eq__)] for name in PARTS_OUTSIDE_PHASES
+            name: ranges.start[is_in_process & mask_by_name(ranges, name.__eq__)] for name in PARTS_OUTSIDE_PHASES
         }
         for code, name in enumerate(self.instances.phases[: -len((OTHER_STEP, STEP))]):
             starts_of_phase[name] = self.instances.start[is_measured & (self.instances.phase == code)]

@@ -517,5 +517,5 @@ class CaptureSummary(Summary):
     def profiler_overhead(self, name: str) -> float | None:
         """Returns a phase's wall time under the profiler ÷ its unprofiled time − 1; None if one of them is unknown."""
         phase, unprofiled = self.phase(name), self.unprofiled.trusted_ms(name) if self.unprofiled else None
-        profiled = phase.wall_ms.typical if phase and phase.synchronized else None
-        return profiled / unprofiled - 1 if profiled and unprofiled else None
+        profiled_ms = phase.wall_ms.typical if phase and phase.synchronized else None
+        return profiled_ms / unprofiled - 1 if profiled_ms and unprofiled else None

@@ -131,9 +131,9 @@ class _Checks:
     def find_unmatched_names(self) -> Iterator[Fact]:
         """Yields requested names that no range has, and ranges that may be steps or phases."""
         ranges = self.trace.ranges
-        repeating = find_repeating_ranges(self.trace) if self.summary.step and self.summary.step.is_pass else ()
-        if repeating:
-            yield Fact("repeating_ranges", ranges=tuple(repeating))
+        repeating_ranges = find_repeating_ranges(self.trace) if self.summary.step and self.summary.step.is_pass else ()
+        if repeating_ranges:
+            yield Fact("repeating_ranges", ranges=tuple(repeating_ranges))
         for phase, names in self.attributed.roles.names.extra.items():
             for name in names:
                 if name not in ranges.names:
@@ -231,11 +231,11 @@ class _Checks:
 
     def find_profiler_messages(self) -> Iterator[Fact]:
         """Yields the profiler's messages about this process, except a message that the fact ``no_kernels`` quotes."""
-        quoted = None if self.coverage.kernels else find_missing_cuda_message(self.messages)
+        quoted_message = None if self.coverage.kernels else find_missing_cuda_message(self.messages)
         for message in {(message.severity, message.text): message for message in self.messages}.values():
             is_routine = message.severity not in (2, 3) or message.text.startswith(_ROUTINE_MESSAGES)
             is_notable = "events might be missing" in message.text or not is_routine
-            is_quoted = quoted is not None and message.text == quoted.text
+            is_quoted = quoted_message is not None and message.text == quoted_message.text
             if is_notable and not is_irrelevant_message(message.text) and not is_quoted:
                 yield self._quote(message)
 
@@ -254,10 +254,10 @@ def _find_messages(trace: Trace, process: int) -> list[Diagnostic]:
         return []
     processes_with_work = set(distinct(trace.operations.process).tolist())
     threads = np.concatenate([distinct(table.thread) for table in (trace.launches, trace.ranges, trace.open_ranges)])
-    idle = set(distinct(process_of(threads)).tolist()) - processes_with_work
+    idle_processes = set(distinct(process_of(threads)).tolist()) - processes_with_work
 
     def concerns_process(subject: int) -> bool:
         """Returns whether the subject of a message belongs to the process."""
-        return subject == process or not pid_of(subject) or not processes_with_work or subject in idle
+        return subject == process or not pid_of(subject) or not processes_with_work or subject in idle_processes
 
     return [message for message in trace.metadata.diagnostics if concerns_process(message.process)]

@@ -187,7 +187,7 @@ def _find_scopes(attributed: AttributedTrace, process: int) -> Iterator[_Attenti
     operations, instances = attributed.trace.operations, attributed.instances
 
     def select_kernels(per: str, instance_of: SmallInts) -> tuple[Ints, int]:
-        """Returns the kernels inside measured instances of ``per``, and the number of these instances."""
+        """Returns the kernels inside measured instances of the scope ``per``, and the number of these instances."""
         units = (instances.phase == instances.phases.index(per)) & (instances.process == process)
         units &= instances.is_measured
         is_inside = np.append(units, False)[instance_of]  # index -1, for operations without an instance, selects False

@@ -113,10 +113,10 @@ def find_model(name: str) -> ModelSize:
     Raises:
         ConfigurationError: no size has this name.
     """
-    normalized = re.sub(r"^2[._p-]7b$", "2.7b", re.sub(r"[\s_]+", "-", name.strip().lower()))
-    model = next((model for model in MODEL_SIZES if model.name.lower() == normalized), None)
+    normalized_name = re.sub(r"^2[._p-]7b$", "2.7b", re.sub(r"[\s_]+", "-", name.strip().lower()))
+    model = next((model for model in MODEL_SIZES if model.name.lower() == normalized_name), None)
     if model is None:
-        similar_names = get_close_matches(normalized, [size.name for size in MODEL_SIZES], 1)
+        similar_names = get_close_matches(normalized_name, [size.name for size in MODEL_SIZES], 1)
         hint = f"Did you mean {similar_names[0]!r}? " if similar_names else ""
         raise ConfigurationError(f"Unknown model {name!r}", f"{hint}Known models: {list_model_names()}")
     return model

@@ -105,8 +105,8 @@ def _encode_run(run: ParallelRun) -> dict[str, Any]:
     """Returns a run as plain data, with its notes as sentences and at most ``_MAX_MISSING_RANKS`` missing ranks."""
     from nsys_analyzer.report.sections.ranks import describe_joins  # not needed for captures of one rank
 
-    missing = list(run.missing[:_MAX_MISSING_RANKS])
-    return {**to_plain_data(run), "missing_ranks": missing, "run_notes": to_plain_data(describe_joins(run))}
+    missing_ranks = list(run.missing[:_MAX_MISSING_RANKS])
+    return {**to_plain_data(run), "missing_ranks": missing_ranks, "run_notes": to_plain_data(describe_joins(run))}
 
 
 def to_plain_data(value: object) -> Any:

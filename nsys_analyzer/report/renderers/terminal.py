@@ -40,11 +40,11 @@ _NO_BREAK, _PLACEHOLDER = "\N{NO-BREAK SPACE}", "\ue000"
 _FILE_AND_LINE = re.compile(r"\S+:\d+")
 
 
-def print_first_screen(report: Report, first: Section) -> None:
+def print_first_screen(report: Report, first_section: Section) -> None:
     """Prints the title and the first screen of a report, with at most ``_FIRST_SCREEN_ROWS`` rows of each table."""
     screen = console()
     _print_text(screen, report.title, "bold")
-    for block in first.blocks:
+    for block in first_section.blocks:
         if not isinstance(block, Details):
             _print_block(screen, block, max_rows=_FIRST_SCREEN_ROWS)
 
@@ -256,8 +256,10 @@ def _wrap_text(text: str, width: int) -> list[str]:
 
 def print_answer(report: Report) -> None:
     """Prints the first paragraph of a report."""
-    first = next(block for section in report.sections for block in section.blocks if isinstance(block, Paragraph))
-    click.echo(fill(_to_plain_line(first.text), 100))
+    first_paragraph = next(
+        block for section in report.sections for block in section.blocks if isinstance(block, Paragraph)
+    )
+    click.echo(fill(_to_plain_line(first_paragraph.text), 100))
 
 
 def _count_cells(text: str) -> int:

@@ -60,12 +60,12 @@ _MACHINE_FIELDS: tuple[Field[CaptureSummary], ...] = (
 
 
 def _make_option_field(option: Option) -> Field[CaptureSummary]:
-    def option_cell(capture: CaptureSummary) -> str | None:
-        """Returns the value of the option in a capture's run."""
+    def read_option_cell(capture: CaptureSummary) -> str | None:
+        """Returns the value that the option had in the run of a capture."""
         value = getattr(capture.run, option.name, None)
         return ("no", "yes")[value] if isinstance(value, bool) else None if value is None else str(value)
 
-    return Field(option.column or option.name, "text", option_cell)
+    return Field(option.column or option.name, "text", read_option_cell)
 
 
 _OPTION_FIELDS = (_CAPTURE_FIELD, *(_make_option_field(option) for option in OPTIONS.values() if option.column != ""))

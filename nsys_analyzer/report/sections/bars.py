@@ -137,7 +137,7 @@ def _combine_small_parts(bars: StepBars) -> StepBars:
     separate_parts = [i for i in drawn_parts[:-1] if i not in small_parts or len(small_parts) == 1]
     combined_name = (f"{len(small_parts)} smaller parts",) if len(small_parts) > 1 else ()
 
-    def ms(row: Bar) -> tuple[float, ...]:
+    def combine_times(row: Bar) -> tuple[float, ...]:
         """Returns the times of a bar's parts in the order of the legend, in ms."""
         return (
             *(row.ms[i] for i in separate_parts),
@@ -146,4 +146,4 @@ def _combine_small_parts(bars: StepBars) -> StepBars:
         )
 
     names = (*(bars.parts[i] for i in separate_parts), *combined_name, IDLE)
-    return replace(bars, parts=names, rows=tuple(Bar(row.label, ms(row)) for row in bars.rows))
+    return replace(bars, parts=names, rows=tuple(Bar(row.label, combine_times(row)) for row in bars.rows))

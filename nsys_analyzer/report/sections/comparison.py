@@ -338,7 +338,7 @@ def _tabulate_kernels(step: StepChange, title: str) -> Table:
         [name for part in step.parts for kernel in part.kernels for name in _list_kernel_names(kernel)]
     )
 
-    def label(row: tuple[str, KernelChange]) -> str:
+    def label_kernels(row: tuple[str, KernelChange]) -> str:
         """Returns the label of a kernel, or of both kernels of a pair; the class if the kernel has no name."""
         kernel_class, kernel = row
         side = " (only before)" if kernel.after_name is None else " (only after)" if kernel.before_name is None else ""
@@ -348,7 +348,7 @@ def _tabulate_kernels(step: StepChange, title: str) -> Table:
     kernels = [(part.name, kernel) for part in step.parts for kernel in part.kernels]
     changed_kernels = [row for row in kernels if row[1].change.is_change and abs(row[1].change.ms) >= threshold_ms]
     fields: tuple[Field[tuple[str, KernelChange]], ...] = (
-        Field("kernel", "text", label),
+        Field("kernel", "text", label_kernels),
         Field("class", "text", lambda row: row[0]),
         Field("launches", "text", lambda row: _format_launches(row[1].before_launches, row[1].after_launches)),
         Field("before", "ms", lambda row: row[1].change.before_ms),
@@ -363,7 +363,7 @@ def _tabulate_kernels(step: StepChange, title: str) -> Table:
 def _tabulate_operators(pair: Comparison, step: StepChange, title: str) -> Table:
     """Returns the table of the operators whose kernel time changed most."""
 
-    def shapes(row: OperatorChange) -> str:
+    def describe_shapes_of(row: OperatorChange) -> str:
         """Returns the shapes of an operator, before and after if they differ."""
         side = " (only before)" if row.after_shapes is None else " (only after)" if row.before_shapes is None else ""
         return " → ".join(dict.fromkeys(filter(None, (row.before_shapes, row.after_shapes)))) + side
@@ -371,15 +371,15 @@ def _tabulate_operators(pair: Comparison, step: StepChange, title: str) -> Table
     threshold_ms = _MIN_ROW_SHARE * max(step.wall.before_ms, step.wall.after_ms) / 2
     fields: tuple[Field[OperatorChange], ...] = (
         Field("operator", "code", lambda row: row.operator.removeprefix("aten::")),
-        Field("shapes", "text", shapes),
+        Field("shapes", "text", describe_shapes_of),
         Field("calls", "text", lambda row: _format_launches(row.before_calls, row.after_calls)),
         Field("before", "ms", lambda row: row.before_ms),
         Field("after", "ms", lambda row: row.after_ms),
         Field("change", "ms", lambda row: SignedChange(row.ms)),
     )
-    changed = [row for row in pair.operators or () if abs(row.ms) >= threshold_ms][:_MAX_KERNEL_ROWS]
+    changed_operators = [row for row in pair.operators or () if abs(row.ms) >= threshold_ms][:_MAX_KERNEL_ROWS]
     caption = "The operators whose kernel time per step changed most, ms, and their calls per step:"
-    return make_table(fields, changed, caption, capture=title, names=2)
+    return make_table(fields, changed_operators, caption, capture=title, names=2)
 
 
 def _list_kernel_names(kernel: KernelChange) -> tuple[str, ...]:
@@ -389,8 +389,8 @@ def _list_kernel_names(kernel: KernelChange) -> tuple[str, ...]:
 
 def _format_launches(before: float, after: float) -> str:
     """Returns the launches per step before and after, or one number if both are equal after rounding."""
-    rounded = (number if number < _MIN_INTEGER_LAUNCHES else round(number) for number in (before, after))
-    return " → ".join(dict.fromkeys(format_number(number, "count") for number in rounded))
+    rounded_numbers = (number if number < _MIN_INTEGER_LAUNCHES else round(number) for number in (before, after))
+    return " → ".join(dict.fromkeys(format_number(number, "count") for number in rounded_numbers))
 
 
 # --- why runs are not compared

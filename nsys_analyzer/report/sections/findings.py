@@ -47,8 +47,8 @@ def make_saving_cell(finding: Finding) -> Interval:
 
 def summarize_finding(finding: Finding, noun: str = "a step") -> str:
     """Returns a finding and its saving: "The GPU waits for launches: a fix saves 12–21 ms a step (30 %)"."""
-    saves = format_ms_range(finding.saves_ms_low, finding.saves_ms_high)
-    return f"{finding.title}: a fix saves {saves} {noun} ({rounded_percent(finding.share_of_step)})"
+    saving = format_ms_range(finding.saves_ms_low, finding.saves_ms_high)
+    return f"{finding.title}: a fix saves {saving} {noun} ({rounded_percent(finding.share_of_step)})"
 
 
 def explain_no_findings(capture: CaptureSummary) -> str:

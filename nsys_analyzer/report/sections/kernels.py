@@ -85,12 +85,12 @@ def _tabulate_kernels(capture: CaptureSummary, phases: Sequence[PhaseSummary], l
     kinds = {row.kind for phase in phases for row in phase.memory}
     memory_keys = [(kind, "memory") for kind in _MEMORY_OPERATIONS if kind in kinds]
 
-    def label(key: _RowKey) -> str:
+    def label_row(key: _RowKey) -> str:
         """Returns the label of a row's kernel or memory operation."""
         return _MEMORY_OPERATIONS[key[0]] if key in memory_keys else labels[key[0]]
 
     fields: list[Field[_RowKey]] = [
-        Field(kernel_word(capture), "code", label),
+        Field(kernel_word(capture), "code", label_row),
         Field("class", "text", lambda key: key[1]),
     ]
     for phase in phases:
@@ -115,11 +115,11 @@ def answer_matmul(capture: CaptureSummary) -> Iterator[Block]:
         if any(shares.of(name) >= _NEGLIGIBLE_SHARE for shares in scopes)
     ]
 
-    def share_field(shares: ClassShares) -> Field[str]:
-        """Returns the column with the shares of one scope."""
+    def make_share_field(shares: ClassShares) -> Field[str]:
+        """Returns the column with each class's share of the kernel time in one scope."""
         return Field(shares.scope, "percent", lambda name: shares.of(name) or None)
 
-    fields: tuple[Field[str], ...] = (Field("class", "text", lambda name: name), *map(share_field, scopes))
+    fields: tuple[Field[str], ...] = (Field("class", "text", lambda name: name), *map(make_share_field, scopes))
     yield make_table(fields, names, capture=capture.title)
     kernel = kernel_word(capture)
     percentages = {name: tuple(shares.of(name) * 100 for shares in scopes) for name in names}

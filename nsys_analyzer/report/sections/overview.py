@@ -104,8 +104,8 @@ def _describe_step_origin(captures: Sequence[CaptureSummary]) -> str:
 
 
 def _list_measures(labels: Mapping[str, str]) -> tuple[Measure, ...]:
-    def top_kernel_cell(capture: CaptureSummary) -> Cell:
-        """Returns the label of the top kernel."""
+    def find_top_kernel_cell(capture: CaptureSummary) -> Cell:
+        """Returns the label of a capture's top kernel."""
         leader = find_top_kernel(capture)
         return labels[leader.kernel.name] if leader else None
 
@@ -131,7 +131,7 @@ def _list_measures(labels: Mapping[str, str]) -> tuple[Measure, ...]:
             "matmul-to-softmax",
         ),
         Measure("Peak memory", "bytes", find_peak_memory, "memory"),
-        Measure("Top kernel", "code", top_kernel_cell),
+        Measure("Top kernel", "code", find_top_kernel_cell),
     )
 
 
@@ -251,7 +251,7 @@ def _cells_by_place(
 def _make_grid(cells: Mapping[Place, Cell], title: str, unit: Unit) -> Table:
     """Returns a table with a row for each variant of each model, and a column for each context length."""
 
-    def context_field(context: int) -> Field[tuple[str, Variant | str]]:
+    def make_context_field(context: int) -> Field[tuple[str, Variant | str]]:
         """Returns the column of a context length."""
         return Field(f"{context:,}", unit, lambda row: cells.get(Place(row[0], context, row[1])))
 
@@ -260,7 +260,7 @@ def _make_grid(cells: Mapping[Place, Cell], title: str, unit: Unit) -> Table:
     fields: list[Field[tuple[str, Variant | str]]] = [
         Field("model", "text", lambda row: row[0]),
         Field("variant", "text", lambda row: str(row[1]) or None, fills=bool),
-        *map(context_field, sorted({place.context for place in cells})),
+        *map(make_context_field, sorted({place.context for place in cells})),
     ]
     return make_table(fields, sorted(rows, key=lambda row: models.index(row[0])), f"{title}, by context length:")
 

@@ -163,8 +163,8 @@ def describe_late_rank(run: ParallelRun) -> StrOrText:
 
 def _describe_loss(row: LostTime) -> StrOrText:
     """Returns a loss in words: "13.5 ms of idle time (launching) in forward"."""
-    reason, lost = _describe_reason(row), f"{format_ms(row.ms)} of {_PART_WORDS[row.part]}"
-    loss = phrase("{} ({})", lost, reason) if plain(reason) else lost
+    reason, lost_time = _describe_reason(row), f"{format_ms(row.ms)} of {_PART_WORDS[row.part]}"
+    loss = phrase("{} ({})", lost_time, reason) if plain(reason) else lost_time
     if row.part == "transferring":
         return loss
     return join_texts(" ", (loss, row.phase if row.phase == OUTSIDE_PHASES else f"in {row.phase}"))

@@ -136,8 +136,10 @@ def _make_step_table(
     columns: Sequence[Field[_Row]], rows: Sequence[_Row], step: StepSummary, capture: str, caption: str = ""
 ) -> Table:
     """Returns a table; the column of the GPU is left out if the steps use one GPU."""
-    several = len(step.devices) > 1
-    return make_table(columns if several else columns[1:], rows, caption, capture=capture, names=1 + several)
+    has_several_devices = len(step.devices) > 1
+    return make_table(
+        columns if has_several_devices else columns[1:], rows, caption, capture=capture, names=1 + has_several_devices
+    )
 
 
 def _list_parts(device: DeviceSteps, step: StepSummary) -> Iterator[_PartRow]:

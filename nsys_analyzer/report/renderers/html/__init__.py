@@ -206,8 +206,8 @@ class BlockRenderer:
 
     def _row(self, table: Table, row: Sequence[Cell]) -> str:
         cells = [self._cell(column, cell) for column, cell in zip(table.columns, row, strict=True)]
-        first = row[0] if row else None
-        name = f' data-row="{escape(visible(plain(first)))}"' if isinstance(first, str | Text) else ""
+        first_cell = row[0] if row else None
+        name = f' data-row="{escape(visible(plain(first_cell)))}"' if isinstance(first_cell, str | Text) else ""
         return f"<tr{name}>{''.join(cells)}</tr>"
 
     def _cell(self, column: Column, cell: Cell) -> str:
