@@ -426,6 +426,19 @@ def test_copies_at_a_line() -> None:
     assert [*rules.find_slow_operators(case)] == []
 
 
+def test_copies_that_follow_each_other() -> None:
+    """Of 100 + 300 + 200 µs, the longest copy remains, or only three launches of 10 µs."""
+    steps = OperatorSteps()
+    for number, us in enumerate((100, 300, 200)):
+        line = f"model.py:{number} in there_and_back"
+        steps.call("cat", (LARGE,), out=[LARGE], us=us, reads=[number], writes=[number + 1], line=line)
+    case = steps.case(lasting=[3])
+    candidate = only(rules.find_copied_tensors, case)
+    assert saved_us(case, candidate) == pytest.approx([300, 600 - 30])
+    assert "Tensors are copied in there_and_back" in text_of(candidate)
+    assert [*rules.find_unfused_chains(case), *rules.find_slow_operators(case)] == []
+
+
 def test_copies_in_a_chain_are_part_of_it() -> None:
     steps = OperatorSteps().call("clone", LARGE, out=[LARGE], us=400, reads=[0], writes=[1])
     case = steps.call("exp", LARGE, out=[LARGE], us=400, reads=[1], writes=[2]).case(lasting=[2])

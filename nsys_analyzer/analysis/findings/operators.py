@@ -334,7 +334,10 @@ def _group_chains(operators: PricedOperators) -> Mapping[str, list[list[int]]]:
     one compiler fuses all of them.
     """
     groups, saved_ns = defaultdict[str, list[list[int]]](list), defaultdict[str, float](float)
+    copies = _copies(operators)
     for chain in find_chains(operators, _unexplained_calls(operators)):
+        if copies[chain].all():
+            continue
         place, ns = _name_place(operators, chain), operators.measured_ns[chain]
         groups[place].append(chain)
         saved_ns[place] += float(ns.sum() - ns.max())
@@ -345,31 +348,41 @@ def _group_chains(operators: PricedOperators) -> Mapping[str, list[list[int]]]:
     return groups
 
 
-def _without_chains(operators: PricedOperators, calls: Bools) -> Bools:
-    """Returns the given calls without those that are in chains."""
-    remaining = calls.copy()
-    for chain in find_chains(operators, _unexplained_calls(operators)) if operators.calls.reads else ():
-        remaining[chain] = False
-    return remaining
-
-
+@dataclass(frozen=True)
 class CopiesFigures(OperatorsFigures):
-    """Operators that copy tensors."""
+    """Operators that copy tensors.
+
+    Attributes:
+        place: the class of the modules, or the function outside of modules.
+    """
+
+    place: str
 
 
 def find_copied_tensors(steps: StepsToExplain) -> Iterator[Candidate]:
-    """Finds operators that only copy tensors, for example into another type or memory format, one finding per line.
+    """Finds operators that only copy tensors, by class of modules or function.
 
-    Copies that belong to a chain are part of the finding on chains.
+    Of copies that follow each other, one or none is needed. Copies among other operators belong to the chains of these.
     """
     operators = steps.operators
     if operators is None or not steps.has_data_flow:
         return
+    copies, unexplained = _copies(operators), _unexplained_calls(operators)
     least, most = COPY_SAVINGS
-    copies = _without_chains(operators, _unexplained_calls(operators) & _copies(operators))
-    for group in _groups_by_line(operators, copies):
-        explained = ExplainedCalls(group, operators.measured_ns * (1 - most), operators.measured_ns * (1 - least))
-        yield from _make_candidate(steps, "copied_tensors", CopiesFigures(*_describe(steps, group)), explained)
+    least_ns, most_ns = operators.measured_ns * (1 - most), operators.measured_ns * (1 - least)
+    groups, in_chain = defaultdict[str, list[int]](list), np.zeros(len(copies), np.bool_)
+    for chain in find_chains(operators, unexplained):
+        in_chain[chain] = True
+        if copies[chain].all():
+            ns = operators.measured_ns[chain]
+            most_ns[chain] = ns * (ns.max() / ns.sum())
+            groups[_name_place(operators, chain)] += chain
+    for index in np.flatnonzero(unexplained & copies & ~in_chain).tolist():
+        groups[_name_place(operators, [index])].append(index)
+    for place, members in groups.items():
+        explained = ExplainedCalls(_mask(len(copies), members), least_ns, most_ns)
+        figures = CopiesFigures(*_describe(steps, explained.calls), place=place.rpartition(" ")[2])
+        yield from _make_candidate(steps, "copied_tensors", figures, explained)
 
 
 def _copies(operators: PricedOperators) -> Bools:
@@ -407,8 +420,10 @@ def find_slow_operators(steps: StepsToExplain) -> Iterator[Candidate]:
     operators, study = steps.operators, steps.study
     if operators is None or operators.rates is None:
         return
-    calls = _without_chains(operators, _unexplained_calls(operators) & (operators.excess_ns > 0))
-    calls &= ~_copies(operators)
+    unexplained = _unexplained_calls(operators)
+    calls = unexplained & (operators.excess_ns > 0) & ~_copies(operators)
+    for chain in find_chains(operators, unexplained) if steps.has_data_flow else ():
+        calls[chain] = False
     least, most = SLOW_OPERATOR_SAVINGS
     measured_ns, excess_ns = operators.measured_ns, operators.excess_ns
     for group in _groups_by_line(operators, calls):
@@ -512,9 +527,14 @@ def _groups_by_line(operators: PricedOperators, calls: Bools) -> Iterator[Bools]
         line = operators.calls.line[index]
         places[lines[line] if line >= 0 else _module_class(operators, index)].append(index)
     for members in places.values():
-        group = np.zeros(len(calls), np.bool_)
-        group[members] = True
-        yield group
+        yield _mask(len(calls), members)
+
+
+def _mask(size: int, members: Sequence[int]) -> Bools:
+    """Returns a mask that is True for the given indices; shape (size,)."""
+    mask = np.zeros(size, np.bool_)
+    mask[members] = True
+    return mask
 
 
 def _name_place(operators: PricedOperators, chain: Sequence[int]) -> str:

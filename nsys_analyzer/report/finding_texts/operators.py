@@ -243,9 +243,10 @@ def describe_copies(figures: CopiesFigures) -> FindingTexts:
     """Returns the sentences of the finding on copies of tensors."""
     least, most = COPY_SAVINGS
     return FindingTexts(
-        title="Tensors are copied" + (f" in {figures.module}" if figures.module else ""),
+        title="Tensors are copied" + (f" in {figures.place}" if figures.place else ""),
         evidence=(_say_time(figures), *_say_operators(figures)),
-        derivation=f"The step is replayed without {rounded_percent(least)} to {rounded_percent(most)} of the copies.",
+        derivation=f"The step is replayed without {rounded_percent(least)} to {rounded_percent(most)} of the copies. "
+        "Of copies that follow each other, one or none remains.",
         remedy=(
             "x = x.transpose(1, 2)  # a view: leave .contiguous() out until a kernel asks for it",
             "x = x.expand(n, -1)    # instead of x.repeat(n, 1), and write into a buffer instead of torch.cat",
