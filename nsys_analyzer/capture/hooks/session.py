@@ -437,11 +437,11 @@ class Session:
 
     def _open_operator_step(self) -> None:
         """Opens the step in which each operator has a range, or closes the capture range if that is not possible."""
-        self.sampler.close()
         if self.on_operator_step_begins:
             self.on_operator_step_begins()
         try:
             self._operator_step.open()
+            self.sampler.close()  # inside the step, because it takes time
         except Exception as error:  # noqa: BLE001 - the measured steps are complete without this step
             self._note_missing_operators(error)
             self._finish_recording()

@@ -52,6 +52,8 @@ _FOREIGN_PATHS = (
     os.environ.get("TORCHINDUCTOR_CACHE_DIR") or "<",
 )
 _INSTALLED_FOLDERS = ("site-packages", "dist-packages", "torchinductor_")
+#: The folder of this package's own targets, which are programs although they are installed.
+_TARGETS_FOLDER = f"{os.sep}profiling_targets{os.sep}"
 
 
 class Sampler:
@@ -234,7 +236,8 @@ class Waits:
 def is_of_program(code: Any) -> bool:
     """Returns whether a code object belongs to the program, and not to Python, this package or an installed package."""
     file = code.co_filename
-    return not (file.startswith(_FOREIGN_PATHS) or any(part in file for part in _INSTALLED_FOLDERS))
+    is_installed = any(part in file for part in _INSTALLED_FOLDERS) and _TARGETS_FOLDER not in file
+    return not (file.startswith(_FOREIGN_PATHS) or is_installed)
 
 
 def relative_path(file: str) -> str:
