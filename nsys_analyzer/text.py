@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias
 Kind = Literal["plain", "code", "strong", "emphasis", "link"]
 
 #: Matches the marks of a template: `code`, **strong emphasis** and *emphasis*.
-_MARKS = re.compile(r"`(?P<code>[^`]+)`|\*\*(?P<strong>[^*]+)\*\*|\*(?P<emphasis>[^*]+)\*")
+_MARKUP = re.compile(r"`(?P<code>[^`]+)`|\*\*(?P<strong>[^*]+)\*\*|\*(?P<emphasis>[^*]+)\*")
 
 #: Matches characters that must not reach a page or a terminal: control characters, characters that change the direction
 #: of writing, lone surrogates, which UTF-8 cannot encode, and noncharacters.
 _INVISIBLE = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef]")
-_BREAKS = re.compile("[\t\v\f\r\x85\u2028\u2029]")
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_BREAKING_CHARACTERS = re.compile("[\t\v\f\r\x85\u2028\u2029]")
+_REPLACEMENT_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
 
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"  # keeps a value and its unit on one line
@@ -139,7 +139,7 @@ def phrase(template: str, *values: object) -> Text:
     remaining_values = iter(values)
     parts: list[Span] = []
     position = 0
-    for mark in _MARKS.finditer(template):
+    for mark in _MARKUP.finditer(template):
         parts += _fill_fields(template[position : mark.start()], remaining_values)
         kind: Kind = "code" if mark["code"] else "strong" if mark["strong"] else "emphasis"
         parts.append(Span(kind, "".join(span.text for span in _fill_fields(mark[kind], remaining_values))))
@@ -196,7 +196,7 @@ def visible_lines(text: str) -> str:
     Control characters (C0, DEL, C1), U+202A to U+202E, U+2066 to U+2069, lone surrogates and noncharacters are
     invisible. Tabs, and line breaks other than newlines, become spaces.
     """
-    return _INVISIBLE.sub(_REPLACEMENT, _BREAKS.sub(" ", text))
+    return _INVISIBLE.sub(_REPLACEMENT_CHARACTER, _BREAKING_CHARACTERS.sub(" ", text))
 
 
 #: Matches the start of a text that a spreadsheet would execute as a formula. In CSV files, an apostrophe precedes it.

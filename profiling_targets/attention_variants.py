@@ -32,7 +32,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 #: A tensor counts as zero if its largest value is at most this share of the largest value of all tensors. With a single
 #: token, dq and dk are zero up to rounding.
 _ZERO_TENSOR_SHARE = 1e-9
-_TILE = 256
+_TILE_LENGTH = 256
 _ROWS_PER_BLOCK = 128
 
 
@@ -114,18 +114,18 @@ def _mask_later_keys(scores: Tensor, causal: bool) -> Tensor:
 def blocked(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     """Computes attention with all scores in memory at once, as ``naive`` does, but both matmuls in tiles of 256."""
     scores = torch.cat(
-        [_compute_scores_by_tile(rows, k) for rows in _split_into_tiles(q, _TILE, -2)], -2
+        [_compute_scores_by_tile(rows, k) for rows in _split_into_tiles(q, _TILE_LENGTH, -2)], -2
     )  # (B, H, S, S)
     weights = _mask_later_keys(scores / math.sqrt(q.shape[-1]), causal).softmax(-1)
-    return torch.cat([_sum_values_by_tile(rows, v) for rows in _split_into_tiles(weights, _TILE, -2)], -2)
+    return torch.cat([_sum_values_by_tile(rows, v) for rows in _split_into_tiles(weights, _TILE_LENGTH, -2)], -2)
 
 
 def _compute_scores_by_tile(q: Tensor, k: Tensor) -> Tensor:  # (B, H, 256, d), (B, H, S, d) -> (B, H, 256, S)
-    return torch.cat([q @ keys.mT for keys in _split_into_tiles(k, _TILE, -2)], -1)
+    return torch.cat([q @ keys.mT for keys in _split_into_tiles(k, _TILE_LENGTH, -2)], -1)
 
 
 def _sum_values_by_tile(weights: Tensor, v: Tensor) -> Tensor:  # (B, H, 256, S), (B, H, S, d) -> (B, H, 256, d)
-    pairs = zip(_split_into_tiles(weights, _TILE, -1), _split_into_tiles(v, _TILE, -2), strict=True)
+    pairs = zip(_split_into_tiles(weights, _TILE_LENGTH, -1), _split_into_tiles(v, _TILE_LENGTH, -2), strict=True)
     summed_values: Tensor = reduce(add, (part @ values for part, values in pairs))
     return summed_values
 

@@ -33,10 +33,10 @@ from profiling_targets.parallelism import STRATEGIES, Rank, SharedTraining, Shar
 
 _MICROBATCHES = 4
 _LATE_MS = 10.0
-_TIMEOUT = timedelta(minutes=10)
+_COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 #: Options of the transformer that every strategy supports.
 _OPTIONS = tuple(name for name in OPTIONS if name not in ("mode", "compile", "cuda_graph"))
-_LAUNCH = "Start it with torchrun --nproc-per-node 2 -m profiling_targets.distributed …"
+_HOW_TO_LAUNCH = "Start it with torchrun --nproc-per-node 2 -m profiling_targets.distributed …"
 
 
 @dataclass(frozen=True)
@@ -133,9 +133,9 @@ def join_ranks(device: str, rank: Rank) -> Callable[[], None]:
                 "Start as many processes as there are GPUs, or give --device cpu",
             )
         torch.cuda.set_device(gpu)
-    dist.init_process_group("nccl" if gpu else "gloo", timeout=_TIMEOUT, device_id=gpu)
+    dist.init_process_group("nccl" if gpu else "gloo", timeout=_COLLECTIVE_TIMEOUT, device_id=gpu)
     cpu_group = dist.new_group(backend="gloo")
-    return lambda: dist.monitored_barrier(cpu_group, _TIMEOUT)
+    return lambda: dist.monitored_barrier(cpu_group, _COLLECTIVE_TIMEOUT)
 
 
 def read_rank() -> Rank:
@@ -147,7 +147,9 @@ def read_rank() -> Rank:
     try:
         return Rank(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
     except KeyError as error:
-        raise ConfigurationError(f"{error.args[0]} is not set: no launcher started this process", _LAUNCH) from error
+        raise ConfigurationError(
+            f"{error.args[0]} is not set: no launcher started this process", _HOW_TO_LAUNCH
+        ) from error
 
 
 def parse_arguments(arguments: list[str]) -> tuple[Config, Sharing, Lateness, argparse.Namespace]:

@@ -24,10 +24,10 @@ from nsys_analyzer.trace.schema import NS_PER_MS, US_PER_MS
 from profiling_targets.harness import NotHereError, Phases, main, make_config, run_step_ns
 from profiling_targets.transformer import Block, Training
 
-_FORWARD: CodeType = Block.forward.__code__
-_MODEL = _FORWARD.co_filename
-_BLOCK_LINES = frozenset(line for _, _, line in _FORWARD.co_lines() if line)
-_MOST_ENTRIES = 1_000_000
+_BLOCK_FORWARD_CODE: CodeType = Block.forward.__code__
+_MODEL_FILE = _BLOCK_FORWARD_CODE.co_filename
+_BLOCK_LINES = frozenset(line for _, _, line in _BLOCK_FORWARD_CODE.co_lines() if line)
+_MAX_HISTORY_ENTRIES = 1_000_000
 _SIGN_OF_ACTION = {"alloc": 1, "free_requested": -1}
 _TIMELINE_POINTS = 1_000
 
@@ -81,7 +81,7 @@ def record(phases: Phases) -> tuple[list[MemoryEvent], list[Span], int]:
         The memory events of the step, its phases, and the bytes that were allocated before it.
     """
     spans, start_ns = [], time.time_ns()
-    torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=_MOST_ENTRIES)
+    torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=_MAX_HISTORY_ENTRIES)
     try:
         base_bytes = torch.cuda.memory_stats()["requested_bytes.all.current"]
         for name, phase in phases.items():
@@ -106,9 +106,11 @@ def tensor_events(trace: Sequence[dict[str, Any]], began_ns: int) -> list[Memory
     for entry in trace:
         if sign := _SIGN_OF_ACTION.get(entry["action"]):
             ms = entry["time_us"] / US_PER_MS - began_ns / NS_PER_MS
-            frames = [frame for frame in entry.get("frames", ()) if frame["filename"] == _MODEL]  # innermost first
+            frames = [frame for frame in entry.get("frames", ()) if frame["filename"] == _MODEL_FILE]  # innermost first
             line, function = (frames[0]["line"], frames[0]["name"]) if frames else (0, "")
-            in_block = any(frame["name"] == _FORWARD.co_name and frame["line"] in _BLOCK_LINES for frame in frames)
+            in_block = any(
+                frame["name"] == _BLOCK_FORWARD_CODE.co_name and frame["line"] in _BLOCK_LINES for frame in frames
+            )
             events.append(MemoryEvent(ms, sign * entry["size"], entry["addr"], line, function, in_block))
     return events
 
@@ -139,7 +141,7 @@ def fill_figures(
     figures.layer_saves_bytes = sum(sizes.values()) / layers
     figures.layer_saves = [
         SavedLine(
-            f"{Path(_MODEL).name}:{line} {function}", linecache.getline(_MODEL, line).strip(),
+            f"{Path(_MODEL_FILE).name}:{line} {function}", linecache.getline(_MODEL_FILE, line).strip(),
             counts[line, function] / layers, size / layers,
         )
         for (line, function), size in sizes.most_common()

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_TILE = 128
+_TILE_LENGTH = 128
 
 
-def tiled_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, tile: int = _TILE) -> Tensor:
+def tiled_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, tile: int = _TILE_LENGTH) -> Tensor:
     """Computes attention, softmax(q·kᵀ ÷ √d_head)·v, without storing all S × S scores at once.
 
     Scores, sums and gradients are fp32 for every type of input. Each result is rounded once, at the end.

@@ -161,7 +161,7 @@ def test_processes_of_the_loader_have_lines_of_their_own(tmp_path: Path) -> None
         assert [(line.place, line.loads, round(line.share, 4)) for line in lines] == [
             ("train.py:9", False, 1.0), ("data.py:5", True, 0.75),
         ]  # fmt: skip
-    assert plain(describe_line(step.lines[-1])).endswith(" · 75\xa0% of the time of a process that loads data")
+    assert plain(describe_line(step.lines[-1])).endswith(" · 75\xa0% of the time of a data-loading process")
 
 
 def test_clocks_that_drift_apart_are_aligned(tmp_path: Path) -> None:
@@ -581,5 +581,5 @@ def test_a_finding_of_a_real_capture_names_the_line_at_which_the_program_is(tmp_
     finding = next(one for one in capture.findings or () if one.id == name)
     assert finding.lines[0].function == place, finding.lines
     lines = "`train.py:5 in log` 222×, `train.py:7 in checkpoint` 1×."
-    said = f"PyTorch warns of waits at these lines (the number is per step): {lines}"
+    said = f"PyTorch warns that the program waits for the GPU at these lines (waits per step): {lines}"
     assert (said in [plain(one, "`") for one in write_finding(finding).evidence]) == (name == "host_sync")

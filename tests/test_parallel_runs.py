@@ -814,8 +814,8 @@ def test_gradients_that_are_reduced_in_each_backward_pass(tmp_path: Path) -> Non
     """Four passes each reduce 25 and 8 MiB: of 4·60 µs that are transferred, three quarters are saved.
 
     Rank 0 waits for 4·40 µs and rank 1 for nothing: 80 on average, of which three quarters may be saved as well. No
-    rank counts as late, because the programs need the whole step. The reduction that remains has 60 µs, too little for a
-    finding.
+    rank counts as late, because the programs need the whole step. The reduction that remains has 60 µs, too little for
+    a finding.
     """
     run = accumulate([(25, 8)] * 4, tmp_path)
     assert (run.strategies, run.reductions) == (("data parallel (DDP)",), 4)

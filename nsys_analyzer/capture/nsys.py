@@ -24,7 +24,7 @@ INSTALL_NSYS = "apt-get install nsight-systems (Debian non-free), or https://dev
 #: in its name.
 PROCESS_ID_VARIABLE = "NSYS_ANALYZE_PID"
 _SESSION_PREFIX = "nsys-analyze-"
-_MOST_LINKS = 16
+_MAX_LINKS = 16
 _LONG_OPTION_NAMES = {
     "-c": "--capture-range",
     "-f": "--force-overwrite",
@@ -183,7 +183,7 @@ def find_importer(nsys: Path) -> Path | None:
     ``nsys`` does not search there, because it resolves its own path first.
     """
     names = [nsys.absolute()]  # the command, and each path to which its chain of links leads
-    while names[-1].is_symlink() and len(names) < _MOST_LINKS:
+    while names[-1].is_symlink() and len(names) < _MAX_LINKS:
         names.append(names[-1].parent / names[-1].readlink())
     folders = [name.parent.parent for name in (*names, nsys.resolve())]
     real_path = nsys.resolve()

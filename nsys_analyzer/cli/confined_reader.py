@@ -17,7 +17,7 @@ from nsys_analyzer.trace.sources import capture_suffixes, trace_stem
 
 #: The suffixes of files that are copied. Of files beside the requested captures, only small files with times and
 #: manifests are copied. Each other file is replaced by an empty file with the same name.
-_SUFFIXES = (*TABLE_ENDINGS, ".gz", ".json", ".csv", ".jsonl")
+_COPIED_SUFFIXES = (*TABLE_ENDINGS, ".gz", ".json", ".csv", ".jsonl")
 _TIMES_AND_MANIFESTS, _MAX_BESIDE_BYTES = (".json", ".csv"), 1_000_000
 #: The number of copied levels of folders: a requested folder, its runs, and an export of a run as a folder of tables.
 _MAX_DEPTH = 3
@@ -81,7 +81,7 @@ class ConfinedReader:
         """Copies a file of an open folder, unless it cannot be opened or is a link to the outside."""
         target = copies.joinpath(*path.parts[1:])
         if os.path.lexists(target) or not (
-            path in requested_paths or path.name.endswith((*capture_suffixes(), *_SUFFIXES))
+            path in requested_paths or path.name.endswith((*capture_suffixes(), *_COPIED_SUFFIXES))
         ):
             return
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -34,11 +34,11 @@ from nsys_analyzer.report.sections.modules import modules_section
 #: The path of a capture or folder, or several paths.
 _Paths = str | list[str]
 #: The largest number of characters that an agent receives: of a program's output, of a line, and of a JSON string.
-_MAX_OUTPUT, _MAX_LINE, _MAX_STRING = 2000, 1000, 300
+_MAX_OUTPUT_LENGTH, _MAX_LINE_LENGTH, _MAX_STRING_LENGTH = 2000, 1000, 300
 #: One character of a string in JSON. Half of a surrogate pair is never cut off.
 _CHARACTER = r'(?:[^"\\]|\\ud[89ab]..\\ud[c-f]..|\\u....|\\.)'
-_LONG_STRING = re.compile(rf'"({_CHARACTER}{{{_MAX_STRING}}}){_CHARACTER}+"')
-_LONG_LINE = re.compile(rf"(.{{{_MAX_LINE}}}).+")
+_LONG_STRING = re.compile(rf'"({_CHARACTER}{{{_MAX_STRING_LENGTH}}}){_CHARACTER}+"')
+_LONG_LINE = re.compile(rf"(.{{{_MAX_LINE_LENGTH}}}).+")
 
 
 class Tools:
@@ -141,7 +141,7 @@ class Tools:
             raise self._error_type('There is no program: give its words, such as ["python", "train.py"]')
         line = [sys.executable, "-m", "nsys_analyzer", command, *words, "--", *program]
         process = subprocess.run(line, input="", capture_output=True, encoding="utf-8", errors="replace", check=False)
-        return f"Exit code {process.returncode}\n{(process.stdout + process.stderr)[-_MAX_OUTPUT:]}"
+        return f"Exit code {process.returncode}\n{(process.stdout + process.stderr)[-_MAX_OUTPUT_LENGTH:]}"
 
 
 def _to_json(data: Any) -> str:

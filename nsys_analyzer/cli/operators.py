@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nsys_analyzer.trace.phase_names import PhaseNames
 
 #: The calls that share a row, for each choice of ``--by``.
-_KEYS: dict[str, Callable[[OperatorRow], Hashable]] = {
+_GROUP_KEYS: dict[str, Callable[[OperatorRow], Hashable]] = {
     "operator": lambda row: (row.operator, row.shapes),
     "module": lambda row: row.module,
     "line": lambda row: row.line,
@@ -30,7 +30,7 @@ _KEYS: dict[str, Callable[[OperatorRow], Hashable]] = {
 @command(epilog="Example: nsys-analyze operators capture.sqlite --by line")
 @folder_argument
 @option(
-    SELECTION, "--by", type=click.Choice([*_KEYS]), default="operator", show_default=True,
+    SELECTION, "--by", type=click.Choice([*_GROUP_KEYS]), default="operator", show_default=True,
     help="Print a row for each operator and its shapes, for each module, or for each line of the program.",
 )  # fmt: skip
 @option(SELECTION, "--top", type=click.IntRange(1), metavar="N", help="Print only the N rows with the largest excess.")
@@ -84,7 +84,9 @@ def list_operators(captures: Sequence[CaptureSummary], by: str, top: int | None)
     from nsys_analyzer.report.sections.operators import explain_missing_account
 
     tables = [
-        (capture, fold_rows(capture.account.operators, _KEYS[by])[:top]) for capture in captures if capture.account
+        (capture, fold_rows(capture.account.operators, _GROUP_KEYS[by])[:top])
+        for capture in captures
+        if capture.account
     ]
     if not tables:
         reasons = (reason for capture in captures if (reason := explain_missing_account(capture)))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 #: The number of characters after which a message on the terminal is cut. The manifest contains the full message.
-_MAX_MESSAGE = 300
+_MAX_MESSAGE_LENGTH = 300
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def show_progress(total: int, finished_count: int) -> Iterator[Progress]:
 
         def print_result(name: str, result: JobResult, seconds: float) -> None:
             """Prints how the run of a configuration ended, and advances the bar."""
-            message = f", {shorten(result.message, _MAX_MESSAGE, placeholder='…')}" if result.message else ""
+            message = f", {shorten(result.message, _MAX_MESSAGE_LENGTH, placeholder='…')}" if result.message else ""
             screen.print(f"{name}: {result.status} after {seconds:.0f} s{message}", soft_wrap=True)
             bar.advance(task)
 

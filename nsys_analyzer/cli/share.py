@@ -11,7 +11,7 @@ from nsys_analyzer.cli.help import OUTPUT, SELECTION, command, option
 from nsys_analyzer.cli.options import PATH, trace_argument
 
 #: The number of characters after which a printed name is cut.
-_MAX_NAME = 100
+_MAX_NAME_LENGTH = 100
 
 
 @command(epilog="Example: nsys-analyze share capture.sqlite -o small.sqlite --keep 'load .*'")
@@ -66,7 +66,7 @@ def share(
         text = (
             renaming.text.encode("unicode_escape").decode().replace("\\u2026", "…")
         )  # escapes line breaks and control characters
-        click.echo(f"  {renaming.alias}: {text[:_MAX_NAME]}{'…' if len(text) > _MAX_NAME else ''}")
+        click.echo(f"  {renaming.alias}: {text[:_MAX_NAME_LENGTH]}{'…' if len(text) > _MAX_NAME_LENGTH else ''}")
     if renamings:
         click.echo("The copy does not contain this list. To keep names of it, use --keep REGEX or --keep-all-names")
     click.echo(f"Other names are kept. To see them: nsys-analyze info {output}")

@@ -165,7 +165,7 @@ def _make_tables_and_charts(results: Results) -> Iterator[Block]:
         highest_row = max(training_rows, key=_read_saved_bytes)
         caption = f"{name(highest_row)}: activations by the source line that allocated them, mean over the layers:"
         lines = [*(highest_row.figures.layer_saves or ()), SavedLine("sum", "", 0, _read_saved_bytes(highest_row))]
-        yield Details("Activations of a layer by source line", (make_table(_SAVED_LINES, lines, caption),))
+        yield Details("Activations of a layer by source line", (make_table(_SAVED_LINE_FIELDS, lines, caption),))
 
 
 def _find_peak_bytes(row: AnyRow, name: str) -> Cell:
@@ -192,7 +192,7 @@ def _shorten_source_line(line: SavedLine) -> Cell:
     return code if len(code) <= _LONGEST_SOURCE_LINE else f"{code[: _LONGEST_SOURCE_LINE - 1]}…"
 
 
-_SAVED_LINES: tuple[Field[SavedLine], ...] = (
+_SAVED_LINE_FIELDS: tuple[Field[SavedLine], ...] = (
     Field("line", "text", lambda line: line.source),
     Field("code", "code", _shorten_source_line),
     Field("tensors", "count", lambda line: line.tensors or None),

@@ -50,7 +50,7 @@ _STATUS_WORDS = {
     "unsupported": "Not supported here",
 }
 #: A sentence that lists rows names at most this many of them.
-_MOST_LISTED_ROWS = 4
+_MAX_LISTED_ROWS = 4
 #: A table shows at most this many characters of a message. The file of rows contains the whole message.
 _MESSAGE_LENGTH = 160
 #: Times are unsteady if their coefficient of variation (standard deviation ÷ mean) exceeds this value.
@@ -134,8 +134,8 @@ def _shorten_message(row: AnyRow) -> str:
 def _list_first(names: Iterable[str]) -> str:
     """Returns the first names for a sentence, and how many names follow them."""
     all_names = list(names)
-    remaining_count = len(all_names) - _MOST_LISTED_ROWS
-    return "; ".join(all_names[:_MOST_LISTED_ROWS]) + (f"; {remaining_count} more" if remaining_count > 0 else "")
+    remaining_count = len(all_names) - _MAX_LISTED_ROWS
+    return "; ".join(all_names[:_MAX_LISTED_ROWS]) + (f"; {remaining_count} more" if remaining_count > 0 else "")
 
 
 # --- names of rows

@@ -14,7 +14,7 @@ from nsys_analyzer.text import FORMULA_START
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_GENERATOR = {"generator": "nsys-analyze export"}
+_FILE_METADATA = {"generator": "nsys-analyze export"}
 _PARQUET_MAGIC = b"PAR1"
 #: The application ID that marks the SQLite files of this tool, and its offset in a SQLite file in bytes.
 _APPLICATION_ID, _APPLICATION_ID_OFFSET = b"nsys", 68
@@ -29,11 +29,11 @@ class Parquet:
         """Writes the operations of the captures, with one or more row groups for each capture."""
         from pyarrow import parquet
 
-        schema = _make_arrow_schema().with_metadata(_GENERATOR)
+        schema = _make_arrow_schema().with_metadata(_FILE_METADATA)
         # Arrow decodes a path as UTF-8, but a path need not be valid UTF-8. So Arrow gets an open file.
         with path.open("wb") as file, parquet.ParquetWriter(file, schema, compression="zstd") as writer:
             for table in _make_operation_tables(captures):
-                writer.write_table(table.replace_schema_metadata(_GENERATOR))
+                writer.write_table(table.replace_schema_metadata(_FILE_METADATA))
 
     @staticmethod
     def is_ours(path: Path) -> bool:
@@ -47,7 +47,7 @@ class Parquet:
                 metadata = parquet.read_schema(file).metadata or {}
             except (ArrowException, OSError):  # only the first bytes of the file are Parquet's
                 return False
-        return all(metadata.get(key.encode()) == value.encode() for key, value in _GENERATOR.items())
+        return all(metadata.get(key.encode()) == value.encode() for key, value in _FILE_METADATA.items())
 
 
 class Csv:

@@ -21,8 +21,8 @@ MANIFEST = "manifest.json"
 TIMINGS = "timings.csv"
 _SUFFIX = ".manifest.json"
 #: Matches the stems of capture files that are named after their folder.
-_NAMED_AFTER_FOLDER = re.compile(r"capture((?:_rank\d+)?)")
-_REMEDY = "Correct it, or remove it and give --model, --context-length and --batch-size"
+_NAME_FROM_FOLDER = re.compile(r"capture((?:_rank\d+)?)")
+_HOW_TO_CORRECT = "Correct it, or remove it and give --model, --context-length and --batch-size"
 
 
 class ManifestError(NsysAnalyzerError):
@@ -65,7 +65,7 @@ def _read_json(path: Path) -> Any:
     except OSError as error:
         raise ManifestError(f"{path}: cannot be read ({error.strerror})", "Check the path") from error
     except ValueError as error:
-        raise ManifestError(f"{path}: not JSON ({error})", _REMEDY) from error
+        raise ManifestError(f"{path}: not JSON ({error})", _HOW_TO_CORRECT) from error
 
 
 def make_run(values: Any, path: Path) -> Run:
@@ -79,7 +79,7 @@ def make_run(values: Any, path: Path) -> Run:
         ManifestError: see :func:`read_manifest`.
     """
     if not isinstance(values, dict):
-        raise ManifestError(f"{path}: contains a JSON {type(values).__name__}, not an object", _REMEDY)
+        raise ManifestError(f"{path}: contains a JSON {type(values).__name__}, not an object", _HOW_TO_CORRECT)
     try:
         run = msgspec.convert({key: value for key, value in values.items() if value is not None}, Run)
         if run.schema_version > SCHEMA_VERSION:
@@ -88,7 +88,9 @@ def make_run(values: Any, path: Path) -> Run:
         configuration_of(run)
     except msgspec.ValidationError as error:
         problem, _, key = str(error).partition(" - at `$.")
-        raise ManifestError(f"{path}: {key.rstrip('`')} is {values[key.rstrip('`')]!r}: {problem}", _REMEDY) from error
+        raise ManifestError(
+            f"{path}: {key.rstrip('`')} is {values[key.rstrip('`')]!r}: {problem}", _HOW_TO_CORRECT
+        ) from error
     except ConfigurationError as error:
         hint = f"{error.hint}; or give d_model, d_ff, num_layers and num_heads"
         raise ManifestError(f"{path}: {error.message}", hint) from error
@@ -98,7 +100,7 @@ def make_run(values: Any, path: Path) -> Run:
 
 def capture_name(stem: str, folder: Path) -> str:
     """Returns the name of a capture: its file's stem, or its folder's name if the stem is ``capture`` or similar."""
-    named_after_folder = _NAMED_AFTER_FOLDER.fullmatch(stem)
+    named_after_folder = _NAME_FROM_FOLDER.fullmatch(stem)
     return Path(os.path.realpath(folder)).name + named_after_folder[1] if named_after_folder else stem
 
 

@@ -21,7 +21,7 @@ _PHASES_WITHOUT_OPTIMIZER = ("forward", "loss", "backward", "forward+backward")
 #: The statuses of runs that did not fail.
 _STATUSES_WITHOUT_FAILURE = ("ok", "missing")
 #: A warning about differing rows lists at most this many columns, and at most this many values of each column.
-_MAX_LISTED = 3
+_MAX_LISTED_VALUES = 3
 #: The columns, besides the configuration, that describe a run without a capture.
 _RUN_CONDITIONS = ("compile", "cuda_graph", "attention", "optimizer", "device")
 #: The phases that make up a longer phase. Their times are added if the capture has no range for the longer phase.
@@ -143,7 +143,8 @@ def _explain_unused_rows(timings: Timings, fitting_rows: Sequence[PhaseTiming], 
         lacks_owner = not one_run and any(not row.run.capture and not row.model for row in timings.rows)
         return Fact("rows_without_owner", source=timings.source) if lacks_owner else None
     columns = tuple(
-        (header, tuple(texts[:_MAX_LISTED])) for header, texts in list(texts_of_differing_columns.items())[:_MAX_LISTED]
+        (header, tuple(texts[:_MAX_LISTED_VALUES]))
+        for header, texts in list(texts_of_differing_columns.items())[:_MAX_LISTED_VALUES]
     )
     return Fact("rows_differ", source=timings.source, columns=columns)
 

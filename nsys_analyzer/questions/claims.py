@@ -35,7 +35,7 @@ _DIGITS = r"[−+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?"
 _NUMBER = re.compile(rf"(?<![\w.]){_DIGITS}(?!\w|[.,][0-9])")
 #: The markup that markdown adds to the words of a report: links and pictures, marks and folds, bullets, headings.
 _LINK = re.compile(r"(?<!\\)!?\[([^\]]{1,500})\]\([^)\s]{1,500}\)")
-_MARKS = re.compile(r"[`*\\]|</?(?:details|summary)>")
+_MARKUP = re.compile(r"[`*\\]|</?(?:details|summary)>")
 _BULLET, _HEADING = re.compile(r"^\s*[-*•]\s+(?![\d\s≈])"), re.compile(r"^\s*#{1,6}\s")
 _COMMENT, _FENCE_OF_CODE = re.compile(r"\s*<!--.*-->\s*"), re.compile(r"\s*```+\s*\w")
 #: Matches the space between two sentences of a paragraph. The number in "1. The GPU …" does not end a sentence.
@@ -46,12 +46,12 @@ _CELL_BREAK = re.compile(r"\s*(?<!\\)\|\s*|\t|\s{2,}")
 _LEAD_IN_ENDS, _SENTENCE_ENDS = tuple(":：,;，；(“\"«„'"), (".", "!", "?", "…")
 #: The limits of the search for a sentence that a terminal broke over several lines: the lines of one paragraph, and the
 #: joins of lines in one text. Without these limits, a hostile text would take too long.
-_MAX_PARAGRAPH_LINES, _MAX_JOINS = 60, 20_000
+_MAX_PARAGRAPH_LINES, _MAX_LINE_JOINS = 60, 20_000
 #: The number of characters at the start of a line that are looked up first among the starts of all report sentences.
 _PREFIX_LENGTH = 8
 _MAX_SENTENCES_SHOWN, _MAX_BAR_WIDTH = 5, 1000
 _ASK_LINE = re.compile(r"((\w+)(?: \w+=(?:'[^']*'|\"[^\"]*\"|\S+?))*)(?: =|:) (.+)")
-_VALUE = re.compile(rf"({_DIGITS}(?:e-?[0-9]{{1,2}})?)(?: to ({_DIGITS}(?:e-?[0-9]{{1,2}})?))? (\S+)")
+_VALUE_WITH_UNIT = re.compile(rf"({_DIGITS}(?:e-?[0-9]{{1,2}})?)(?: to ({_DIGITS}(?:e-?[0-9]{{1,2}})?))? (\S+)")
 _NOT_IN_REPORT = CannotAnswer(
     "The text is neither a line of ask nor a sentence of the report of these captures",
     "a line NAME = VALUE UNIT, as nsys-analyze ask prints it, or a sentence in the report's own words",
@@ -269,7 +269,7 @@ class _TextReader:
             return part, 1
         start = _remove_numbers(_remove_markup(_HEADING.sub("", _BULLET.sub("", line))))[:_PREFIX_LENGTH]
         is_unknown = len(start) == _PREFIX_LENGTH and start not in self._report.prefixes
-        text_lines = text_lines[:1] if is_unknown or self._joins > _MAX_JOINS else text_lines
+        text_lines = text_lines[:1] if is_unknown or self._joins > _MAX_LINE_JOINS else text_lines
         for end in range(1, len(text_lines) + 1):
             if end > 1 and (not _remove_markup(text_lines[end - 1]) or _BULLET.match(text_lines[end - 1])):
                 break
@@ -390,7 +390,7 @@ def _judge_value(value: str, answer: Answer) -> bool | None:
         name = _remove_markup(answer.value)
         return True if value == name else None if name in value else False
     answered = answer.value if isinstance(answer.value, tuple) else (answer.value,)
-    match = _VALUE.fullmatch(value)
+    match = _VALUE_WITH_UNIT.fullmatch(value)
     numbers = [number for number in match.groups()[:2] if number] if match else []
     if match is None or match[3] != answer.unit or len(numbers) != len(answered):
         return None
@@ -449,7 +449,7 @@ def _combine_verdicts(verdicts: Iterable[bool | None]) -> bool | None:
 def _remove_markup(text: str) -> str:
     """Returns a text on one line, without markup."""
     text = html.unescape(text) if "<summary>" in text else text
-    return " ".join(_MARKS.sub("", _LINK.sub(r"\1", text)).split())
+    return " ".join(_MARKUP.sub("", _LINK.sub(r"\1", text)).split())
 
 
 def _remove_spaces(text: str) -> str:

@@ -37,7 +37,7 @@ _NUMBERED_ID = re.compile(r' id="[\w.]+_\d+"')
 _MAX_TITLE_LENGTH, _MAX_NAME_LENGTH = 160, 60
 #: The number of characters in a line of the title.
 _TITLE_LINE_LENGTH = 90
-_STYLE: dict[Any, Any] = {
+_MATPLOTLIB_STYLE: dict[Any, Any] = {
     "text.parse_math": False,  # a dollar sign in a name is not math
     "font.size": 9.0,
     "axes.labelsize": 9.0,
@@ -52,7 +52,7 @@ _STYLE: dict[Any, Any] = {
 }
 
 #: A chart with fewer groups has an empty margin on both sides.
-_MIN_GROUPS = 3
+_MIN_GROUPS_WITHOUT_MARGIN = 3
 #: The values above bars are left out if a chart has more bars.
 _MAX_LABELED_BARS = 32
 #: The number of characters of values, and of group names, that fit side by side.
@@ -61,7 +61,7 @@ _VALUES_LINE_LENGTH, _NAMES_LINE_LENGTH = 80, 100
 _AXIS_WIDTH_INCHES, _CHARACTER_WIDTH_INCHES = 6.3, 0.075
 _MAX_ROW_NAME_LENGTH = 36
 #: A part of a bar that is longer than this gets no number, because matplotlib cannot place text that far from 0.
-_MAX_NUMBERED_LENGTH = 1e15
+_MAX_LABELED_PART_LENGTH = 1e15
 
 #: The name of a curve and its points; y is NaN where the curve is interrupted.
 _Curve = tuple[str, list[tuple[float, float]]]
@@ -105,7 +105,7 @@ def _save_figure(figure: Figure, target: Any, form: str, metadata: dict[str, Any
     from matplotlib.figure import Figure as Canvas
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    with warnings.catch_warnings(), matplotlib.rc_context(_STYLE | style):
+    with warnings.catch_warnings(), matplotlib.rc_context(_MATPLOTLIB_STYLE | style):
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # such a character becomes a box
         layout = ConstrainedLayoutEngine(w_pad=_PAD_INCHES, h_pad=_PAD_INCHES)
         canvas = Canvas(figsize=(_WIDTH_INCHES, _HEIGHT_INCHES), dpi=_DPI, layout=layout)
@@ -150,7 +150,7 @@ def _draw_grouped_bars(canvas: Canvas, axes: Axes, figure: Bars) -> None:
     axes.set_xticks(range(len(names)), ["\n".join(lines) for lines in wrapped_names] if fits else names, **rotation)
     axes.yaxis.set_major_formatter("{x:,.10g}")
     axes.set_ylabel(_shorten_name(figure.axis, _MAX_TITLE_LENGTH))
-    margin = max(0, _MIN_GROUPS - len(figure.groups)) / 2  # keeps a single bar from filling the chart
+    margin = max(0, _MIN_GROUPS_WITHOUT_MARGIN - len(figure.groups)) / 2  # keeps a single bar from filling the chart
     axes.set_xlim(-0.6 - margin, len(figure.groups) - 0.4 + margin)
     if len(figure.series) > 1:
         _draw_legend(canvas, colors)
@@ -176,7 +176,7 @@ def _draw_stacked_bars(canvas: Canvas, axes: Axes, figure: Bars) -> None:
             name_and_number = f"{_shorten_name(name)} {number}"
             candidates = (name_and_number, number)
             text = next((text for text in candidates if len(text) + 1 <= length * characters_per_unit), "")
-            if abs(length) < _MAX_NUMBERED_LENGTH:
+            if abs(length) < _MAX_LABELED_PART_LENGTH:
                 axes.text(start + length / 2, row, text, ha="center", va="center", color=text_color(colors[name]))
             named_parts |= {name} if text == name_and_number else set()
         bar_starts = [start + length for start, length in zip(bar_starts, lengths, strict=True)]

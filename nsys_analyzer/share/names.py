@@ -141,7 +141,7 @@ _PUBLIC_LAYER_PREFIXES = ("", "transformer_", "transformer")
 _ANNOTATION = r", *(?:seq|op_id|sizes|input_op_ids) *="
 _ANNOTATIONS = re.compile(rf"(?:{_ANNOTATION}(?:[\d\[\](),]|(?<![\d-])[ -])*)+")
 #: Matches a text in JSON.
-_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_QUOTED_TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"')
 #: Matches the type of an argument of an operator, and the value of an argument if it consists of numbers.
 _PUBLIC_ARGUMENT = re.compile(
     r"(?:(?:un)?signed )?(?:char|short|int|long)(?: int)?|float|double|bool|Scalar(?:List)?|TensorList|True|False"
@@ -262,7 +262,7 @@ class Scrubber:
         A description of arguments keeps numbers and types; other texts in it are removed.
         """
         if ARGUMENTS in roles:
-            kept_text = _QUOTED.sub(lambda match: match[0] if _PUBLIC_ARGUMENT.fullmatch(match[1]) else '""', text)
+            kept_text = _QUOTED_TEXT.sub(lambda match: match[0] if _PUBLIC_ARGUMENT.fullmatch(match[1]) else '""', text)
             return _LONG_NUMBER.sub("0", kept_text)
         numbers = re.search(_ANNOTATION, text)
         head = text[: numbers.start()] if numbers and _ANNOTATIONS.fullmatch(text, numbers.start()) else text

@@ -110,7 +110,7 @@ _VERSION_NUMBER = re.compile(r"(?!0$)[0-9]{1,18}")
 #: The programming platforms of GPUs: NVIDIA's CUDA and AMD's HIP.
 CUDA, HIP = "CUDA", "HIP"
 
-_MULTIPROCESSORS = {CUDA: "SMs", HIP: "CUs"}
+_MULTIPROCESSOR_WORDS = {CUDA: "SMs", HIP: "CUs"}
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class Metadata:
     @property
     def multiprocessors(self) -> str:
         """The name of the GPUs' multiprocessors: SMs on NVIDIA's GPUs, compute units (CUs) on AMD's."""
-        return _MULTIPROCESSORS.get(self.platform, "units")
+        return _MULTIPROCESSOR_WORDS.get(self.platform, "units")
 
     def gpu(self, pid: int, device: int) -> Gpu | None:
         """Returns the GPU that has this device ordinal in a process; None if it is unknown.

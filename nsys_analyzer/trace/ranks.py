@@ -34,9 +34,9 @@ _MESSAGE_FUNCTION = re.compile(
 )
 _INTEGER = re.compile(r"[0-9]{1,20}")
 #: The header that nsys writes before a binary payload: domain, schema, size and offset, each with 8 bytes.
-_HEADER = struct.Struct("<QQQQ")
+_PAYLOAD_HEADER = struct.Struct("<QQQQ")
 #: NVTX's codes of the types int, int32_t, uint64_t and size_t.
-_TYPES = {5: struct.Struct("<i"), 15: struct.Struct("<i"), 18: struct.Struct("<Q"), 22: struct.Struct("<Q")}
+_STRUCT_OF_TYPE = {5: struct.Struct("<i"), 15: struct.Struct("<i"), 18: struct.Struct("<Q"), 22: struct.Struct("<Q")}
 
 
 @dataclass(frozen=True)
@@ -149,8 +149,8 @@ def read_nccl_ranges(reader: Reader, strings: Mapping[int, str]) -> list[NcclRan
     layouts: _PayloadLayouts = defaultdict(dict)
     if any(binary for *_, binary in rows):
         for schema_id, kind, name, offset in iterate_rows(reader.read(schema.PAYLOAD_FIELDS)):
-            if kind in _TYPES:
-                layouts[schema_id][name.lower()] = _TYPES[kind], offset
+            if kind in _STRUCT_OF_TYPE:
+                layouts[schema_id][name.lower()] = _STRUCT_OF_TYPE[kind], offset
     return [
         NcclRange(start, thread, strings.get(name_id, ""), {
             **_parse_json_payload(json),
@@ -177,10 +177,10 @@ _PayloadLayouts = dict[int, dict[str, tuple[struct.Struct, int]]]
 
 def _parse_binary_payload(blob: bytes, layouts: _PayloadLayouts) -> dict[str, int]:
     """Returns the integers of a binary payload, by field name in lower case."""
-    if len(blob) < _HEADER.size:
+    if len(blob) < _PAYLOAD_HEADER.size:
         return {}
-    schema_id = _HEADER.unpack_from(blob)[1] & 0xFFFFFFFF
-    payload = blob[_HEADER.size :]
+    schema_id = _PAYLOAD_HEADER.unpack_from(blob)[1] & 0xFFFFFFFF
+    payload = blob[_PAYLOAD_HEADER.size :]
     return {
         name: kind.unpack_from(payload, offset)[0]
         for name, (kind, offset) in layouts.get(schema_id, {}).items()
@@ -197,7 +197,7 @@ _RANK_VARIABLES = (
 )
 _VARIABLE_NAMES = tuple(name for pair in _RANK_VARIABLES for name in pair)
 _VARIABLE_PREFIXES = tuple(f"{name}=" for name in _VARIABLE_NAMES)
-_VARIABLE = re.compile(rf'(?:^|\0)({"|".join(_VARIABLE_NAMES)})="?([0-9]{{1,9}})"?(?=\0|$)')
+_RANK_ASSIGNMENT = re.compile(rf'(?:^|\0)({"|".join(_VARIABLE_NAMES)})="?([0-9]{{1,9}})"?(?=\0|$)')
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def _parse_rank(texts: Iterable[str], *, uses_nccl: bool) -> Rank | None:
     the process uses NCCL.
     """
     values: dict[str, set[int]] = defaultdict(set)
-    for name, value in _VARIABLE.findall("\0".join(texts)):
+    for name, value in _RANK_ASSIGNMENT.findall("\0".join(texts)):
         values[name].add(int(value))
     if not uses_nccl and values["SLURM_PROCID"] == {0}:
         values.pop("SLURM_PROCID")

@@ -148,7 +148,7 @@ def find_alias(column: Column, columns: Sequence[str]) -> str | None:
 #: The rows of a batch that the SQLite driver reads. With its default of 1,024, a million rows take three times as long.
 _BATCH_ROWS = 16_384
 #: The magic bytes of compressed files and archives, by their offset.
-_COMPRESSED = {
+_COMPRESSED_FORMATS = {
     (0, b"\x1f\x8b"): "gzip",
     (0, b"PK\x03\x04"): "zip",
     (0, b"\xfd7zXZ"): "xz",
@@ -260,7 +260,9 @@ def _check_header(path: Path) -> None:
         raise TraceError(f"{path}: {error.strerror}", "Give the path of a .sqlite or .nsys-rep file") from error
     if not header:
         raise TraceError(f"{path} is empty", "Export the report again")
-    if archive := next((name for (at, magic), name in _COMPRESSED.items() if header.startswith(magic, at)), None):
+    if archive := next(
+        (name for (at, magic), name in _COMPRESSED_FORMATS.items() if header.startswith(magic, at)), None
+    ):
         raise TraceError(f"{path} is compressed or an archive ({archive})", "Unpack it, and give the capture in it")
     if header[:16] != b"SQLite format 3\x00":
         for endings, (description, remedy) in _UNSUPPORTED_FILES.items():

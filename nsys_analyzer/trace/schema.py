@@ -149,7 +149,7 @@ GRAPH = Table("graph", ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE",), _OPERATION_COLUMNS,
 OPERATIONS_BY_KIND = (KERNEL, MEMCPY, MEMSET, GRAPH)
 #: Excludes API functions that only query something. They start no GPU work, and cuKernelGetName alone makes up nearly
 #: half of PyTorch's calls.
-_WITHOUT_QUERIES = Filter("nameId", globs=("cu*Get*", "hip*Get*"), of_strings=True, excludes=True)
+_QUERY_CALLS_FILTER = Filter("nameId", globs=("cu*Get*", "hip*Get*"), of_strings=True, excludes=True)
 RUNTIME = Table(
     "runtime",
     ("CUPTI_ACTIVITY_KIND_RUNTIME",),
@@ -162,7 +162,7 @@ RUNTIME = Table(
         _column("result", "returnValue", narrow=True, doc="return value of the call, 0 for success"),
     ),
     ("start", "thread", "correlation"),
-    _WITHOUT_QUERIES,
+    _QUERY_CALLS_FILTER,
 )
 #: The kinds of NVTX events (``eventType``) that are ranges.
 PUSH_POP_KINDS, START_END_KINDS = (59, 70), (60, 71)

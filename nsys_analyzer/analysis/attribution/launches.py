@@ -41,7 +41,7 @@ _OFFSET_QUANTILE = 0.1
 _LONG_CALL_NS, _MIN_CALLS_INSIDE_WRONG_CALL = 10_000_000, 100
 #: Matches API calls whose work may start while earlier work on the same stream still runs: launches of graphs, and
 #: launches that allow programmatic dependent launch.
-_MAY_OVERLAP = re.compile("LaunchKernelEx|GraphLaunch")
+_OVERLAPPING_LAUNCHES = re.compile("LaunchKernelEx|GraphLaunch")
 #: Profilers round times, so an operation may end up to this much after the start of the next operation on its stream.
 _ROUNDING_NS = 2_000
 #: The maximum number of instantiations from the capture of a CUDA graph's node to its replay. Graphs nest a few levels
@@ -230,7 +230,7 @@ def _shorten_to_next_start(trace: Trace, launch: SmallInts) -> Trace:
     overlap as well.
     """
     operations, count = trace.operations, len(trace.operations)
-    may_overlap = np.array([*(bool(_MAY_OVERLAP.search(name)) for name in trace.launches.names), True])
+    may_overlap = np.array([*(bool(_OVERLAPPING_LAUNCHES.search(name)) for name in trace.launches.names), True])
     may_overlap = may_overlap[take_or_default(trace.launches.name, launch, NONE)] | (operations.graph_node != 0)
     stream = distinct_rows(operations.process, operations.device, operations.context, operations.stream)[1]
     order = np.lexsort((operations.start, stream))

@@ -44,7 +44,7 @@ _Timed = TypeVar("_Timed", StepSummary, PhaseSummary)
 #: The layout in the names of cuBLAS and CUTLASS: whether each operand, and with a third letter the result, is
 #: transposed (t) or not (n). For example ``sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8`` and
 #: ``nvjet_sm90_tst_96x64_64x10_1x2_h_bz_TNN``.
-_LAYOUT = re.compile(r"_([nt]{2})[nt]?(?![a-z0-9])", re.IGNORECASE)
+_MATMUL_LAYOUT = re.compile(r"_([nt]{2})[nt]?(?![a-z0-9])", re.IGNORECASE)
 #: A size in the description of an operator's shapes.
 _SIZE = re.compile(r"\d+")
 
@@ -188,7 +188,7 @@ def match_kernels(
     kernels_by_work: dict[object, tuple[list[KernelTime], list[KernelTime]]] = defaultdict(lambda: ([], []))
     for side, kernels in enumerate(([kernel for kernel, same in pairs_by_name if not same], unpaired.values())):
         for kernel in sorted(kernels, key=lambda kernel: -kernel.ms):
-            match = _LAYOUT.search(kernel.name) if kernel.kernel_class == MATMUL else None
+            match = _MATMUL_LAYOUT.search(kernel.name) if kernel.kernel_class == MATMUL else None
             layout = match[1].lower() if match else ""
             kernels_by_work[kernel.kernel_class, layout, round(kernel.launches, 2)][side].append(kernel)
     pairs = (pair for kernels in kernels_by_work.values() for pair in zip_longest(*kernels))

@@ -38,7 +38,7 @@ _MAIN_PRECISION_SHARE = 0.5
 _LARGE_CLASS_SHARE = 0.1
 #: Large classes change by a common factor if their factors differ from each other by less than the first ratio. The
 #: common factor shows that the work differs if it differs from 1 by more than the second ratio.
-_ALIKE_FACTOR, _OTHER_WORK_FACTOR = 1.2, 1.3
+_COMMON_FACTOR_TOLERANCE, _OTHER_WORK_FACTOR = 1.2, 1.3
 #: The kernel class whose work does not depend on the batch size.
 OPTIMIZER_CLASS = "optimizer"
 #: Steps without a name are assumed to do equal work if their numbers of matmuls differ by at most this factor.
@@ -148,7 +148,7 @@ class StepChange:
             return None
         factor = sum(change.after_ms for change in large_changes) / sum(change.before_ms for change in large_changes)
         factors = [change.after_ms / change.before_ms / factor for change in large_changes]
-        are_alike = max(factors) < _ALIKE_FACTOR and min(factors) > 1 / _ALIKE_FACTOR
+        are_alike = max(factors) < _COMMON_FACTOR_TOLERANCE and min(factors) > 1 / _COMMON_FACTOR_TOLERANCE
         return factor if are_alike and not 1 / _OTHER_WORK_FACTOR < factor < _OTHER_WORK_FACTOR else None
 
 

@@ -43,7 +43,7 @@ _T_CHANGE_VARIANCE, _Z_CHANGE_VARIANCE = 5.0, 10.0
 #: more than the second value in standard deviations between processes.
 _LOSS_TOLERANCE, _LOSS_DEVIATIONS = 0.05, 4.0
 #: Two programs have different batch sizes if the numbers of rows differ by more than this share.
-_ROWS_TOLERANCE = 0.01
+_BATCH_ROWS_TOLERANCE = 0.01
 #: The limit that replaces ``_LOSS_DEVIATIONS`` for two or three pairs, whose standard deviation is uncertain: the
 #: two-sided 0.1 % quantile of Student's t with 2 or 4 degrees of freedom, ÷ the square root of the number of pairs.
 _LOSS_DEVIATIONS_OF_FEW_PAIRS = {2: 22.3, 3: 5.0}
@@ -51,7 +51,7 @@ _LOSS_DEVIATIONS_OF_FEW_PAIRS = {2: 22.3, 3: 5.0}
 #: different work.
 _FEWEST_LOSS_PAIRS = 3
 #: ``ProcessPairs.more_pairs`` is None if more pairs than this would be needed.
-_MAX_MORE_PAIRS = 1_000
+_MAX_ADDITIONAL_PAIRS = 1_000
 
 
 @dataclass(frozen=True)
@@ -143,13 +143,13 @@ class ProcessPairs:
     def more_pairs(self) -> int | None:
         """Returns how many more pairs would confirm the observed change, or that there is no change.
 
-        Returns None if this takes more than ``_MAX_MORE_PAIRS``. After one pair, the deviation of pairs is unknown, so
-        the result is the number of pairs that are missing for an interval.
+        Returns None if this takes more than ``_MAX_ADDITIONAL_PAIRS``. After one pair, the deviation of pairs is
+        unknown, so the result is the number of pairs that are missing for an interval.
         """
         n, change = len(self.pairs), max(NARROW_INTERVAL_SHARE, abs(float(self._logarithms.mean())))
         if n == 1:
-            return next(count for count in range(_MAX_MORE_PAIRS) if math.isfinite(_find_t_limit(n + count)))
-        return next((count for count in range(_MAX_MORE_PAIRS) if self._half_width(n + count) < change), None)
+            return next(count for count in range(_MAX_ADDITIONAL_PAIRS) if math.isfinite(_find_t_limit(n + count)))
+        return next((count for count in range(_MAX_ADDITIONAL_PAIRS) if self._half_width(n + count) < change), None)
 
     def _half_width(self, pairs: int) -> float:
         """Returns half the width of the interval after ``pairs`` pairs, if the deviation of the pairs does not change.
@@ -176,7 +176,7 @@ class ProcessPairs:
         """Returns the differences which show that the programs compute different results; empty if there are none."""
         sides = list(zip(*self.pairs, strict=True))
         before, after = (float(np.median([row for run in side for row in run.rows] or [0])) for side in sides)
-        other_batch = before and after and abs(after - before) > _ROWS_TOLERANCE * before
+        other_batch = before and after and abs(after - before) > _BATCH_ROWS_TOLERANCE * before
         rows = (WorkDifference("rows", before, after),) if other_batch else ()
         n = len(self.pairs)
         loss = self._find_loss_difference(_LOSS_DEVIATIONS_OF_FEW_PAIRS.get(n, _LOSS_DEVIATIONS)) if n > 1 else None

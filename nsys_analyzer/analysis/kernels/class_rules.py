@@ -107,7 +107,7 @@ CLASSES: dict[str, KernelClass] = {
 MODEL_CLASSES = (MATMUL, FUSED_ATTENTION, "convolution", "normalization", "embedding", "softmax")
 
 #: The value of ``Rule.part_of`` for kernels that count as a convolution if a convolution launches them.
-_OF_CONVOLUTION = ("convolution",)
+_CONVOLUTION_ONLY = ("convolution",)
 
 
 @dataclass(frozen=True)
@@ -435,7 +435,7 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
         r"|(?<!fb)gemm|gemv|trmv|addmm|sddmm|csrm[mv]|matmul|mul_mat|marlin|machete|Cijk_)|ck_moe_stage\d"
         r"|fused_moe_kernel|_mm_kernel|(?:Kernel2?|device_kernel)<.*(?i:(?<!fb)gemm)))",
         "volta_sgemm_64x64_nt",
-        _OF_CONVOLUTION,
+        _CONVOLUTION_ONLY,
     ),
     # Rules for kernels that move data, and for the remaining kernels.
     Rule(
@@ -471,7 +471,7 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
         "copy/layout",
         IN_NAME + r"(?:tensorTransformGeneric|genericTranspose|transpose_readWrite|convertTensor)",
         "void cudnn::ops::convertTensor_kernel<float, float, float, (cudnnKernelDataType_t)2>",
-        _OF_CONVOLUTION,
+        _CONVOLUTION_ONLY,
     ),
     Rule(
         "copy/layout",  # compute_cuda_kernel belongs to torch.repeat_interleave.

@@ -43,7 +43,7 @@ _WRAPPER_PATTERN = re.compile(
 #: Function names that do not identify a kernel without the namespace or class before them.
 _UNSPECIFIC_NAMES = ("kernel", "Kernel", "kernel2", "Kernel2")
 #: If the distinguishing words of all kernels start with more than this number of equal characters, labels omit these.
-_MAX_COMMON_START = 16
+_MAX_COMMON_PREFIX_LENGTH = 16
 #: Replacements for characters that end a cell of a Markdown table or start code in Markdown.
 _REPLACED_CHARACTERS = str.maketrans({"|": "/", "`": "'"})
 
@@ -134,7 +134,7 @@ class _Kernel:
     def make_base_label(self) -> str:
         """Returns a label that may not be unique: the label of the name's family, or the function without a family."""
         text = self.function + self.arguments
-        for pattern, make_label in _FAMILIES:
+        for pattern, make_label in _KERNEL_FAMILIES:
             if match := re.search(pattern, text):
                 return make_label(self, match)
         return self.function if self.function.strip() else "unnamed"
@@ -180,7 +180,7 @@ def _label_with_type(kernel: _Kernel, match: re.Match[str]) -> str:
 
 #: Families of kernel names: a pattern, and the function that makes the label. The first pattern that matches the text
 #: ``function + arguments`` decides the label.
-_FAMILIES: tuple[tuple[str, Callable[[_Kernel, re.Match[str]], str]], ...] = (
+_KERNEL_FAMILIES: tuple[tuple[str, Callable[[_Kernel, re.Match[str]], str]], ...] = (
     (r"^\[?((?:CUDA )?[Mm]em(?:cpy|set) ?[^\]]*)", lambda _, match: match[1]),
     (r"^(distribution)_elementwise", _label_operation),
     (r"^(?!_scatter|index_)\w*elementwise_kernel", _label_elementwise),
@@ -216,7 +216,9 @@ def _find_differing_words(group: Sequence[_Kernel]) -> list[str]:
     values = [" ".join(dict.fromkeys([word for word in words if word not in common][:3])) for words in words_of_names]
     same_letters = takewhile(lambda letters: len(set(letters)) == 1, zip(*values, strict=False))
     common_start = "".join(letters[0] for letters in same_letters).rpartition("_")[0]
-    return [value[len(common_start) + 1 :] if len(common_start) > _MAX_COMMON_START else value for value in values]
+    return [
+        value[len(common_start) + 1 :] if len(common_start) > _MAX_COMMON_PREFIX_LENGTH else value for value in values
+    ]
 
 
 def _fit_label(base: str, distinguishing_words: Sequence[str], limit: int) -> str:

@@ -42,16 +42,16 @@ _SERVER_PAUSE_FACTOR = 10
 #: duration of all operations.
 _MIN_TIME_IN_PHASES = 0.8
 #: Two steps do the same work if they have at least this share of their operations in common.
-_MIN_SAME_OPERATIONS = 0.9
+_MIN_EQUAL_OPERATIONS_SHARE = 0.9
 #: The kernel classes that contain the main computations of a layer.
 _CLASSES_OF_LAYERS = ("matmul", "fused attention", "convolution")
 #: The GPU lags after the program if its work ends later than the step's range by more than this share of a step.
-_GPU_LAG = 0.1
+_MIN_GPU_LAG_SHARE = 0.1
 #: The maximum number of steps, in the middle of the capture, that are checked for a lag of the GPU.
 _STEPS_CHECKED_FOR_LAG = 32
 #: The first operation of a capture waits for unrecorded work if it waits longer than this share of a step while no
 #: recorded work runs.
-_MIN_UNRECORDED_WAIT = 0.5
+_MIN_UNRECORDED_WAIT_SHARE = 0.5
 
 
 def find_windows(attributed: AttributedTrace, process: int) -> Windows | None:
@@ -245,7 +245,7 @@ def _join_alternating_steps(windows: Windows, work: LaunchedWork) -> Windows:
         later_counts, earlier_counts = counts[joined_count:], counts[:-joined_count]
         same_count = np.minimum(later_counts, earlier_counts).sum(1)
         largest_count = np.maximum(later_counts, earlier_counts).sum(1)
-        if (same_count >= _MIN_SAME_OPERATIONS * largest_count).all():
+        if (same_count >= _MIN_EQUAL_OPERATIONS_SHARE * largest_count).all():
             break
     else:
         return windows
@@ -341,15 +341,15 @@ def _align_with_gpu_work(windows: Windows, work: LaunchedWork) -> Windows:
     first_step_operations = index[windows.step_at(time) == 0]
     # Work that was launched before the capture began is not recorded, but may delay the work of the first step.
     first_work = int(operations.start[first_step_operations].min()) if len(first_step_operations) else first_start
-    if lag_ns <= _GPU_LAG * np.median(windows.length[checked_steps]):
+    if lag_ns <= _MIN_GPU_LAG_SHARE * np.median(windows.length[checked_steps]):
         end = np.append(windows.end[:-1], max(int(windows.end[-1]), int(work_end[-1])))
-        min_wait_ns = _MIN_UNRECORDED_WAIT * int(windows.length[0])
+        min_wait_ns = _MIN_UNRECORDED_WAIT_SHARE * int(windows.length[0])
         if first_work < end[0] and _waits_for_unrecorded_work(work, index, first_start, min_wait_ns):
             return replace(windows, start=np.append(first_work, windows.start[1:]), end=end)
         return replace(windows, end=end)
     step_ends = np.maximum.accumulate(np.maximum(work_end, windows.end))
     usual_length = float(np.median(np.diff(step_ends, prepend=first_start)))
-    first_work = first_work if first_work - first_start > _GPU_LAG * usual_length else first_start
+    first_work = first_work if first_work - first_start > _MIN_GPU_LAG_SHARE * usual_length else first_start
     earlier_end = np.append(first_work, np.maximum.accumulate(end))[np.searchsorted(time, windows.start)]
     starts = np.maximum.reduce([earlier_end, windows.start, np.append(earlier_end[0], step_ends[:-1])])
     has_length = step_ends > starts

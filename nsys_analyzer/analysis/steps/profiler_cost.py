@@ -43,10 +43,10 @@ OPERATOR = EventCost("operator", 0.8, 3.6)
 _REFERENCE_LAUNCH_US = 3.9
 #: The largest factor by which recording is assumed to be slower than on the reference machine. Launches that are longer
 #: by a larger factor wait until their queue has room.
-_MAX_SLOWNESS = 3.0
+_MAX_SLOWDOWN_FACTOR = 3.0
 #: Matches records of the profiler that are not a cost of profiling: work of the driver, a full queue of launches, the
 #: span of the recording, and the flushing of buffers, which runs on a thread of the profiler.
-_NOT_A_COST = re.compile(f"(?i)command buffer full|compil|loading|buffer flush|{RECORDING_RANGE}")
+_RECORDS_WITHOUT_COST = re.compile(f"(?i)command buffer full|compil|loading|buffer flush|{RECORDING_RANGE}")
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,9 @@ class RecordedEvents:
 def find_profiler_busy_times(trace: Trace, process: int, threads: Ints) -> Cover:
     """Returns the times in which the profiler delayed the given threads, as the profiler itself recorded them."""
     records = trace.profiler_events
-    records = records.select(~mask_by_name(records, _NOT_A_COST.search) & np.isin(records.thread, [process, *threads]))
+    records = records.select(
+        ~mask_by_name(records, _RECORDS_WITHOUT_COST.search) & np.isin(records.thread, [process, *threads])
+    )
     records = records.select(np.argsort(records.start, kind="stable"))
     return Cover.from_intervals(records.start, records.end)
 
@@ -103,7 +105,7 @@ def _find_recorded_tables(trace: Trace) -> list[tuple[Launches | Ranges, EventCo
     """Returns each table of events whose recording takes time, the cost of one event, and a factor for this machine."""
     # Recording an API call is assumed to be slower than on the reference machine by the same factor as a launch.
     slowness = trace.median_launch_ns / NS_PER_US / _REFERENCE_LAUNCH_US if trace.median_launch_ns else 1.0
-    launches = (trace.launches, API_CALL, min(max(slowness, 1.0), _MAX_SLOWNESS))
+    launches = (trace.launches, API_CALL, min(max(slowness, 1.0), _MAX_SLOWDOWN_FACTOR))
     if trace.metadata.profiler != "torch":  # nsys records operators as ranges
         return [launches, (trace.ranges, NVTX_RANGE, 1.0)]
     # PyTorch's profiler records calls of modules together with all calls of Python functions, so they are not counted.

@@ -16,29 +16,29 @@ import numpy as np
 from nsys_analyzer.trace.arrays import Bools, Integers, Ints, distinct_rows
 
 #: A period is accepted only if its units cover at least this share of the total duration of all operations.
-_MIN_COVERED_TIME = 0.8
+_MIN_COVERED_TIME_SHARE = 0.8
 #: A unit repeats if at least this share of its operations is equal to the operations of the next unit.
-_MIN_SAME_IN_UNIT = 0.9
+_MIN_EQUAL_SHARE_IN_UNIT = 0.9
 #: A period is accepted only if at least this share of all operations is equal to the operation one period later.
-_MIN_SAME_IN_ALL = 0.95
+_MIN_EQUAL_SHARE_IN_SEQUENCE = 0.95
 #: The maximum number of operations, in the middle of the sequence, among which periods are searched.
-_OPERATIONS_SEARCHED = 1 << 18
+_MAX_SEARCHED_OPERATIONS = 1 << 18
 #: A lag may be a period if both operations are equal in at least this share of the pairs that lie this lag apart.
-_MIN_SAME_AT_LAG = 0.5
+_MIN_EQUAL_SHARE_AT_LAG = 0.5
 #: The number of random mappings of symbols to numbers from which the share of equal pairs is estimated.
 _RANDOM_MAPPINGS = 2
 #: The assumed maximum error of the estimated share of equal pairs.
-_ESTIMATION_ERROR = 0.3
+_MAX_ESTIMATION_ERROR = 0.3
 #: A model has at least ``_MIN_LAYERS`` layers, and a layer has at least ``_MIN_OPERATIONS_OF_LAYER`` operations.
 _MIN_LAYERS, _MIN_OPERATIONS_OF_LAYER = 3, 5
 #: Repeating parts of a pass are layers only if they contain at least this share of the operations of the pass.
 _MIN_SHARE_OF_LAYERS = 0.15
 #: A lag may be the period of layers if at least this share of the pairs of operations at this lag is equal.
-_MIN_SAME_AT_LAG_OF_LAYERS = 0.1
+_MIN_EQUAL_SHARE_AT_LAG_OF_LAYERS = 0.1
 #: A multiple of a period is preferred if its share of equal pairs exceeds the period's share by more than this.
-_MIN_GAIN_OF_MULTIPLE = 0.03
+_MIN_EQUAL_SHARE_GAIN_OF_MULTIPLE = 0.03
 #: The number of operations at the start of a unit by which other units are recognized.
-_HEAD_LENGTH = 64
+_UNIT_HEAD_LENGTH = 64
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _find_repetitions(symbols: Integers, duration_ns: Ints, pause_ns: Ints, coun
     candidates = []
     for period in _find_candidate_periods(symbols):
         first, stop, same_share = _find_longest_repeating_part(symbols, period)
-        if same_share < _MIN_SAME_IN_ALL or stop - first < 2 * period:
+        if same_share < _MIN_EQUAL_SHARE_IN_SEQUENCE or stop - first < 2 * period:
             continue
         starts = _find_unit_starts(symbols, pause_ns, period, first, stop)
         end = int(min(starts[-1] + period, len(symbols)))
@@ -113,11 +113,11 @@ def _find_repetitions(symbols: Integers, duration_ns: Ints, pause_ns: Ints, coun
         # long, so the share of operations is compared instead of the share of time.
         is_exact = same_share == 1 and (first, stop) == (starts[0], len(symbols)) and len(starts) >= _MIN_LAYERS
         covered = stop - first if is_exact else duration_before[repeating_end] - duration_before[repeating_start]
-        if covered < _MIN_COVERED_TIME * (len(symbols) if is_exact else total) or count not in (0, len(starts)):
+        if covered < _MIN_COVERED_TIME_SHARE * (len(symbols) if is_exact else total) or count not in (0, len(starts)):
             continue
         # A few additional operations between two units do not end the repetition.
         bounds = np.append(starts, end)
-        is_regular = np.abs(np.diff(bounds) - period) <= (1 - _MIN_SAME_IN_UNIT) * period
+        is_regular = np.abs(np.diff(bounds) - period) <= (1 - _MIN_EQUAL_SHARE_IN_UNIT) * period
         first_regular, end_regular = _find_longest_run(is_regular)
         regular_ns = duration_before[bounds[end_regular]] - duration_before[bounds[first_regular]]
         covered_ns = max(duration_before[stop] - duration_before[first], regular_ns)
@@ -133,7 +133,7 @@ def has_layers(symbols: Integers, computes: Bools) -> bool:
         symbols: shape (operations,), a code of each operation from 0 on. Equal operations have equal codes.
         computes: shape (operations,), True if an operation has a class that every layer contains, such as matmul.
     """
-    for period in _find_candidate_periods(symbols, _MIN_SAME_AT_LAG_OF_LAYERS):
+    for period in _find_candidate_periods(symbols, _MIN_EQUAL_SHARE_AT_LAG_OF_LAYERS):
         first, stop, _ = _find_longest_repeating_part(symbols, period)
         repeats = (stop - first) // period
         is_large = period >= _MIN_OPERATIONS_OF_LAYER and stop - first >= _MIN_SHARE_OF_LAYERS * len(symbols)
@@ -142,10 +142,10 @@ def has_layers(symbols: Integers, computes: Bools) -> bool:
     return False
 
 
-def _find_candidate_periods(symbols: Integers, min_same: float = _MIN_SAME_AT_LAG) -> Iterator[int]:
+def _find_candidate_periods(symbols: Integers, min_same: float = _MIN_EQUAL_SHARE_AT_LAG) -> Iterator[int]:
     """Yields the lags that may be periods of a sequence, without multiples of a lag that have no more equal pairs."""
-    searched_start = max(0, len(symbols) - _OPERATIONS_SEARCHED) // 2
-    sequence = symbols[searched_start : searched_start + _OPERATIONS_SEARCHED]
+    searched_start = max(0, len(symbols) - _MAX_SEARCHED_OPERATIONS) // 2
+    sequence = symbols[searched_start : searched_start + _MAX_SEARCHED_OPERATIONS]
     if len(sequence) < 2:
         return
     # Each symbol is mapped to a random complex number of absolute value 1. In the autocorrelation, only the products of
@@ -157,10 +157,11 @@ def _find_candidate_periods(symbols: Integers, min_same: float = _MIN_SAME_AT_LA
         equal_pairs += np.fft.ifft(np.abs(spectrum) ** 2).real[1 : len(equal_pairs) + 1] / _RANDOM_MAPPINGS
     estimated_same = equal_pairs / (len(sequence) - np.arange(1, len(equal_pairs) + 1))
     equal_share_of_lag: dict[int, float] = {}
-    for lag in (np.flatnonzero(estimated_same >= min_same - _ESTIMATION_ERROR) + 1).tolist():
+    for lag in (np.flatnonzero(estimated_same >= min_same - _MAX_ESTIMATION_ERROR) + 1).tolist():
         equal_share = float((sequence[:-lag] == sequence[lag:]).mean())
         is_multiple = any(
-            lag % shorter_lag == 0 and equal_share_of_lag[shorter_lag] >= equal_share - _MIN_GAIN_OF_MULTIPLE
+            lag % shorter_lag == 0
+            and equal_share_of_lag[shorter_lag] >= equal_share - _MIN_EQUAL_SHARE_GAIN_OF_MULTIPLE
             for shorter_lag in equal_share_of_lag
         )
         if equal_share >= min_same and not is_multiple:
@@ -177,7 +178,7 @@ def _find_longest_repeating_part(symbols: Integers, period: int) -> tuple[int, i
     """
     is_equal = symbols[:-period] == symbols[period:]
     equal_until = np.append(0, np.cumsum(is_equal))
-    first, last = _find_longest_run(equal_until[period:] - equal_until[:-period] >= _MIN_SAME_IN_UNIT * period)
+    first, last = _find_longest_run(equal_until[period:] - equal_until[:-period] >= _MIN_EQUAL_SHARE_IN_UNIT * period)
     if first == last:
         return 0, 0, 0.0
     # At each end of this part, up to a tenth of a unit may differ. Remove the operations that differ.
@@ -211,12 +212,12 @@ def _find_unit_starts(symbols: Integers, pause_ns: Ints, period: int, first: int
     # first, the middle or the last unit are searched, whichever are found most often.
     typical_starts = sorted({int(starts[0]), int(starts[len(starts) // 2]), int(starts[-1])})
     head_starts = max(
-        (_find_same_heads(symbols, start, min(period, _HEAD_LENGTH)) for start in typical_starts), key=len
+        (_find_same_heads(symbols, start, min(period, _UNIT_HEAD_LENGTH)) for start in typical_starts), key=len
     )
     heads_inside = head_starts[(head_starts >= first) & (head_starts < stop)]
     if len(heads_inside) > units + 1:  # the same operations also occur inside units
         return starts
-    return head_starts[: -1 if len(symbols) - head_starts[-1] < _MIN_SAME_IN_UNIT * period else None]
+    return head_starts[: -1 if len(symbols) - head_starts[-1] < _MIN_EQUAL_SHARE_IN_UNIT * period else None]
 
 
 def _find_same_heads(symbols: Integers, start: int, length: int) -> Ints:

@@ -18,7 +18,7 @@ from nsys_analyzer.trace.phase_names import RECORDING_RANGE, WARMUP
 StepSource = Literal["range", "profiler_step", "phases", "repetition", "said", "pass"]
 
 #: A step is near the median if its length differs from the median length by at most this share of the median.
-_NEAR_MEDIAN = 0.01
+_NEAR_MEDIAN_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def find_bounds_near_median(length: Ints) -> tuple[float, float]:
     If the number of steps is even, the bounds include the lengths of both middle steps.
     """
     median = float(np.median(length))
-    max_deviation = max(_NEAR_MEDIAN * median, float(np.abs(length - median).min()))
+    max_deviation = max(_NEAR_MEDIAN_SHARE * median, float(np.abs(length - median).min()))
     return median - max_deviation, median + max_deviation
 
 

@@ -38,12 +38,18 @@ class ReportFormat:
         return cast("Callable[[Report, Mapping[str, str]], str]", import_module(self.module).render)
 
 
-_MARK = "<!-- Written by nsys-analyze, which replaces this file. Take this line out to keep it. -->"
+_GENERATED_PAGE_MARK = "<!-- Written by nsys-analyze, which replaces this file. Take this line out to keep it. -->"
 
 RENDERERS = {
-    "markdown": ReportFormat("nsys_analyzer.report.renderers.markdown", "report.md", figures="files", mark=_MARK),
+    "markdown": ReportFormat(
+        "nsys_analyzer.report.renderers.markdown", "report.md", figures="files", mark=_GENERATED_PAGE_MARK
+    ),
     "html": ReportFormat(
-        "nsys_analyzer.report.renderers.html", "report.html", figures="inline", has_timeline=True, mark=_MARK
+        "nsys_analyzer.report.renderers.html",
+        "report.html",
+        figures="inline",
+        has_timeline=True,
+        mark=_GENERATED_PAGE_MARK,
     ),
     "json": ReportFormat("nsys_analyzer.report.renderers.json_report", "report.json", is_data=True),
 }

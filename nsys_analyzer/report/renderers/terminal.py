@@ -35,7 +35,7 @@ _FIRST_SCREEN_ROWS, _COLUMN_GAP = 20, 2
 #: The minimum width of a column of names, and the maximum number of lines of a cell with short words.
 _MIN_NAME_WIDTH, _MAX_CELL_LINES = 16, 3
 #: The no-break space, and the character that replaces it while lines are broken.
-_NO_BREAK, _PLACEHOLDER = "\N{NO-BREAK SPACE}", "\ue000"
+_NO_BREAK_SPACE, _PLACEHOLDER = "\N{NO-BREAK SPACE}", "\ue000"
 #: A file with a line number, such as "programs/train.py:22".
 _FILE_AND_LINE = re.compile(r"\S+:\d+")
 
@@ -250,8 +250,8 @@ def _wrap_text(text: str, width: int) -> list[str]:
     from rich.console import Console
     from rich.text import Text
 
-    lines = Text(text.replace(_NO_BREAK, _PLACEHOLDER)).wrap(Console(), max(width, 1), overflow="fold")
-    return [line.plain.rstrip(" ").replace(_PLACEHOLDER, _NO_BREAK) for line in lines]
+    lines = Text(text.replace(_NO_BREAK_SPACE, _PLACEHOLDER)).wrap(Console(), max(width, 1), overflow="fold")
+    return [line.plain.rstrip(" ").replace(_PLACEHOLDER, _NO_BREAK_SPACE) for line in lines]
 
 
 def print_answer(report: Report) -> None:

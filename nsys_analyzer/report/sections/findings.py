@@ -32,7 +32,7 @@ _SHOWN_SENTENCES = 2
 #: by more than this share.
 _NOTABLE_REPLAY_ERROR = 0.05
 #: The report asks for the captures of the other ranks if exposed communication exceeds this share of a step.
-_NOTABLE_COMMUNICATION = 0.2
+_NOTABLE_COMMUNICATION_SHARE = 0.2
 
 
 def get_findings(capture: CaptureSummary) -> tuple[Finding, ...]:
@@ -54,7 +54,7 @@ def summarize_finding(finding: Finding, noun: str = "a step") -> str:
 def explain_no_findings(capture: CaptureSummary) -> str:
     """Returns a sentence on why there are no findings: none is large enough, or the other ranks are needed."""
     step = capture.step
-    if step and step.exposed_communication_ms > _NOTABLE_COMMUNICATION * step.total_ms:
+    if step and step.exposed_communication_ms > _NOTABLE_COMMUNICATION_SHARE * step.total_ms:
         share = rounded_percent(step.exposed_communication_ms / step.total_ms)
         return (
             f"For {share} of the step, the GPU communicates without computing. "

@@ -58,7 +58,7 @@ from nsys_analyzer.trace.arrays import Ints
 
 _SCRIPTS = ("page.js", "canvas.js", "timeline.js", "flame.js", "start.js")
 _NOT_IN_ANCHORS = re.compile(r"[^a-z0-9]+")
-_TAGS = {"code": "code", "strong": "strong", "emphasis": "em"}
+_TAG_OF_SPAN_KIND = {"code": "code", "strong": "strong", "emphasis": "em"}
 #: A long name may break after a character that separates its parts.
 _BREAK_OPPORTUNITY = re.compile(r"(?<=[_.:,/>])(?=\w)")
 
@@ -289,7 +289,7 @@ def inline(text: StrOrText) -> str:
         if span.kind == "link":
             content = f'<a href="{escape(link_target(span.target))}">{content}</a>'
         elif span.kind != "plain":
-            content = f"<{_TAGS[span.kind]}>{content}</{_TAGS[span.kind]}>"
+            content = f"<{_TAG_OF_SPAN_KIND[span.kind]}>{content}</{_TAG_OF_SPAN_KIND[span.kind]}>"
         parts.append(content)
     return "".join(parts)
 
