@@ -15,6 +15,7 @@ from nsys_analyzer.report.renderers.html import render_fragment
 from tests.conftest import DATA
 from tests.support.export import AUTOGRAD, GEMM, Export, global_pid, training_step
 from tests.support.hostile import WORST
+from tests.support.operators import record_operators
 from tests.support.pages import EXAMPLES, View, browser, built, find_browser, tabbed, unpack_ranks, write_page
 from tests.test_lines import LOADING, clocked, waiting, write_stacks
 from tests.test_tracks import tracks_of
@@ -48,6 +49,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory, real_capture: Callable[[str]
             return (unpack_ranks(folder / "late"),)
         if name == "hostile":
             return (hostile_capture(folder / "hostile.sqlite"),)
+        if name == "operators":
+            (folder / "operators").mkdir()
+            return (record_operators(folder / "operators"),)
         if name == "cpu":
             return (Path(shutil.copy(DATA / "cpu_train.pt.trace.json.gz", folder)),)
         if name == "memory":
@@ -309,6 +313,17 @@ def test_a_gap_shows_the_stack_at_that_moment(view: Callable[..., View]) -> None
         shown.page.locator("#canvas").press(".")
     assert gap["GPU idle"] == "other CPU work"
     assert (gap["line of the program"], gap["called from"]) == ("data.py:5 in load", "train.py:9 in <module>")
+
+
+def test_a_kernel_shows_its_operator(view: Callable[..., View]) -> None:
+    shown = view("operators")
+    shown.page.locator("#canvas").press("]")
+    while "operator" not in (facts := shown.facts()):  # the idle time between kernels
+        shown.page.locator("#canvas").press(".")
+    assert facts["operator"] == "aten::add 4096×4096 · 4096×4096 bf16"
+    assert facts["line"] == "train.py:20 in step"
+    # Three matrices of 4096² numbers of 2 bytes take at least 21 µs at the peak of an H200, 4.8 TB/s.
+    assert 21 < float(facts["attainable time of the operator"].removesuffix(" µs")) < 100
 
 
 def test_a_color_of_the_legend_is_seen_alone(view: Callable[..., View]) -> None:

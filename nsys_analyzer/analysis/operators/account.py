@@ -94,7 +94,8 @@ class StepAccount:
         """
         longest = sorted(range(len(self.operators)), key=lambda index: -self.operators[index].ms)[:count]
         rows = tuple(self.operators[index] for index in sorted(longest))
-        return replace(self, operators=rows, operators_left_out=len(self.operators) - len(rows))
+        left_out = self.operators_left_out + len(self.operators) - len(rows)
+        return replace(self, operators=rows, operators_left_out=left_out)
 
 
 def make_account(
