@@ -67,6 +67,20 @@ class Signature(NamedTuple):
     arguments: tuple[str, ...] = ()
 
 
+class Batch(NamedTuple):
+    """A batch of tokens that a model was called with.
+
+    Attributes:
+        length: the length of the rows of the batch.
+        tokens: the number of tokens of each row. The remaining part of the row is padding.
+        line: the line of the program that called the model; empty if it is unknown.
+    """
+
+    length: int
+    tokens: tuple[int, ...]
+    line: str = ""
+
+
 @dataclass(frozen=True)
 class OperatorCalls:
     """The calls of operators that launch work or read and write tensors, in the order in which they begin.
@@ -93,6 +107,7 @@ class OperatorCalls:
         offsets: the offsets of the tensors that each call reads in their memory, in elements, by call. They distinguish
             views of one value that have equal shapes.
         lasting: the values that exist before the step, or whose memory is still in use after the step.
+        batches: the batches of the models' calls whose padding is known.
     """
 
     signature: Ints
@@ -109,6 +124,7 @@ class OperatorCalls:
     writes: tuple[tuple[int, ...], ...] = ()
     offsets: tuple[tuple[int, ...], ...] = ()
     lasting: frozenset[int] = frozenset()
+    batches: tuple[Batch, ...] = ()
 
     def __len__(self) -> int:
         return len(self.signature)
@@ -154,6 +170,7 @@ class _File(msgspec.Struct):
     reads: list[tuple[int, ...]]
     writes: list[tuple[int, ...]]
     offsets: list[tuple[int, ...]] = []
+    batches: list[Batch] = []
 
 
 def find_operator_files(capture: Path) -> list[Path]:
@@ -191,7 +208,7 @@ def read_operator_calls(path: Path) -> tuple[int, OperatorCalls]:
             signature, module, line, phase, instance, np.array(file.keeps_graph, np.bool_), signatures,
             tuple(file.modules), tuple(file.lines), tuple(file.phases), tuple(file.reads), tuple(file.writes),
             tuple(file.offsets),
-            frozenset(file.lasting),
+            frozenset(file.lasting), tuple(file.batches),
         )  # fmt: skip
     except (OSError, EOFError, zlib.error, ValueError, IndexError) as error:
         raise TraceError(f"{path} cannot be read ({error})", hint) from error

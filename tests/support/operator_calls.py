@@ -14,7 +14,7 @@ import numpy as np
 from nsys_analyzer.analysis.findings.finding import StepsToExplain
 from nsys_analyzer.analysis.operators.matching import OperatorWork
 from nsys_analyzer.analysis.operators.pricing import price_operators
-from nsys_analyzer.trace.operator_calls import OperatorCalls, Signature, Tensor, TensorArgument
+from nsys_analyzer.trace.operator_calls import Batch, OperatorCalls, Signature, Tensor, TensorArgument
 from tests.support.steps import MANY, Steps
 
 
@@ -34,6 +34,7 @@ class OperatorSteps:
         self.rows: list[dict[str, Any]] = []
         self.signatures: list[Signature] = []
         self.launched_by: list[int] = []
+        self.batches: list[Batch] = []
 
     def call(
         self, name: str, *inputs: TensorArgument, out: Sequence[Tensor] = (), us: float = 100,
@@ -70,6 +71,7 @@ class OperatorSteps:
             writes=tuple(row["writes"] for row in self.rows),
             offsets=tuple((0,) * len(row["reads"]) for row in self.rows),
             lasting=frozenset(lasting),
+            batches=tuple(self.batches),
             **codes,
             modules=texts["module"], lines=texts["line"], phases=texts["phase"],
         )  # fmt: skip

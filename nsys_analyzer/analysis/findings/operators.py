@@ -27,6 +27,7 @@ from nsys_analyzer.analysis.findings.finding import (
     saved_work,
 )
 from nsys_analyzer.analysis.findings.kernels import find_unfused_scores
+from nsys_analyzer.analysis.findings.padding import find_padding
 from nsys_analyzer.analysis.findings.waits import LEAST_IDLE_SHARE
 from nsys_analyzer.analysis.operators.account import describe_shapes
 from nsys_analyzer.analysis.operators.chains import count_chain_bytes, find_chains
@@ -563,6 +564,6 @@ def _operator_name(operators: PricedOperators, index: int) -> str:
 
 #: The rules of this file. If two findings save equal time, the finding of the earlier rule comes first.
 RULES: tuple[Rule, ...] = (
-    find_redundant_work, find_fp32_operators, find_memory_format, find_misaligned_operators, find_unfused_chains,
-    find_copied_tensors, find_slow_operators,
+    find_redundant_work, find_padding, find_fp32_operators, find_memory_format, find_misaligned_operators,
+    find_unfused_chains, find_copied_tensors, find_slow_operators,
 )  # fmt: skip

@@ -111,9 +111,13 @@ class PricedOperators:
         ns_of_line = defaultdict[str, float](float)
         for index in np.flatnonzero((self.calls.line >= 0) & (ns > 0)).tolist():
             ns_of_line[self.calls.lines[self.calls.line[index]]] += float(ns[index])
+        return self.make_lines(ns_of_line, float(ns.sum()))
+
+    def make_lines(self, ns_of_line: Mapping[str, float], total_ns: float) -> tuple[Line, ...]:
+        """Returns the lines with the most time, by their texts in a file of operators."""
         samples, lines = self.study.call_samples, list[Line]()
         for text, line_ns in sorted(ns_of_line.items(), key=lambda row: -row[1])[:MAX_LINES]:
-            match, share = _LINE.fullmatch(text), line_ns / float(ns.sum())
+            match, share = _LINE.fullmatch(text), line_ns / total_ns
             if match and share >= MIN_LINE_SHARE:
                 file, number, function = match[1], int(match[2]), match[3]
                 source = quote_source(samples.stacks, file, number) if samples and not lines else ()

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .modules import Modules
+from .padding import find_tokens_of_rows
 from .ranges import RANK_PLACEHOLDER, Ranges
 from .stacks import is_of_program, relative_path
 
@@ -131,6 +132,19 @@ class OperatorStep:
         if self.calls:
             self.calls.passes[name] += 1
 
+    def note_model_call(self, module: Any, arguments: Any, keywords: Any) -> None:
+        """Notes the padding in the batch of a model's call. What is done to find it is not described."""
+        calls, self.calls = self.calls, None
+        if calls is None:
+            return
+        try:
+            line = _find_line() or ""
+            batches = find_tokens_of_rows(self._torch, module, arguments, keywords)
+            calls.batches += [(length, tokens, line) for length, tokens in batches]
+        except Exception as error:  # noqa: BLE001 - an error of the description must not reach the program
+            calls.failure = error
+        self.calls = calls
+
     def note_backward_pass(self, *, begins: bool) -> None:
         """Notes that a backward pass begins on this thread, or that the innermost backward pass ends."""
         if begins:
@@ -165,6 +179,8 @@ class _Calls:
     Attributes:
         failure: the error that prevents the description of further calls, or None.
         passes: the number of instances of each phase.
+        batches: the length of the rows of each batch, the number of tokens of each row, and the line that calls the
+            model.
     """
 
     def __init__(
@@ -177,6 +193,7 @@ class _Calls:
     ) -> None:
         self.failure: Exception | None = None
         self.passes: Counter[str] = Counter()
+        self.batches: list[tuple[int, list[int], str]] = []
         self._torch, self._modules, self._ranges, self._find_phase = torch, modules, ranges, find_phase
         self._backward_passes = backward_passes
         self._tensors, self._signatures = _ValueIndices(), _ValueIndices()
@@ -203,6 +220,7 @@ class _Calls:
             "lines": list(self._lines),
             "phases": list(self._phases),
             "lasting": self._values.find_lasting(),
+            "batches": self.batches,
             **self._columns,
         }
 

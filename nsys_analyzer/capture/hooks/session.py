@@ -259,6 +259,7 @@ class Session:
             self._lines.note_classes(module)
         self.root_classes.add(type(module))
         self._counted_step.read_dimensions(module, arguments, keywords)
+        self._operator_step.note_model_call(module, arguments, keywords)
         if self._work and self.steps < self.settings.warmup_steps:
             self._work.note_model_call((*arguments, *keywords.values()))
 

@@ -19,6 +19,7 @@ from nsys_analyzer.analysis.findings.operators import (
     SlowOperatorsFigures,
     UnfusedChainsFigures,
 )
+from nsys_analyzer.analysis.findings.padding import PaddingFigures
 from nsys_analyzer.analysis.operators.redundancy import Redundancy
 from nsys_analyzer.analysis.operators.shape_reasons import ALIGNMENT_BYTES, MEMORY_FORMAT_SAVINGS
 from nsys_analyzer.report.units import format_count, format_ms, rounded, rounded_percent
@@ -126,6 +127,33 @@ def describe_redundant_work(figures: RedundantWorkFigures) -> FindingTexts:
         "upper bound assumes that this is part of the work.",
         remedy=words.remedy,
         disproof=words.disproof,
+    )
+
+
+def describe_padding(figures: PaddingFigures) -> FindingTexts:
+    """Returns the sentences of the finding on padding in batches."""
+    behind = figures.share_behind_longest
+    remedy = (
+        "loader = DataLoader(data, collate_fn=DataCollatorWithPadding(tokenizer))  # pads to the longest row",
+        "args = TrainingArguments(..., group_by_length=True)  # batches of rows with similar lengths",
+        "# or no padding: several rows in one row (packing), with attention that takes cu_seqlens or position_ids",
+    )
+    return FindingTexts(
+        title=f"{rounded_percent(figures.share)} of the tokens are padding",
+        evidence=(
+            f"In one step, {format_count(figures.batches, 'batch')} with {format_count(figures.tokens, 'token')} "
+            f"{'was' if figures.batches == 1 else 'were'} examined. Rows have up to {figures.length} tokens, of which "
+            f"up to {figures.longest} are no padding. Operators on these tokens take {format_ms(figures.ms)}.",
+            f"{rounded_percent(behind)} of the tokens are behind the end of the longest row of their batch."
+            if behind
+            else "Each batch is padded to its longest row.",
+        ),
+        derivation="The step is replayed with less work on the tokens. The lower bound removes the padding behind the "
+        "longest row of each batch. The upper bound removes all padding, and the time of attention shrinks with the "
+        "square of the length of a row. The optimizer's work remains.",
+        remedy=remedy if behind else remedy[1:],
+        disproof="Cut the batches to their longest row for one run, or use rows of equal lengths: if the step is no "
+        "shorter, the padding does not limit it.",
     )
 
 
@@ -285,6 +313,7 @@ def describe_slow_operators(figures: SlowOperatorsFigures) -> FindingTexts:
 
 TEXTS: dict[type[FindingFigures], Callable[[Any], FindingTexts]] = {
     RedundantWorkFigures: describe_redundant_work,
+    PaddingFigures: describe_padding,
     Fp32OperatorsFigures: describe_fp32_operators,
     MemoryFormatFigures: describe_memory_format,
     MisalignedFigures: describe_misaligned,
