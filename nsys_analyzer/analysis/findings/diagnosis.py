@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -30,7 +30,7 @@ from nsys_analyzer.analysis.steps.process import Cause
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
-from nsys_analyzer.configuration import CompiledCode
+from nsys_analyzer.configuration import Run
 from nsys_analyzer.system.plugins import FINDINGS, load_plugins, skip_failing_plugin
 from nsys_analyzer.trace.columns import COPY, SYNCHRONIZE
 from nsys_analyzer.trace.schema import NS_PER_MS
@@ -97,8 +97,7 @@ def diagnose(
     is_torch: bool = True,
     out_of_memory: Fact | None = None,
     waits_for_ranks: bool = False,
-    warned_lines: Mapping[str, int] | None = None,
-    compiled: CompiledCode | None = None,
+    run: Run | None = None,
 ) -> Diagnosis:
     """Finds the causes that make the steps of a capture long, and the time that each of them costs.
 
@@ -110,9 +109,7 @@ def diagnose(
         is_torch: whether the program uses PyTorch.
         out_of_memory: the reason for missing findings if the program ran out of memory; else None.
         waits_for_ranks: whether collectives wait for other ranks. The findings of the whole run explain such waits.
-        warned_lines: the lines that wait for the GPU according to a warning of PyTorch, and their number of waits in a
-            step.
-        compiled: the graph breaks and recompilations of the program; None if it does not use torch.compile.
+        run: the manifest of the capture; None if there is none.
     """
     profiled_ms = step.length_ms
     busy_ms = step.total_ms - step.idle_ms
@@ -137,10 +134,10 @@ def diagnose(
     findings: list[Finding] = []
     account: StepAccount | None = None
     if not doubt:
-        is_timed, middle_ms, warned = bool(unprofiled_ms), (low_ms + high_ms) / 2, warned_lines or {}
+        is_timed, middle_ms = bool(unprofiled_ms), (low_ms + high_ms) / 2
         priced = price_operators(study, operators) if operators else None
         steps = StepsToExplain(
-            step, study, baselines, scale, middle_ms, is_torch, is_timed, high_ms, warned, priced, compiled
+            step, study, baselines, scale, middle_ms, is_torch, is_timed, high_ms, priced, run or Run()
         )
         candidates = [candidate for rule in RULES for candidate in rule(steps)]
         for point, rule in load_plugins(FINDINGS):

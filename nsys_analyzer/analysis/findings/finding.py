@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -20,7 +20,7 @@ from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.steps.replay import Replay, replay_ranks
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
-from nsys_analyzer.configuration import CompiledCode
+from nsys_analyzer.configuration import Run
 from nsys_analyzer.text import StrOrText
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.schema import NS_PER_MS
@@ -184,10 +184,8 @@ class StepsToExplain:
         is_torch: whether the program uses PyTorch, so that a remedy may name functions of PyTorch.
         is_timed: whether the length of a step was measured without the profiler.
         longest_step_ms: the upper end of the interval of ``step_ms``, ms.
-        warned_lines: the lines that wait for the GPU according to a warning of PyTorch, and their number of waits in a
-            step.
         operators: the calls of PyTorch's operators with their attainable times; None if they are unknown.
-        compiled: the graph breaks and recompilations of the program; None if it does not use torch.compile.
+        run: the manifest of the capture; an empty manifest if there is none.
     """
 
     summary: StepSummary
@@ -198,9 +196,8 @@ class StepsToExplain:
     is_torch: bool = True
     is_timed: bool = False
     longest_step_ms: float = 0.0
-    warned_lines: Mapping[str, int] = field(default_factory=dict)
     operators: PricedOperators | None = None
-    compiled: CompiledCode | None = None
+    run: Run = field(default_factory=Run)
 
     @property
     def has_data_flow(self) -> bool:

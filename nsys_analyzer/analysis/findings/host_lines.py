@@ -27,6 +27,7 @@ from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.operators.pricing import PricedOperators
 from nsys_analyzer.analysis.steps.lines import Line, StackSamples, in_named_function, rank_lines
 from nsys_analyzer.analysis.steps.replay import Replay
+from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.columns import COPY, SYNCHRONIZE
 from nsys_analyzer.trace.schema import NS_PER_MS, NS_PER_US
@@ -40,15 +41,22 @@ _SMALLEST_EXCESS_SHARE = 0.02
 #: A line or function is slow only if its time is at least this multiple of the usual time to launch its operations.
 #: Lines of a forward pass take up to four times as long for each launch as autograd, which launches most operations.
 _SLOW_FACTOR = 5.0
-#: The time of the functions that a line or function calls counts only if they launch at most this share of all
-#: operations. Otherwise, the main loop would have the time of the whole program.
+#: The time until the next call is long if it is at least this multiple of the usual time. Long times are divided among
+#: the samples of long times only, because each of them is the time of one line, which is not that of the calls around.
+_LONG_FACTOR = 10.0
+#: A line or function is reported only if it launches at most this share of all operations. Otherwise, its time is that
+#: of launching in general, as it is for the main loop or for a layer of the model.
 _LARGEST_SHARE_OF_LAUNCHES = 0.1
+#: In a step with few launches, such as those of CUDA graphs, a line may launch this number of operations.
+_FEW_LAUNCHES = 5
 #: Slow lines of a function form one block, such as the body of a loop, if at most this number of lines is between them.
 _LARGEST_GAP_IN_BLOCK = 2
 #: Of the places that have at least this share of the largest excess, the innermost place is reported.
 _SIMILAR_EXCESS = 0.9
+#: Calls at equal positions of two steps are the same calls if the numbers of calls differ by at most this share.
+_SIMILAR_LENGTHS_TOLERANCE = 0.02
 #: Excess that is found from fewer samples is not reported.
-_MIN_SAMPLES = 5
+_MIN_SAMPLES = 3
 
 
 @dataclass(frozen=True)
@@ -139,7 +147,7 @@ def find_host_lines(steps: StepsToExplain, candidates: Sequence[Candidate]) -> I
     if samples is None or call_samples is None or not len(samples.call) or not len(call_samples.call):
         return
     times = _measure_stacks(steps, samples, call_samples, candidates)
-    excerpts = _find_excerpts(samples, times)
+    excerpts = _find_excerpts(samples, times, frozenset((steps.run.lines or {}).values()), study.steps)
     remaining = np.ones(len(times.cpu_ns), np.bool_)
     for _ in range(_MAX_PLACES):
         excess_ns = [
@@ -173,20 +181,33 @@ def _measure_stacks(
             unexplained = np.minimum(unexplained, remaining_share)
             is_waiting &= changed.awaited >= 0
     stack_count = len(samples.stacks.stacks)
-    shares, wait_shares = (table.divide_calls(study.call_positions) for table in (samples, call_samples))
-    call, stack, share = shares
+    positions = _find_positions(study)
+    is_long = replay.cpu_ns > _LONG_FACTOR * replay.median_launch_ns
+    parts = zip(*(samples.divide_calls(positions, calls) for calls in (is_long, ~is_long)), strict=True)
+    call, stack, share = (np.concatenate(columns) for columns in parts)
+    wait_shares = call_samples.divide_calls(positions, is_waiting)
     cpu_ns = _sum_by(stack, share * (replay.cpu_ns * unexplained)[call], stack_count)
     waiting_call, waiting_stack, waiting_share = wait_shares
     waited_ns = np.where(is_waiting, steps.waited_ns, 0.0)[waiting_call] * waiting_share
-    is_launching, launches = study.calls_of(np.ones(len(study.operations), np.bool_)), np.zeros(stack_count)
+    # The call before a long time is often made by another line than that which takes the time.
+    is_launching, launches = study.calls_of(np.ones(len(study.operations), np.bool_)) & ~is_long, np.zeros(stack_count)
     if steps.operators:
         launches, is_counted = _count_launches_by_line(steps.operators, samples, cpu_ns)
         is_launching &= ~is_counted
     launches = launches + _sum_by(stack, share * is_launching[call], stack_count)
     return _StackTimes(
-        cpu_ns, launches, _sum_by(waiting_stack, waited_ns, stack_count), replay.median_launch_ns, shares,
+        cpu_ns, launches, _sum_by(waiting_stack, waited_ns, stack_count), replay.median_launch_ns,
+        (call, stack, share),
         wait_shares, unexplained, is_waiting,
     )  # fmt: skip
+
+
+def _find_positions(study: Study) -> Ints:
+    """Returns the position of each call in its step, or the index of each call if the steps differ too much."""
+    first_call, calls = study.replay.first_call, np.arange(len(study.calls))
+    lengths = np.diff(first_call)
+    is_alike = lengths.max() <= (1 + _SIMILAR_LENGTHS_TOLERANCE) * lengths.min()
+    return calls - np.repeat(first_call[:-1], lengths) if is_alike else calls
 
 
 def _count_launches_by_line(priced: PricedOperators, samples: StackSamples, cpu_ns: Floats) -> tuple[Floats, Bools]:
@@ -216,33 +237,42 @@ def _count_launches_by_line(priced: PricedOperators, samples: StackSamples, cpu_
     return np.array(launches), is_counted
 
 
-def _find_excerpts(samples: StackSamples, times: _StackTimes) -> list[_Excerpt]:
-    """Returns the slow lines, the blocks of slow lines, and the slow functions of the sampled stacks."""
+def _find_excerpts(
+    samples: StackSamples, times: _StackTimes, phase_lines: frozenset[str], steps: int
+) -> list[_Excerpt]:
+    """Returns the slow lines, the blocks of slow lines, and the slow functions of the sampled stacks.
+
+    Samples whose innermost line calls a phase, such as ``optimizer.step()``, are left out: this time is PyTorch's own.
+    """
     lines: dict[tuple[str, str, int], dict[int, int]] = {}
     functions: dict[tuple[str, str], dict[int, int]] = {}
     for stack in np.flatnonzero(times.cpu_ns + times.waited_ns).tolist():
+        if {f"{frame.file}:{frame.line}" for frame in samples.stacks.stacks[stack][:1]} & phase_lines:
+            continue
         for level, frame in enumerate(map(in_named_function, samples.stacks.stacks[stack])):
             lines.setdefault((frame.file, frame.function, frame.line), {}).setdefault(stack, level)
             functions.setdefault((frame.file, frame.function), {}).setdefault(stack, level)
     most_launches = _LARGEST_SHARE_OF_LAUNCHES * times.launches.sum()
 
-    def launches_little(depth: dict[int, int]) -> bool:
-        """Returns whether the stacks launch a small part of all operations."""
-        return bool(times.launches[list(depth)].sum() <= most_launches)
+    def is_slow(depth: dict[int, int]) -> bool:
+        """Returns whether the stacks are slow and launch few operations."""
+        stacks = np.array(list(depth), np.int64)
+        calls_others, launches = any(depth.values()), times.launches[stacks].sum()
+        launches_few = launches <= most_launches or (launches <= _FEW_LAUNCHES * steps and not calls_others)
+        return bool(launches_few and times.excess_ns(stacks))
 
-    excerpts = [
-        _Excerpt(file, function, (), depth) for (file, function), depth in functions.items() if launches_little(depth)
-    ]
+    excerpts = [_Excerpt(file, function, (), depth) for (file, function), depth in functions.items() if is_slow(depth)]
     block = _Excerpt("", "", (), {})
     for (file, function, line), all_depths in sorted(lines.items()):
-        is_small = launches_little(all_depths)
-        depth = {stack: level for stack, level in all_depths.items() if is_small or not level}
-        if not times.excess_ns(np.array(list(depth), np.int64)):
+        depth = all_depths if is_slow(all_depths) else {stack: 0 for stack, level in all_depths.items() if not level}
+        if not is_slow(depth):
             continue
         excerpt = _Excerpt(file, function, (line,), depth)
+        excerpts.append(excerpt)
+        longer = _Excerpt(file, function, (*block.lines, line), {**depth, **block.depth})
         is_near = (file, function) == block[:2] and line - block.lines[-1] <= _LARGEST_GAP_IN_BLOCK + 1
-        block = _Excerpt(file, function, (*block.lines, line), {**depth, **block.depth}) if is_near else excerpt
-        excerpts += [excerpt, block] if is_near else [excerpt]
+        block = longer if is_near and is_slow(longer.depth) else excerpt
+        excerpts += [block] if block is longer else []
     return excerpts
 
 

@@ -308,7 +308,7 @@ def find_host_sync(steps: StepsToExplain) -> Iterator[Candidate]:
         """Returns the steps without the calls and the copies of the scalars."""
         return replay.without_calls(waiting).scale_work(without_scalars)
 
-    most_often = _list_most_frequent(steps.warned_lines)
+    most_often = _list_most_frequent(steps.run.waits or {})
     figures = HostSyncFigures(
         study.calls_per_step(waits),
         distinct_names(study.api_names(waiting)),
@@ -375,7 +375,7 @@ def find_host_stall(steps: StepsToExplain) -> Iterator[Candidate]:
         steps.off_cpu_share(stalls),
     )
     changes = tuple(_shorten_pauses(stalls, study.replay.pause_ns - pause_ns + ns) for ns in REMAINING_PAUSE_NS)
-    recompiles = _list_most_frequent(steps.compiled.recompiles) if steps.compiled else ()
+    recompiles = _list_most_frequent(steps.run.compiled.recompiles) if steps.run.compiled else ()
     if recompiles and figures.longest_ms >= _SHORTEST_COMPILATION_MS:
         yield Candidate("recompilation", RecompilationFigures(figures, recompiles), changes, Place("idle", "host"))
     else:
@@ -523,7 +523,7 @@ def find_launch_bound(steps: StepsToExplain) -> Iterator[Candidate]:
     gpu_us, program_us = (ms / max(operations, 1) * US_PER_MS for ms in (study.busy_ms, steps.step_ms))
     figures = LaunchBoundFigures(operations, gpu_us, program_us, idle_ms["launch"])
     changes, place = (free_launches, remove_pauses), Place("idle", "launch")
-    if steps.compiled and (breaks := steps.compiled.graph_breaks):
+    if steps.run.compiled and (breaks := steps.run.compiled.graph_breaks):
         of_breaks = GraphBreakFigures(figures, len(breaks), _list_most_frequent(breaks))
         yield Candidate("graph_breaks", of_breaks, changes, place)
     else:

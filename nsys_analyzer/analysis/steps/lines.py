@@ -211,32 +211,35 @@ class StackSamples:
         ms = float(work_ns.sum()) / steps / NS_PER_MS
         return rank_lines(self.stacks, self.stack[launches], self.weight[launches] * work_per_weight[index], ms)
 
-    def divide_calls(self, position: Ints) -> tuple[Ints, Ints, Floats]:
-        """Divides the time of each call among the stacks that were sampled at the call's position in any step.
+    def divide_calls(self, position: Ints, calls: Bools) -> tuple[Ints, Ints, Floats]:
+        """Divides the time of each of the given calls among the stacks that were sampled at its position in any step.
 
-        If there are no such samples, the samples at the nearest position are used.
+        If there are no such samples, the samples at the nearest position are used. Only samples of the given calls are
+        used.
 
         Args:
             position: shape (calls,), the position of each call in its step.
+            calls: shape (calls,), True for the given calls.
 
         Returns:
             For each pair of a call and a stack: both indices, and the stack's share of the call, 0 to 1.
         """
-        first_of_pair, pair = distinct_rows(position[self.call], self.stack)
-        pair_weight = np.bincount(pair, self.weight, len(first_of_pair))
-        sampled_positions, index, pairs_at = np.unique(
-            position[self.call[first_of_pair]], return_inverse=True, return_counts=True
-        )
-        share = pair_weight / np.bincount(index, pair_weight)[index]
-        order = np.argsort(index, kind="stable")
-        first_at = np.cumsum(pairs_at) - pairs_at
-        nearest_sample = _find_nearest(sampled_positions, position)
-        call = np.repeat(np.arange(len(position)), pairs_at[nearest_sample])
-        number = np.arange(len(call)) - np.repeat(
-            np.cumsum(pairs_at[nearest_sample]) - pairs_at[nearest_sample], pairs_at[nearest_sample]
-        )
-        row = order[first_at[nearest_sample][call] + number]
-        return call, self.stack[first_of_pair[row]], share[row]
+        sample, given_call = np.flatnonzero(calls[self.call]), np.flatnonzero(calls)
+        if not len(sample):
+            return given_call[:0], given_call[:0], np.zeros(0)
+        sampled_position = position[self.call[sample]]
+        first_of_pair, pair = distinct_rows(sampled_position, self.stack[sample])
+        pair_weight = np.bincount(pair, self.weight[sample], len(first_of_pair))
+        positions, index, pairs_at = np.unique(sampled_position[first_of_pair], return_inverse=True, return_counts=True)
+        stack, share = self.stack[sample[first_of_pair]], pair_weight / np.bincount(index, pair_weight)[index]
+        # Each call has the pairs of its nearest position, which follow each other in ``by_position``.
+        by_position = np.argsort(index, kind="stable")
+        nearest_position = _find_nearest(positions, position[given_call])
+        pair_count = pairs_at[nearest_position]
+        begin = np.cumsum(pairs_at)[nearest_position] - pair_count
+        number = np.arange(pair_count.sum()) - np.repeat(np.cumsum(pair_count) - pair_count, pair_count)
+        pair_of_row = by_position[np.repeat(begin, pair_count) + number]
+        return np.repeat(given_call, pair_count), stack[pair_of_row], share[pair_of_row]
 
     def find_first_line(self, calls: Bools, ms: float) -> tuple[Line, ...]:
         """Returns the outermost line of the program that executes the given calls and hardly any others.

@@ -290,17 +290,10 @@ class Study:
         is_not_backward = operations & ~self.in_phase("backward")
         work_ns = np.where(is_not_backward if is_not_backward.any() else operations, self.operations.exposed_ns, 0.0)
         launched_ns = np.bincount(self.replay.launch, work_ns, len(self.calls)).astype(np.float64)
-        return self.call_samples.lines_of(launched_ns, self.call_positions, self.steps)
-
-    @property
-    def call_positions(self) -> Ints:
-        """Returns the position of each call in its step, shape (calls,), if all steps have the same number of calls.
-
-        Otherwise, calls of different steps do not correspond, and the result is the index of each call.
-        """
+        # If all steps have the same number of calls, call i of a step corresponds to call i of any other step.
         lengths = set(np.diff(self.replay.first_call).tolist())
         period = lengths.pop() if len(lengths) == 1 else len(self.calls)
-        return np.arange(len(self.calls)) % period
+        return self.call_samples.lines_of(launched_ns, np.arange(len(self.calls)) % period, self.steps)
 
     @property
     def cpu_spans(self) -> tuple[Ints, Ints]:

@@ -95,8 +95,7 @@ def diagnose_capture(capture: CaptureSummary) -> Diagnosis | None:
         is_torch=capture.is_torch,
         out_of_memory=ran_out,
         waits_for_ranks=any(len(member.collectives) and member.world_size != 1 for member in capture.members),
-        warned_lines=capture.run.waits if capture.run else None,
-        compiled=capture.run.compiled if capture.run else None,
+        run=capture.run,
     )
 
 

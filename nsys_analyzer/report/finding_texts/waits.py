@@ -305,16 +305,16 @@ def describe_graph_breaks(figures: GraphBreakFigures) -> FindingTexts:
 def describe_host_line(figures: HostLineFigures) -> FindingTexts:
     """Returns the sentences of the finding on a line or function whose time on the CPU delays launches."""
     kind = "function" if figures.is_function else "block of lines" if "-" in figures.name else "line"
-    launches = f"launches {format_count(figures.launches, 'operation')}"
-    if figures.launches < 1:
-        launches = "launches no operation" if not figures.launches else "launches less than one operation"
-    usual_ms = figures.launches * figures.launch_us / US_PER_MS
+    launches, usual = "launches no operation there.", ""
+    if figures.launches >= 1:
+        launches = f"launches {format_count(figures.launches, 'operation')} there."
+        usual_ms = figures.launches * figures.launch_us / US_PER_MS
+        usual = f" At the usual {rounded(figures.launch_us)} µs per launch, this takes {format_ms(usual_ms)}."
+    sentence = (
+        f"In each profiled step, the program's thread spends {format_ms(figures.cpu_ms)} in `{{}}` and {launches}"
+    )
     evidence: list[StrOrText] = [
-        phrase(
-            f"In each profiled step, the program's thread spends {format_ms(figures.cpu_ms)} in `{{}}` and {launches} "
-            f"there. At the usual {rounded(figures.launch_us)} µs per launch, this takes {format_ms(usual_ms)}.",
-            figures.name,
-        ),
+        phrase(f"{sentence}{usual}", figures.name),
         f"The time is from {format_count(figures.samples, 'sample')} of the program's stack, and from the times of the "
         "CUDA calls before and after it.",
     ]
