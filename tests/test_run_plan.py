@@ -133,13 +133,14 @@ def test_every_light_default_can_be_changed_and_then_nothing_is_said() -> None:
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_the_stacks_of_a_program_are_sampled_but_where_that_is_not_wanted(
+def test_the_stacks_and_operators_of_a_program_are_recorded_but_where_that_is_not_wanted(
     monkeypatch: pytest.MonkeyPatch, wanted: bool
 ) -> None:
     machine(monkeypatch, gpus=0)
-    (target,) = plan(program=("python", "train.py"), no_stacks=not wanted).targets
-    assert target.annotation
-    assert target.annotation.stacks == wanted
+    for option, name in (("no_stacks", "stacks"), ("no_operators", "operators")):
+        (target,) = plan(program=("python", "train.py"), **{option: not wanted}).targets
+        assert target.annotation
+        assert getattr(target.annotation, name) == wanted
 
 
 def test_a_program_as_several_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
