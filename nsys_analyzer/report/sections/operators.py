@@ -150,6 +150,6 @@ def _define_terms(account: StepAccount) -> str:
         "reading its inputs and writing its outputs once. Both are interpolated between times of well-shaped operators "
         f"that were measured on {account.measured_on}. The excess is the measured time above the attainable time. The "
         "account replays the step and counts only what makes the step shorter. So it may contain less excess than the "
-        "operators have. A part of the GPU's work may hide launching and waiting, and the other way round. So each part "
-        "is the mean of its savings before and after the other one is removed."
+        "operators have. The GPU's work may hide launching and waiting, and the other way round. So each part is the "
+        "mean of its savings before and after the other one is removed."
     )
