@@ -96,7 +96,7 @@ def _line(function: Callable[..., Any], code: str) -> int:
 
 
 MODEL = Block.forward.__code__.co_filename
-NORM, ADD = _line(transformer.RMSNorm.forward, "normed = x32"), _line(Block.forward, "x = x + self.attention(")
+NORM, ADD = _line(transformer.RMSNorm.forward, "normalized_x = x32"), _line(Block.forward, "x = x + self.attention(")
 IN_NORM = (MODEL, NORM, "forward")
 IN_BLOCK = (MODEL, ADD, "forward")
 FINAL = (MODEL, _line(transformer.Transformer.forward, "logits: Tensor"), "forward")
