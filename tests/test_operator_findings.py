@@ -445,6 +445,36 @@ def test_copies_in_a_chain_are_part_of_it() -> None:
     assert [*rules.find_copied_tensors(case)] == []
 
 
+def parts(count: int, *, us: float = 3, after: float = 10, depend: bool = False) -> StepsToExplain:
+    """A loop over small matmuls at one line, each of which may read the result of the one before."""
+    steps, matrix = OperatorSteps(), tensor(64, 64)
+    for number in range(count):
+        reads = [number] if depend else [100]
+        steps.call("mm", matrix, matrix, out=[matrix], us=us, reads=reads, writes=[number + 1], after=after)
+    return steps.case(lasting=range(1, count + 1), launch=0.05)
+
+
+def test_operators_on_parts_of_their_data() -> None:
+    """10 launches take 30 µs each, and their work 3 µs. One launch remains; the usual time of a launch is 30 µs."""
+    steps = parts(10, after=30)
+    candidate = only(rules.find_split_operators, steps)
+    assert saved_us(steps, candidate) == pytest.approx([270, 270], abs=1)
+    assert "Operators run 10 times on parts of their data" in text_of(candidate)
+
+
+def test_parts_that_need_each_other_are_not_split() -> None:
+    assert [*rules.find_split_operators(parts(10, depend=True))] == []
+
+
+def test_large_parts_save_only_launches() -> None:
+    """The attainable time of 4 matmuls of 8,192³ is that of one of four times the size, and the launches are hidden."""
+    steps, matrix = OperatorSteps(), tensor(8192, 8192)
+    for number in range(4):
+        steps.call("mm", matrix, matrix, out=[matrix], us=2_000, reads=[100], writes=[number + 1])
+    case = steps.case(lasting=[1, 2, 3, 4])
+    assert saved_us(case, only(rules.find_split_operators, case)) == pytest.approx([0, 0], abs=40)
+
+
 def test_what_is_known_of_a_slow_operator() -> None:
     """8 kernels of 8 blocks per call, which sum over rows: elements that are 4,096 apart."""
     total = tensor(4096)

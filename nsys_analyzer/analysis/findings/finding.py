@@ -330,16 +330,25 @@ def saved_work(share: WorkShares) -> ReplayChange:
     return lambda replay: replay.scale_work(remaining)
 
 
-def saved_launches(steps: StepsToExplain, share: WorkShares) -> ReplayChange:
-    """Returns a change that removes the given share of each operation's work and of its launch.
+def saved_launches(
+    steps: StepsToExplain, share: WorkShares, work_share: WorkShares | None = None, *, is_limited: bool = True
+) -> ReplayChange:
+    """Returns a change that removes the given share of each operation's launch and of its work.
 
-    A call that launches several operations, such as that of a CUDA graph, is not shortened. No call saves more than the
-    usual time of a launch, because the program's own work before the next call remains.
+    A call that launches several operations, such as that of a CUDA graph, is not shortened.
+
+    Args:
+        steps: the steps.
+        share: the share of each operation's launch.
+        work_share: the share of each operation's work; by default ``share``.
+        is_limited: whether a call saves at most the usual time of a launch, because the program's own work before the
+            next call remains.
     """
     replay = steps.study.replay
     launched = np.bincount(replay.launch, minlength=len(steps.study.calls.kind))
     is_alone = launched[replay.launch] == 1
     launch_factor = np.ones(len(steps.study.calls.kind))
     launch_factor[replay.launch[is_alone]] = 1 - share[is_alone]
-    work_factor, usual_ns = (1 - share).astype(np.float64), replay.median_launch_ns
-    return lambda replay: replay.scale_launches(launch_factor, usual_ns).scale_work(work_factor)
+    work_factor = (1 - (share if work_share is None else work_share)).astype(np.float64)
+    limit_ns = replay.median_launch_ns if is_limited else np.inf
+    return lambda replay: replay.scale_launches(launch_factor, limit_ns).scale_work(work_factor)

@@ -30,7 +30,7 @@ from nsys_analyzer.analysis.findings.kernels import find_unfused_scores
 from nsys_analyzer.analysis.findings.padding import find_padding
 from nsys_analyzer.analysis.findings.waits import LEAST_IDLE_SHARE
 from nsys_analyzer.analysis.operators.account import describe_shapes
-from nsys_analyzer.analysis.operators.chains import count_chain_bytes, find_chains
+from nsys_analyzer.analysis.operators.chains import count_chain_bytes, find_chains, find_independent_calls
 from nsys_analyzer.analysis.operators.costs import Cost
 from nsys_analyzer.analysis.operators.operands import Call
 from nsys_analyzer.analysis.operators.pricing import PricedOperators
@@ -56,6 +56,8 @@ _MAX_OPERATORS = 3
 SLOW_OPERATOR_SAVINGS = (0.0, 1.0)
 #: The smallest and the largest share of the time of copies that is saved without them.
 COPY_SAVINGS = (0.3, 1.0)
+#: The fewest equal calls on parts of the data that are reported.
+_FEWEST_PARTS = 4
 #: Chains are reported by class of modules if fusing the chains of one class saves at least this share of all modules.
 _LEAST_SHARE_OF_CLASS = 0.5
 #: Matches reductions whose second argument contains the dimensions.
@@ -396,6 +398,55 @@ def _copies(operators: PricedOperators) -> Bools:
     return copies
 
 
+@dataclass(frozen=True)
+class SplitOperatorsFigures(OperatorsFigures):
+    """Operators that run on many parts of their data, none of which needs the result of another part.
+
+    Attributes:
+        parts: the number of calls that could be one call.
+        merged_ms: the attainable time of the operators if they were one call each, ms.
+    """
+
+    parts: int
+    merged_ms: float
+
+
+def find_split_operators(steps: StepsToExplain) -> Iterator[Candidate]:
+    """Finds operators that could run once on all of their data, one finding per number of parts.
+
+    The attainable time of one call and of all calls differ for small operators only. Launches are saved as well.
+    """
+    operators = steps.operators
+    if operators is None or operators.rates is None or not steps.has_data_flow:
+        return
+    calls, costs, unexplained = operators.calls, operators.costs, _unexplained_calls(operators)
+    unexplained &= ~calls.in_phase("optimizer") & operators.is_priced
+    groups_of_parts = defaultdict[int, list[list[int]]](list)
+    for members in find_independent_calls(operators, unexplained):
+        if len(members) >= _FEWEST_PARTS:
+            groups_of_parts[len(members)].append(members)
+    for parts, groups in groups_of_parts.items():
+        mask, saved_ns, merged_ns = np.zeros(len(calls), np.bool_), np.zeros(len(calls)), 0.0
+        for members in groups:
+            signature = calls.signatures[calls.signature[members[0]]]
+            estimates = [cost for index in members if (cost := costs[calls.signature[index]])]
+            total = estimates[0]._replace(
+                flops=sum(cost.flops for cost in estimates), bytes=sum(cost.bytes for cost in estimates)
+            )
+            separate_ns, together_ns = operators.attainable_ns[members].sum(), operators.rates.time_ns(total, signature)
+            mask[members], merged_ns = True, merged_ns + together_ns
+            saved_ns[members] = operators.measured_ns[members] * np.clip(1 - together_ns / separate_ns, 0.0, 1.0)
+        figures = SplitOperatorsFigures(*_describe(steps, mask), parts=parts, merged_ms=merged_ns / NS_PER_MS)
+        operations = operators.operations_of(mask)
+        work_share = operators.spread(saved_ns / np.maximum(operators.measured_ns, 1.0), default=0.0)
+        changes = tuple(
+            saved_launches(steps, operations * (1 - 1 / parts), work_share, is_limited=is_limited)
+            for is_limited in (True, False)
+        )
+        lines = operators.lines_of(operators.measured_ns * mask)
+        yield Candidate("split_operators", figures, changes, None, operations, lines)
+
+
 # --- operators above their attainable time for no reason that the shapes tell
 
 
@@ -565,5 +616,5 @@ def _operator_name(operators: PricedOperators, index: int) -> str:
 #: The rules of this file. If two findings save equal time, the finding of the earlier rule comes first.
 RULES: tuple[Rule, ...] = (
     find_redundant_work, find_padding, find_fp32_operators, find_memory_format, find_misaligned_operators,
-    find_unfused_chains, find_copied_tensors, find_slow_operators,
+    find_unfused_chains, find_copied_tensors, find_split_operators, find_slow_operators,
 )  # fmt: skip

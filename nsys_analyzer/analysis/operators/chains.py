@@ -1,4 +1,4 @@
-"""Finds chains of operators that pass over the same data, so that one kernel could do all of them.
+"""Finds operators that one operator could do: chains that pass over the same data, and equal operators on parts of it.
 
 The values that the operators read and write tell which operators follow each other.
 """
@@ -95,3 +95,27 @@ def count_chain_bytes(operators: PricedOperators, chain: Sequence[int]) -> tuple
         else:
             saved_bytes += max(read - operators.value_bytes.get(value, read), 0.0)
     return moved_bytes, max(moved_bytes - saved_bytes, 0.0)
+
+
+def find_independent_calls(operators: PricedOperators, selected: Bools) -> list[list[int]]:
+    """Returns groups of calls of one operator at one line and in one module, none of which needs another one's result.
+
+    They could be one call on all of their data. Only the selected calls are in groups.
+    """
+    calls = operators.calls
+    groups = defaultdict[tuple[str, int, int, int], list[int]](list)
+    for index in np.flatnonzero(selected).tolist():
+        name = calls.signatures[calls.signature[index]].name
+        groups[name, int(calls.module[index]), int(calls.line[index]), int(calls.phase[index])].append(index)
+    parts = {index: number for number, members in enumerate(groups.values()) if len(members) > 1 for index in members}
+    dependent, groups_before = set[int](), dict[int, int]()  # the groups that a value depends on are bits of a number
+    for index, (reads, writes) in enumerate(zip(calls.reads, calls.writes, strict=True)):
+        before = 0
+        for value in reads:
+            before |= groups_before.get(value, 0)
+        if index in parts:
+            if before >> parts[index] & 1:
+                dependent.add(parts[index])
+            before |= 1 << parts[index]
+        groups_before.update(dict.fromkeys(writes, before))
+    return [members for number, members in enumerate(groups.values()) if len(members) > 1 and number not in dependent]

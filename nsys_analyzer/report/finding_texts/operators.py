@@ -17,6 +17,7 @@ from nsys_analyzer.analysis.findings.operators import (
     OperatorsFigures,
     RedundantWorkFigures,
     SlowOperatorsFigures,
+    SplitOperatorsFigures,
     UnfusedChainsFigures,
 )
 from nsys_analyzer.analysis.findings.padding import PaddingFigures
@@ -284,6 +285,27 @@ def describe_copies(figures: CopiesFigures) -> FindingTexts:
     )
 
 
+def describe_split_operators(figures: SplitOperatorsFigures) -> FindingTexts:
+    """Returns the sentences of the finding on operators that run on many parts of their data."""
+    return FindingTexts(
+        title=f"Operators run {figures.parts} times on parts of their data",
+        evidence=(
+            f"{_say_time(figures)} If each of them ran once on all of its data, the attainable time would be "
+            f"{format_ms(figures.merged_ms)}.",
+            f"Each group of {figures.parts} calls is at one line, and no call needs the result of another one.",
+            *_say_operators(figures),
+        ),
+        derivation=f"The step is replayed with one launch instead of {figures.parts}, and with the time of the "
+        "operators reduced as their attainable time is. The lower bound assumes that a launch saves its usual time, "
+        "the upper bound that the program's own time before the next launch is saved as well.",
+        remedy=(
+            "# one call for all parts: torch.bmm or torch.stack, torch._foreach_*, torch.vmap",
+            "# or, for gradient accumulation: fewer and larger micro-batches, if the memory suffices",
+        ),
+        disproof="Merge two parts into one: if the step is no shorter, the number of parts does not limit it.",
+    )
+
+
 def describe_slow_operators(figures: SlowOperatorsFigures) -> FindingTexts:
     """Returns the sentences of the finding on operators that take longer than attainable."""
     first = figures.operators[0]
@@ -319,5 +341,6 @@ TEXTS: dict[type[FindingFigures], Callable[[Any], FindingTexts]] = {
     MisalignedFigures: describe_misaligned,
     UnfusedChainsFigures: describe_unfused_chains,
     CopiesFigures: describe_copies,
+    SplitOperatorsFigures: describe_split_operators,
     SlowOperatorsFigures: describe_slow_operators,
 }
