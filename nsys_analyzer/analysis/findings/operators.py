@@ -54,6 +54,12 @@ _LEAST_SHARE_OF_STEP = 0.02
 _MAX_OPERATORS = 3
 #: The smallest and the largest share of the time above the attainable time that is saved if no test tells the reason.
 SLOW_OPERATOR_SAVINGS = (0.0, 1.0)
+#: The same shares if a test tells the reason.
+KNOWN_REASON_SAVINGS = (0.3, 1.0)
+#: An operator consists of many kernels if a call launches at least this number.
+_MANY_KERNELS = 4
+#: Small grids are the reason if they take at least this share of the time.
+_MOST = 0.5
 #: The smallest and the largest share of the time of copies that is saved without them.
 COPY_SAVINGS = (0.3, 1.0)
 #: The fewest equal calls on parts of the data that are reported.
@@ -457,14 +463,33 @@ class SlowOperatorsFigures(OperatorsFigures):
     Attributes:
         kernels_per_call: the mean number of operations that a call launches.
         small_grid_share: the share of the time in kernels with fewer blocks than the GPU has multiprocessors.
-        reduces_apart: whether an operator reduces elements that are not stored one after the other.
+        reduces_apart: whether the operator with the most excess reduces elements that are not stored one after the
+            other.
+        is_efficient_attention: whether this operator is PyTorch's memory-efficient attention.
         gpu: the name of the GPU.
     """
 
     kernels_per_call: float
     small_grid_share: float
     reduces_apart: bool
+    is_efficient_attention: bool
     gpu: str
+
+    @property
+    def savings(self) -> tuple[float, float]:
+        """Returns the smallest and the largest share of the excess that is saved."""
+        has_reason = self.has_many_kernels or self.has_small_grids or self.reduces_apart or self.is_efficient_attention
+        return KNOWN_REASON_SAVINGS if has_reason else SLOW_OPERATOR_SAVINGS
+
+    @property
+    def has_many_kernels(self) -> bool:
+        """Returns whether a call consists of many kernels."""
+        return self.kernels_per_call >= _MANY_KERNELS
+
+    @property
+    def has_small_grids(self) -> bool:
+        """Returns whether kernels that do not fill the GPU take most of the time."""
+        return self.small_grid_share >= _MOST
 
 
 def find_slow_operators(steps: StepsToExplain) -> Iterator[Candidate]:
@@ -476,7 +501,6 @@ def find_slow_operators(steps: StepsToExplain) -> Iterator[Candidate]:
     calls = unexplained & (operators.excess_ns > 0) & ~_copies(operators)
     for chain in find_chains(operators, unexplained) if steps.has_data_flow else ():
         calls[chain] = False
-    least, most = SLOW_OPERATOR_SAVINGS
     measured_ns, excess_ns = operators.measured_ns, operators.excess_ns
     for group in _groups_by_line(operators, calls):
         operations = operators.operations_of(group)
@@ -487,8 +511,10 @@ def find_slow_operators(steps: StepsToExplain) -> Iterator[Candidate]:
             kernels_per_call=operations.sum() / study.steps / max(int(group.sum()), 1),
             small_grid_share=study.work_ms(is_small) / max(study.work_ms(operations), 1e-9),
             reduces_apart=_reduces_apart(longest),
+            is_efficient_attention="_efficient_attention" in longest.name,
             gpu=operators.rates.gpu,
         )
+        least, most = figures.savings
         explained = ExplainedCalls(group, measured_ns - most * excess_ns, measured_ns - least * excess_ns)
         yield from _make_candidate(steps, "slow_operators", figures, explained)
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from nsys_analyzer.analysis.findings.finding import FindingFigures, FindingTexts
 from nsys_analyzer.analysis.findings.operators import (
     COPY_SAVINGS,
-    SLOW_OPERATOR_SAVINGS,
     CopiesFigures,
     Fp32OperatorsFigures,
     MemoryFormatFigures,
@@ -27,10 +26,6 @@ from nsys_analyzer.report.units import format_count, format_ms, rounded, rounded
 
 #: The most operators of a chain in a sentence.
 _MAX_OPERATORS_OF_CHAIN = 8
-#: An operator consists of many kernels from this number on.
-_MANY_KERNELS = 4
-#: Most of the time is in small grids from this share on.
-_MOST = 0.5
 
 
 def _say_time(figures: OperatorsFigures) -> str:
@@ -310,9 +305,9 @@ def describe_slow_operators(figures: SlowOperatorsFigures) -> FindingTexts:
     """Returns the sentences of the finding on operators that take longer than attainable."""
     first = figures.operators[0]
     reasons, remedy = [], ["# compare with: torch.utils.benchmark.Timer of this operator with contiguous inputs"]
-    if figures.kernels_per_call >= _MANY_KERNELS:
+    if figures.has_many_kernels:
         reasons.append(f"Each call launches {figures.kernels_per_call:.0f} kernels on average.")
-    if figures.small_grid_share >= _MOST:
+    if figures.has_small_grids:
         reasons.append(
             f"{rounded_percent(figures.small_grid_share)} of this time is in kernels that have fewer blocks than the "
             "GPU has multiprocessors."
@@ -321,7 +316,13 @@ def describe_slow_operators(figures: SlowOperatorsFigures) -> FindingTexts:
     if figures.reduces_apart:
         reasons.append("The operator reduces over elements that are not stored one after the other.")
         remedy = ["x = x.transpose(0, 1).contiguous()  # store the reduced dimension last, where x is made"]
-    least, most = SLOW_OPERATOR_SAVINGS
+    if figures.is_efficient_attention:
+        reasons.append(
+            "This is PyTorch's memory-efficient attention. PyTorch chooses it instead of FlashAttention if a mask is a "
+            "tensor, or if the operands are in fp32."
+        )
+        remedy = ["out = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # in bf16, without attn_mask"]
+    least, most = figures.savings
     return FindingTexts(
         title=f"{first.operator} takes longer than attainable",
         evidence=(_say_time(figures), *_say_operators(figures), *reasons),
