@@ -188,7 +188,13 @@ def test_a_program_of_the_users_as_two_ranks(tmp_path: Path) -> None:
     words = ("run", "--nproc", "2", "--device", "cpu", "--profiler", "torch", "--warmup", "2", "--steps", "3", "--")
     ended = command(tmp_path, *words, sys.executable, "train.py")
     assert ended.returncode == 0, ended.stderr
-    assert "The program ran twice, to be timed and then recorded, and was stopped after step 5." in ended.stdout
+    assert "The program ran twice, to be timed and then recorded" in ended.stdout
+    assert "and was stopped after step 5 (when recorded, after step 6)." in ended.stdout
+    for rank in (0, 1):
+        manifest = read_manifest(tmp_path / f"runs/train/capture_rank{rank}.manifest.json")
+        assert manifest.operators == (f"capture_rank{rank}.operators.gz",)
+        (step,) = Trace.load(tmp_path / f"runs/train/capture_rank{rank}.json.gz").operator_steps.values()
+        assert "c10d::allreduce_" in {signature.name for signature in step.calls.signatures}
     assert "Its output is in runs/train/target.log\n" in ended.stdout
     place = tmp_path / "runs/train"
     said = [read_manifest(place / f"capture_rank{rank}.manifest.json") for rank in (0, 1)]
