@@ -39,7 +39,7 @@ _DO_BENCH_WARMUP_MS = 25
 
 def measure(case: PassesCase, figures: PassesFigures) -> None:
     """Checks an implementation against PyTorch's attention in fp64, then counts its memory and times its passes."""
-    set_precision("fp32")  # no matmul of fp32 tensors runs as TF32
+    set_precision("fp32")  # so that no matmul of fp32 tensors runs as TF32
     shape = (case.batch_size, case.heads, case.context_length, case.d_head)
     passes = Passes.random(_find_implementation(case), shape, case.device, case.precision)
     figures.inputs_bytes = sum(tensor.nbytes for tensor in (*passes.inputs, passes.gradient))

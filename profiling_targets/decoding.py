@@ -112,7 +112,8 @@ class _Decoding:
     def __init__(self, case: DecodeCase) -> None:
         torch.manual_seed(case.seed)
         self.case = case
-        config = make_config(case, context_length=case.cache_length, mode="forward")  # RoPE's tables cover the cache
+        # The context covers the cache, because it sets the size of RoPE's tables.
+        config = make_config(case, context_length=case.cache_length, mode="forward")
         with tensors_made_in(torch.bfloat16 if case.precision == "bf16" else torch.float32, case.device):
             self.model = Decoder(config)
             self.cache = Cache(config) if case.cache else None

@@ -102,7 +102,7 @@ def measure(
         synchronize(device)
     wait_for_all_ranks()
     switch_profiler("start", device)
-    wait_for_all_ranks()  # the time that the profiler needs to start differs between the ranks
+    wait_for_all_ranks()  # waits, because the profiler needs different times to start on the ranks
     begins = []
     for _ in range(config.steps):
         begins.append(time.perf_counter_ns())

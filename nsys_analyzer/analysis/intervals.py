@@ -150,7 +150,7 @@ def measure_unions(group: Integers, start: Ints, end: Ints, groups: int) -> tupl
     if len(first_of_group):
         covered[merged_group[first_of_group]] = np.add.reduceat(merged_end - merged_start, first_of_group)
         first[merged_group[first_of_group]] = merged_start[first_of_group]
-        last[merged_group] = merged_end  # the last assignment to a group is its last end
+        last[merged_group] = merged_end  # the last of several assignments remains, which is the group's last end
     return covered, first, last
 
 
@@ -243,15 +243,16 @@ class Axis:
     def __init__(self, group: Ints, *values: Ints) -> None:
         self._groups = distinct(group)
         if not len(self._groups):
-            return  # no value is on the axis
+            return  # an axis without values places every value off the axis
         self._last = len(self._groups) - 1
         self._low = min(int(column.min()) for column in values)
         self._high = max(int(column.max()) for column in values)
-        self._stretch = self._high - self._low + 3  # includes one position before all values, and one after them
+        # Also counts one position before all values and one after all values.
+        self._stretch = self._high - self._low + 3
         self._ranked: Ints | None = None
         if self._stretch * len(self._groups) > _MAX_AXIS_LENGTH:
             self._ranked = distinct(np.concatenate(values))
-            self._stretch = 2 * len(self._ranked) + 1  # includes one position between any two values
+            self._stretch = 2 * len(self._ranked) + 1  # also counts one position between any two neighboring values
 
     def place(self, group: Integers, value: Ints) -> Ints:
         """Returns the position of each (group, value) on the axis; ``OFF_AXIS`` if the axis lacks the group.

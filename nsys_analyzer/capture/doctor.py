@@ -50,7 +50,8 @@ def check_machine(output: Path) -> Iterator[Check]:
     yield _check_gpu(gpus)
     yield _check_torch(gpus)
     yield _check_folder("output folder", output, "--output-dir")
-    yield _check_folder("temporary files", Path(tempfile.gettempdir()), "TMPDIR")  # nsys records there
+    # Nsys writes its recording into the folder for temporary files.
+    yield _check_folder("temporary files", Path(tempfile.gettempdir()), "TMPDIR")
 
 
 def _check_nsys() -> Iterator[Check]:

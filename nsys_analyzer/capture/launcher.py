@@ -77,7 +77,8 @@ def run_ranks(program: Sequence[str], count: int, logs: Path | None) -> int:
                     find_failure_line(rank_log(logs, rank), log_offsets[rank]) if logs else f"it ended with code {code}"
                 )
                 print(f"rank {rank}: {reason}", flush=True)
-                return 128 - code if code < 0 else code  # 128 + the number of a signal, as in a shell
+                # The exit code of a killed program is 128 + the signal's number, as in a shell.
+                return 128 - code if code < 0 else code
     return 0
 
 

@@ -78,7 +78,8 @@ def make_profile_command(
     arguments = [
         argument for argument in _make_arguments(options, by_rank) if argument.partition("=")[0] not in replaced_options
     ]
-    output = str(report.with_suffix("")).replace("%", "%%")  # nsys replaces %h, %p and %q{...}
+    # Escapes percent signs, because nsys replaces %h, %p and %q{...}.
+    output = str(report.with_suffix("")).replace("%", "%%")
     output += RANK_SUFFIX if by_rank else ""
     return [str(nsys.path), "profile", *arguments, f"--output={output}", *options.extra, *program]
 
@@ -102,7 +103,7 @@ def find_or_import_report(nsys: Nsys, report: Path, log: Path, timeout_s: float 
     if report.is_file() and report.stat().st_size:
         return report
     for folder in (report.parent, Path(tempfile.gettempdir())):
-        if is_disk_full(folder):  # nsys then ends with an unrelated message or none
+        if is_disk_full(folder):  # on a full disk, nsys ends with an unrelated message or none
             problem = f"The disk of {folder} is full"
             raise CaptureError(problem, f"Free some space, or choose another folder: df -h {folder}")
     output = read_last_lines(log) if log.is_file() else ""
@@ -150,7 +151,7 @@ def _import_recording(nsys: Nsys, stream: Path, report: Path, timeout_s: float |
         )
     retry = f"run {shlex.quote(str(importer))} -i {shlex.quote(str(stream))}"
     with atomic_write(report) as unfinished:
-        try:  # an absolute path cannot be mistaken for an option
+        try:  # the path is absolute, so that nsys cannot mistake it for an option
             process = run_captured([importer, "-i", stream.absolute(), "-o", unfinished.absolute()], timeout_s)
         except subprocess.TimeoutExpired as error:
             problem = f"The import of {stream} was stopped after {timeout_s:g} s"

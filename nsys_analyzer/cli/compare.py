@@ -117,7 +117,8 @@ def compare(
     runs_before, runs_after = (
         load_runs(path, csv, tell=tell, names=names, overrides=configuration, workers=workers) for path, csv in inputs
     )
-    if before.is_dir() and find_saved_reports(before):  # a baseline may contain runs on several machines
+    # A baseline may have runs of several machines; those of the same hardware are taken.
+    if before.is_dir() and find_saved_reports(before):
         runs_before = select_same_hardware(runs_before, runs_after)
     comparisons = require_comparisons(
         compare_runs(runs_before, runs_after, cpu_spread=cpu_spread, repeats=repeats, force=force, budgets=budgets)

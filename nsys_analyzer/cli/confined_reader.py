@@ -54,7 +54,7 @@ class ConfinedReader:
                 for path in requested_paths:
                     folder = path if path.is_dir() else path.parent
                     self._copy_folder(folder, Path(copies), requested_paths, _MAX_DEPTH)
-                    if self._contains(folder.parent):  # the parent may contain times and manifests
+                    if self._contains(folder.parent):  # also copied: times and manifests in the parent folder
                         has_times = (folder.parent / "timings.csv").is_file()
                         self._copy_folder(folder.parent, Path(copies), requested_paths, 2 if has_times else 1)
                 yield tuple(Path(copies, *path.parts[1:]) for path in requested_paths)
@@ -106,7 +106,7 @@ class ConfinedReader:
             try:
                 # With src_dir_fd, os.link follows the symbolic link in /proc to the open file.
                 os.link(f"/proc/self/fd/{file.fileno()}", target, src_dir_fd=descriptor)
-            except OSError:  # the file is on another file system, or belongs to another user
+            except OSError:  # a link to the file fails across file systems, and if the file belongs to another user
                 with target.open("wb") as copy:
                     shutil.copyfileobj(file, copy)
                 os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))

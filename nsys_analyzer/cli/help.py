@@ -68,7 +68,7 @@ class Command(click.Command):
         rows: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
-                rows[getattr(param, "group", GENERAL)].append(record)  # click itself adds --help, which has no group
+                rows[getattr(param, "group", GENERAL)].append(record)  # --help, which click adds, has no group
         for group, records in rows.items():
             if records:
                 with formatter.section(group):

@@ -91,7 +91,7 @@ def cli(debug: bool) -> None:
     How long do forward, backward and optimizer take, on the CPU and on the GPU? Which kernels dominate? What share of
     the time is matmul? How does softmax compare with the matmuls of attention?
     """
-    if debug:  # child processes that read captures inherit the variable
+    if debug:  # sets the variable for child processes that read captures
         os.environ[DEBUG_VARIABLE] = "1"
 
 
@@ -102,7 +102,7 @@ def main() -> None:
         os.putenv("ARROW_DEFAULT_MEMORY_POOL", "system")  # os.environ, which started programs inherit, stays unchanged
     if _COMPLETION_VARIABLE not in os.environ:  # for completions, click writes bytes to the streams itself
         use_safe_streams()
-    if sys.stdout is None:  # the parent process has closed standard output
+    if sys.stdout is None:  # standard output is None if the parent process closed it
         _fail("Standard output is closed. Send it to a file or to /dev/null")
     try:
         cli()

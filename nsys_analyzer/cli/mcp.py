@@ -42,5 +42,5 @@ def mcp(folders: tuple[Path, ...], allow_run: bool) -> None:
     tools = Tools([folder.resolve() for folder in folders or (Path(),)], ToolError)
     for tool in (*tools.reading, *(tools.running if allow_run else ())):
         server.add_tool(tool, structured_output=False)
-    sys.stdout = data_stream()  # the server writes the protocol as bytes
+    sys.stdout = data_stream()  # the protocol needs the stream of bytes, without changed line ends
     server.run("stdio")

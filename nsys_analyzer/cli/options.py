@@ -382,7 +382,7 @@ def quote_command_line() -> str:
 
     ``--scheduler``, which does not change a report, is left out. Keys and passwords are hidden.
     """
-    from nsys_analyzer.share.names import remove_secrets  # this import loads all rules of kernel classes
+    from nsys_analyzer.share.names import remove_secrets  # imported here, because it loads all rules of kernel classes
 
     words, arguments = ["nsys-analyze"], iter(sys.argv[1:])
     for word in arguments:

@@ -62,9 +62,9 @@ def report(
     if target:
         check_target(target, sources, force=force)
     gathered_evidence = evidence(with_tracks=renderer.has_timeline)
-    if target:  # reading a report of nsys may have written its export to this path
+    if target:  # checked again: reading a report of nsys may have written its export to this path
         check_target(target, sources, force=force)
-    if renderer.is_data:  # JSON is made from the figures, and needs no sections
+    if renderer.is_data:  # JSON is made from the figures, so no sections are built
         report = Report(
             "", (), gathered_evidence.captures, benches=gathered_evidence.benches, runs=gathered_evidence.runs
         )

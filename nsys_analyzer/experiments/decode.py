@@ -59,7 +59,8 @@ class DecodeCase(TransformerCase):
     seed: int = option(0, "seed of weights and tokens", least=0)
 
     def __post_init__(self) -> None:
-        if self.cache_length < self.prompt_length + self.tokens - 1:  # the last token is never fed back
+        # The cache needs no room for the last token, which is never fed back.
+        if self.cache_length < self.prompt_length + self.tokens - 1:
             raise ConfigurationError(f"{self.tokens} more tokens do not fit into a cache of {self.cache_length}")
 
 

@@ -30,7 +30,8 @@ def make_evidence(inputs: Inputs, command: str = "") -> Evidence:
     is_alone = len(inputs.bench_folders) == 1 and not inputs.captures
     benches = []
     for folder in inputs.bench_folders:
-        from nsys_analyzer.experiments.benches import read_finished  # a report of captures starts faster without it
+        # Imported here, so that a report of captures starts faster.
+        from nsys_analyzer.experiments.benches import read_finished
 
         try:
             benches.append(read_finished(folder))

@@ -101,7 +101,8 @@ def run_bench(
 def _prepare_rows(plan: BenchPlan, folder: Path, resume: bool | None, command: str) -> Sequence[AnyRow]:
     """Returns the rows of earlier runs that are kept. If none is kept, starts a new file of rows."""
     path = folder / ROWS_FILE
-    if path.exists() and not (resume and b"\n" not in path.read_bytes()):  # an interrupt may have cut the first line
+    # With --resume, a file without a complete first line is written anew, because an interrupt may have cut the line.
+    if path.exists() and not (resume and b"\n" not in path.read_bytes()):
         _, header, rows = read_rows(path)
         if header["bench"] != plan.bench.name:
             raise ConfigurationError(

@@ -45,7 +45,7 @@ class Parquet:
                 return False
             try:
                 metadata = parquet.read_schema(file).metadata or {}
-            except (ArrowException, OSError):  # only the first bytes of the file are Parquet's
+            except (ArrowException, OSError):  # the file only begins like a Parquet file
                 return False
         return all(metadata.get(key.encode()) == value.encode() for key, value in _FILE_METADATA.items())
 

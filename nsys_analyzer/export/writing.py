@@ -62,7 +62,7 @@ def export(
     # The target is checked before the captures are read, so that an unsuitable target fails at once.
     check_target(target, paths, force=force, output=output)
     captures: Sequence[Capture] = [Capture(path, names or PhaseNames()) for path in find_traces(paths)]
-    if not captures:  # a folder of runs that were not profiled
+    if not captures:  # there are no captures if no run in the folder was profiled
         raise TraceError(f"{paths[0]} contains no trace", "Give a trace, or a folder with some")
     if export_format.on_one_clock:
         captures = align_captures(captures, tell)

@@ -174,7 +174,7 @@ class _CaptureToRead:
 def _read_capture(capture: _CaptureToRead) -> tuple[CaptureSummary, ...]:
     """Returns the summaries of a capture: one for each process, or a single one that contains the error."""
     path, overrides = capture.path, capture.overrides
-    use_classes(capture.classes)  # a worker process has not loaded the user's kernel classes
+    use_classes(capture.classes)  # loads the user's kernel classes in a worker process
     configuration = _override_configuration(configuration_from_name(name_of_trace(path)), overrides)
     manifest = None
     try:

@@ -26,7 +26,7 @@ from nsys_analyzer.inputs.traces import find_titles, find_traces, holds_captures
 from nsys_analyzer.system.cluster import SEQUENTIAL, Workers
 from nsys_analyzer.trace.phase_names import PhaseNames
 
-if TYPE_CHECKING:  # a report of one capture without unprofiled times starts faster without these
+if TYPE_CHECKING:  # imported where they are needed, so that a report of one capture starts faster
     from nsys_analyzer.analysis.ranks.run import ParallelRun
     from nsys_analyzer.inputs.unprofiled_times import Timings
 
@@ -150,7 +150,7 @@ def find_runs_of_captures(captures: Sequence[CaptureSummary]) -> tuple[ParallelR
     """Returns the runs with several ranks among captures."""
     if not any(capture.members for capture in captures):
         return ()
-    from nsys_analyzer.analysis.ranks.join import find_runs  # a report of one rank starts faster without it
+    from nsys_analyzer.analysis.ranks.join import find_runs  # imported here, so that a report of one rank starts faster
 
     return find_runs(captures)
 
@@ -197,7 +197,7 @@ def _find_timings(paths: Sequence[Path], tell: Callable[[str], None], option: st
             return Timings("the manifest", tuple(rows), of_captures=True) if rows else None
         (file,) = files.values()
         if b"\n" not in file.read_bytes().strip():
-            return None  # the table has only a header, because no program was timed
+            return None  # a table with only a header means that no program was timed
         timings = read_timings(file)
         if file.parent not in paths:
             other_titles = set(find_titles(find_traces((file.parent,), allow_none=True)).values()) - titles

@@ -154,13 +154,13 @@ def find_untraced_manifests(folder: Path) -> dict[Path, Run | ManifestError]:
         try:
             files = sorted(path for path in place.iterdir() if not path.is_fifo())
             stems = _trace_stems(place)
-        except OSError:  # the report has a row with the error of this folder
+        except OSError:  # ignored here, because the report has a row with the error of this folder
             continue
         for path in (path for path in files if path.name == MANIFEST or path.name.endswith(_SUFFIX)):
             try:
                 values = _read_json(path)
                 if path.name == MANIFEST and not (isinstance(values, dict) and "status" in values):
-                    continue  # such as the manifest of a web application or of a model's checkpoint
+                    continue  # skips other manifests, such as those of web applications and checkpoints
                 manifest = make_run(values, path)
             except ManifestError as error:
                 if not stems:  # otherwise, the row of the trace that the manifest belongs to contains the error

@@ -89,7 +89,7 @@ def _find_fitting_rows(
     shares = {name: share for name, share in capture.precisions.items() if name != "unknown"}
     precision = next((name for name, share in shares.items() if share > sum(shares.values()) / 2), None)
     if precision == "tf32" and all(row.configuration.precision != precision for row in rows):
-        precision = "fp32"  # a program whose fp32 matmuls run as TF32 usually calls its precision fp32
+        precision = "fp32"  # TF32 counts as fp32, because programs whose fp32 matmuls run as TF32 call it fp32
     kernels = capture.whole.kernels if capture.whole and not capture.on_cpu else ()
     is_compiled = any(row.name.startswith("triton_") for row in kernels) if kernels else None
     precision, compiled = configuration.precision or precision, is_compiled if run.compile is None else run.compile
@@ -197,7 +197,7 @@ def _find_doubts(capture: CaptureSummary, name: str, unprofiled: Stats) -> Itera
     names = [name] if capture.phase(name) else parts
     phases = [phase for part in names if (phase := capture.phase(part))]
     step = capture.step if name == "step" and not capture.phase(name) else None
-    if step and not step.is_pass:  # a step may include a phase several times, and work outside phases
+    if step and not step.is_pass:  # a step is not the sum of its phases: a phase may occur several times in it
         phases, busy = [], Stats(None, step.total_ms - step.idle_ms)
         wall = Stats(None, step.length_ms, step.wall_ms.std)
     elif not phases or len(phases) < len(names):

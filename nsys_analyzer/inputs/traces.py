@@ -118,7 +118,7 @@ def read_each_trace(path: Path, read_trace: Callable[[Path], Result], tell: Call
         NsysAnalyzerError: no trace could be read.
     """
     traces, errors = find_traces([path]), list[NsysAnalyzerError]()
-    if not traces:  # the folder contains only runs that were not profiled
+    if not traces:  # there are no traces if no run in the folder was profiled
         raise TraceError(f"{path} contains no trace", "Give a trace, or a folder with some")
     for trace in traces:
         try:

@@ -249,7 +249,7 @@ def read_manifest_timings(path: Path) -> Iterator[PhaseTiming]:
         return
     rank_timings = values.get("rank_timings") if values.get("capture") else None
     for rank, entry in enumerate(rank_timings) if rank_timings else ((None, values.get("timings")),):
-        if not entry:  # the program timed nothing
+        if not entry:  # the entry is empty if the program timed nothing
             continue
         try:
             timings = msgspec.convert(entry, _ManifestTimings)

@@ -236,7 +236,7 @@ def rank_answers(evidence: Evidence) -> Iterator[Answer]:
 def _answers_of_run(evidence: Evidence, run: ParallelRun) -> Iterator[Answer]:
     """Yields how late the slowest rank of a run is, and the savings of the findings about all ranks."""
     from nsys_analyzer.report.sections.ranks import (
-        describe_late_rank,  # this import is needed only for runs of several ranks
+        describe_late_rank,  # imported here, because only runs of several ranks need it
     )
 
     answer_source = AnswerSource(run.name)

@@ -199,7 +199,7 @@ class _ReportIndex:
                     self.tables.append(_ReportTable(block, self._last_sentence, title_id))
                 case StepBars(parts, rows, title, note):
                     self.bars.append(block)
-                    for row in rows:  # text copied from a page has the names of a bar's parts without spaces
+                    for row in rows:  # a browser copies the names of a bar's parts without spaces
                         part_names = "".join(part for part, ms in zip(parts, row.ms, strict=True) if ms)
                         self._add_sentences(part_names, subject, title_id, "heading")
                     legend = list(legend_entries(block, [sum(row.ms) for row in rows]))
@@ -421,7 +421,8 @@ def _judge_numbers(text: str, reported: str) -> bool | None:
     if _remove_spaces(text) == _remove_spaces(reported):
         return True
     numbers, reported_numbers = _NUMBER.findall(text), _NUMBER.findall(reported)
-    if len(numbers) != len(reported_numbers):  # the text itself may contain the placeholder for a number
+    # The counts differ if the text itself contains the placeholder for a number.
+    if len(numbers) != len(reported_numbers):
         return None
     return _combine_verdicts(map(_judge_number, numbers, reported_numbers))
 

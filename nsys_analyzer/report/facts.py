@@ -126,7 +126,7 @@ def _cold_start(start_up_ms: float, total_ms: float, calls: Sequence[tuple[str, 
 
 
 def _describe_insufficient_phases(phases: Sequence[str], share: float, on_cpu: bool, has_forward: bool) -> str:
-    percent_rounded_down = math.floor(share * 1000) / 10  # 89.99 % is not shown as 90 %
+    percent_rounded_down = math.floor(share * 1000) / 10  # rounded down, so that 89.99 % is not shown as 90 %
     time = "operators' time" if on_cpu else "GPU time (kernels, copies and fills)"
     forward = "" if has_forward else ", and no forward pass is among them"
     subject = f"{plural(len(phases), 'phase')} {join_names(phases)} {'contains' if len(phases) == 1 else 'contain'}"

@@ -38,7 +38,7 @@ _MAX_TITLE_LENGTH, _MAX_NAME_LENGTH = 160, 60
 #: The number of characters in a line of the title.
 _TITLE_LINE_LENGTH = 90
 _MATPLOTLIB_STYLE: dict[Any, Any] = {
-    "text.parse_math": False,  # a dollar sign in a name is not math
+    "text.parse_math": False,  # so that matplotlib shows dollar signs in names
     "font.size": 9.0,
     "axes.labelsize": 9.0,
     "axes.titlesize": 9.5,
@@ -106,7 +106,8 @@ def _save_figure(figure: Figure, target: Any, form: str, metadata: dict[str, Any
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     with warnings.catch_warnings(), matplotlib.rc_context(_MATPLOTLIB_STYLE | style):
-        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # such a character becomes a box
+        # A character that the font lacks becomes a box.
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
         layout = ConstrainedLayoutEngine(w_pad=_PAD_INCHES, h_pad=_PAD_INCHES)
         canvas = Canvas(figsize=(_WIDTH_INCHES, _HEIGHT_INCHES), dpi=_DPI, layout=layout)
         FigureCanvasAgg(canvas)

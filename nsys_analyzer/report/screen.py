@@ -38,7 +38,7 @@ def use_safe_streams() -> None:
     """Replaces ``sys.stdout`` and ``sys.stderr`` by safe streams, unless they are closed."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper):  # a character that the encoding lacks becomes "?"
+        if isinstance(stream, io.TextIOWrapper):  # writes "?" for a character that the encoding lacks
             stream.reconfigure(errors="replace")
         if stream is not None and not isinstance(stream, SafeStream):
             setattr(sys, name, SafeStream(stream))

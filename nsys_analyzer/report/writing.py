@@ -128,7 +128,7 @@ def write_report(form: str, built: Report, path: Path, *, figures: bool = True, 
     renderer = RENDERERS[form]
     drawings: Mapping[str, str] = {}
     outdated: Sequence[Path] = ()
-    with ExitStack() as pending_figures:  # if the report cannot be written, no figure is replaced
+    with ExitStack() as pending_figures:  # replaces figures only after the report was written
         if renderer.figures == "files":
             drawings, outdated = _draw_png_files(built, path, pending_figures, figures=figures, force=force)
         elif renderer.figures == "inline" and figures:
@@ -165,7 +165,8 @@ def _draw_png_files(
     """
     from nsys_analyzer.report.figures import draw_png
 
-    report = resolve_links(path) if path.is_symlink() else path  # viewers resolve image paths from the linked file
+    # The folder lies beside the linked file, from where viewers resolve image paths.
+    report = resolve_links(path) if path.is_symlink() else path
     folder = report.parent / f"{report.stem}_figures"
     names = name_figure_files(figure.key for figure in built.figures) if figures else {}
     paths = {key: folder / name for key, name in names.items()}

@@ -153,7 +153,8 @@ def _copy_tables(reader: Reader, scrubber: Scrubber) -> dict[str, pa.Table]:
     roles_of: dict[int, set[str]] = defaultdict(set)
     for key, role in _STRING_ROLES.items():
         frame = frames.get(key, {})
-        if key == "threads" and frame:  # names of threads without recorded events would reveal other programs
+        # Leaves out threads without recorded events, whose names would reveal other programs.
+        if key == "threads" and frame:
             recorded_rows = np.flatnonzero(np.isin(frame["thread"], np.concatenate([np.empty(0, np.int64), *threads])))
             frame |= {column: values[recorded_rows] for column, values in frame.items()}
         for column in set(_STRING_ID_COLUMNS) & set(frame):

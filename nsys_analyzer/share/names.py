@@ -186,7 +186,7 @@ def is_public(text: str, role: str) -> bool:
         return True
     if not text or _TORCH_NAME.fullmatch(text) or CLOCK_RANGE.fullmatch(text) or _is_phase(text):
         return True
-    if text == OPERATOR_STEP or OPERATOR_RANGE.fullmatch(text):  # figures leave out the step by these names
+    if text == OPERATOR_STEP or OPERATOR_RANGE.fullmatch(text):  # kept, because figures exclude the step by these names
         return True
     if role == KERNEL:
         return not _ADDRESS_OR_CARD.search(text) and _is_library_kernel(text)
@@ -204,7 +204,8 @@ def _is_phase(text: str) -> bool:
     """Returns whether a text is the spelling of a phase or of a serving step, and contains only small numbers."""
     if len(text) > _MAX_PHASE_CHARACTERS:
         return False
-    is_shortened = "," in text or text.startswith("Optimizer.")  # normalize_name drops a part of such a text
+    # Such a text is compared without the part that normalize_name drops.
+    is_shortened = "," in text or text.startswith("Optimizer.")
     has_small_numbers = all(len(number) < _TOO_LONG_FOR_COUNTER for number in re.findall(r"\d+", text))
     is_phase = not is_shortened and has_small_numbers and normalize_name(text) in _list_phase_spellings()
     is_served_step = (
@@ -281,7 +282,8 @@ class Scrubber:
         scrubbed_message = (
             f"{'. '.join(sentences)} {REMOVED_MARK}{' about sampling' * is_irrelevant_message(text)}".strip()
         )
-        return self._make_unique(text, scrubbed_message)  # a report lists equal messages only once
+        # Makes the message unique, because a report lists equal messages only once.
+        return self._make_unique(text, scrubbed_message)
 
     def scrub_property(self, text: str) -> str:
         """Returns a property of the machine or the recording without words that are no product names or versions."""

@@ -54,9 +54,9 @@ def atomic_write(target: Path, needed_bytes: int | None = None, source: Path | N
         yield unfinished_path
         if destination.exists():
             old_status = destination.stat()
-            with suppress(OSError):  # only root may change the owner, and some file systems have no owners
+            with suppress(OSError):  # ignores a failure: only root may change the owner
                 os.chown(unfinished_path, old_status.st_uid, old_status.st_gid)
-            with suppress(OSError):  # some file systems have no permissions
+            with suppress(OSError):  # ignores a failure: some file systems have no permissions
                 unfinished_path.chmod(stat.S_IMODE(old_status.st_mode))
         if (mode := stat.S_IMODE(unfinished_path.stat().st_mode)) & ~allowed_mode:
             unfinished_path.chmod(mode & allowed_mode)
@@ -88,7 +88,7 @@ def append_text(target: Path, text: str) -> None:
 
 def check_regular(path: Path, hint: str = "Name a file") -> None:
     """Checks that a path is a regular file or does not exist; raises NsysAnalyzerError otherwise."""
-    if path.exists() and not path.is_file():  # this follows links, such as /dev/stdout to an open pipe
+    if path.exists() and not path.is_file():  # is_file follows links, such as /dev/stdout to an open pipe
         kind = "a folder" if path.is_dir() else "a pipe or a device"
         raise NsysAnalyzerError(f"{path} is {kind}, not a file", hint)
 
@@ -120,7 +120,7 @@ def _unfinished_folder(destination: Path) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(dir=destination.parent, prefix=prefix))
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # without locks on this file system, ``remove_unfinished`` removes nothing
+        with suppress(OSError):  # ignores a failure: without locks, ``remove_unfinished`` removes nothing
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # The mark follows the lock, because other processes remove folders with the mark and without a lock.
         (folder / UNFINISHED_MARK).touch()
@@ -137,7 +137,7 @@ def remove_unfinished(folder: Path, stem: str | None = None) -> None:
     """
     name = "*" if stem is None else glob.escape(stem[:_MAX_NAME_CHARACTERS])
     for mark in list(folder.glob(f".{name}-export-*/{UNFINISHED_MARK}")):
-        with suppress(OSError):  # the folder was removed or is locked, or the file system has no locks
+        with suppress(OSError):  # skips a folder that was removed or is locked, and a file system without locks
             descriptor = os.open(mark.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -163,7 +163,8 @@ def _explain_full_disk(target: Path, needed_bytes: int | None = None) -> Iterato
         folder = resolve_links(target).parent
         is_full = number in _DISK_FULL_ERRNOS or (isinstance(error, sqlite3.Error) and "disk is full" in str(error))
         if not is_full and not is_disk_full(folder):
-            if isinstance(error, sqlite3.OperationalError):  # a quota, a limit of the file size, a failing disk
+            # SQLite gives no errno for a quota, a limit of the file size or a failing disk.
+            if isinstance(error, sqlite3.OperationalError):
                 hint = f"Write to another disk, or check this one: df -h {target.parent}"
                 raise NsysAnalyzerError(f"{target} cannot be written ({error})", hint) from error
             raise

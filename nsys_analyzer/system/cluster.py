@@ -141,7 +141,7 @@ def _open_local_pool(count: int) -> Iterator[Executor]:
     from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
     from multiprocessing import active_children, get_context, resource_tracker
 
-    resource_tracker.ensure_running()  # its start unblocks signals, so it must happen before signals are blocked
+    resource_tracker.ensure_running()  # started now, because its start would unblock the signals that are blocked next
     threads = (os.cpu_count() or 1) // count
     with ProcessPoolExecutor(count, get_context("spawn"), _prepare_worker_process, (threads,)) as executor:
         try:
@@ -157,7 +157,7 @@ def _open_local_pool(count: int) -> Iterator[Executor]:
 def _prepare_worker_process(threads: int) -> None:
     """Makes a worker process end with its parent, and limits its threads."""
     signal_when_parent_dies(signal.SIGKILL)
-    os.environ["OMP_NUM_THREADS"] = str(max(threads, 1))  # also the number of Arrow's threads
+    os.environ["OMP_NUM_THREADS"] = str(max(threads, 1))  # Arrow also reads its number of threads from this variable
 
 
 # --- Dask ---
@@ -182,12 +182,13 @@ def _open_client(address: str) -> Iterator[Client]:
     from distributed.comm import connect
     from distributed.utils import silence_logging_cmgr
 
-    with silence_logging_cmgr(logging.CRITICAL):  # important problems are raised as errors
+    with silence_logging_cmgr(logging.CRITICAL):  # hides log messages, because important problems are raised as errors
         try:
             # A client would wait forever for a program that accepts connections but sends nothing.
             asyncio.run(asyncio.wait_for(connect(address, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S + 1)).abort()
             client = Client(address, timeout=_ANSWER_TIMEOUT_S)
-        except (OSError, TimeoutError, ValueError, MemoryError, TypeError) as error:  # also if it is no Dask scheduler
+        # These errors also mean that the address is no Dask scheduler's.
+        except (OSError, TimeoutError, ValueError, MemoryError, TypeError) as error:
             hint = "Check that it runs there, or start one: dask scheduler --no-dashboard"
             reason = str(error) or f"no answer within {_ANSWER_TIMEOUT_S} s"
             raise ClusterError(f"No Dask scheduler answers at {address} ({reason})", hint) from error

@@ -198,7 +198,8 @@ def find_failure_line(log: Path, start: int = 0) -> str:
     """
     lines = _read_lines(log, start)
     memory_lines = [line for line in lines if _OUT_OF_MEMORY.search(line)]
-    error_lines = [line for line in lines if _ERROR_LINE.match(line)]  # a profiler may print more after an error
+    # Looks for the last error, because a profiler may print more lines after it.
+    error_lines = [line for line in lines if _ERROR_LINE.match(line)]
     return (memory_lines or error_lines or lines or ["it printed nothing"])[-1]
 
 
@@ -268,21 +269,21 @@ def _supervise(parent: int, what_ends: str, command: list[str]) -> int:
     if requests or os.getppid() != parent:  # a request to stop, or the parent's death, came before the start
         kill_descendants()
     code = 0
-    with suppress(ChildProcessError):  # raised when no child remains
+    with suppress(ChildProcessError):  # os.wait raises this error when no child remains
         while True:
             ended_pid, status = os.wait()
             if ended_pid == program.pid:
                 code = os.waitstatus_to_exitcode(status)
                 if code == 0 and not requests and what_ends == "first":
                     break
-                kill_descendants()  # the program under a killed profiler continues to run
+                kill_descendants()  # kills the program, which survives a killed profiler
     signal.setitimer(signal.ITIMER_REAL, 0)
     return code
 
 
 if __name__ == "__main__":
     exit_code = _supervise(int(sys.argv[1]), sys.argv[2], sys.argv[3:])
-    if exit_code < 0:  # end by the signal that ended the program
+    if exit_code < 0:  # ends this process by the signal that ended the program
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with suppress(OSError):  # SIGKILL has no handler that could be reset
             signal.signal(-exit_code, signal.SIG_DFL)

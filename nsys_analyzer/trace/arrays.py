@@ -153,7 +153,8 @@ def distinct_rows(*columns: Integers) -> tuple[Ints, SmallInts]:
         values, code = dense_codes(column.astype(np.int64))
         codes = dense_codes(codes.astype(np.int64) * len(values) + code)[1]
     first_position = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
-    first_position[codes[::-1]] = np.arange(len(codes))[::-1]  # the last assignment to an entry wins
+    # Reversed, so that the first occurrence is assigned last and remains.
+    first_position[codes[::-1]] = np.arange(len(codes))[::-1]
     return first_position, codes
 
 

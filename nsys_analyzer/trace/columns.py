@@ -143,7 +143,8 @@ class Operations(Columns):
 
     def of_kind(self, kind: int) -> slice:
         """Returns the positions of the operations of a kind, which are contiguous."""
-        bounds = np.array([kind, kind + 1], self.kind.dtype)  # with another dtype, searchsorted would copy the column
+        # The column's dtype, because searchsorted would otherwise copy the column.
+        bounds = np.array([kind, kind + 1], self.kind.dtype)
         first, last = np.searchsorted(self.kind, bounds).tolist()
         return slice(first, last)
 

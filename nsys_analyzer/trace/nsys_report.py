@@ -32,7 +32,8 @@ _DAMAGED_REPORT_MESSAGES = ("Version tag is not found", "Cannot read from stream
 
 def open_report(report: Path) -> Reader:
     """Opens the export of a report, which is made first if needed. Raises the errors of :func:`ensure_export`."""
-    from nsys_analyzer.trace.reader import SqliteReader, open_folder  # they need numpy, and ensure_export does not
+    # Imported here, because they need numpy and ensure_export does not.
+    from nsys_analyzer.trace.reader import SqliteReader, open_folder
 
     export = ensure_export(report)
     return open_folder(export) if export.is_dir() else SqliteReader(export)
@@ -84,7 +85,7 @@ def is_export_of(export: Path, report: Path) -> bool:
 def is_sqlite(path: Path) -> bool:
     """Returns whether a file exists and starts like a SQLite database."""
     try:
-        if not path.is_file():  # opening a FIFO would wait for a writer
+        if not path.is_file():  # skips a named pipe, because opening it blocks until a process writes
             return False
         with path.open("rb") as file:
             return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
@@ -123,7 +124,7 @@ def _read_export_help(nsys: Path) -> str:
     try:
         answer = run_captured([str(nsys), "export", "--help"], _HELP_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
-        return ""  # the export itself will report the problem
+        return ""  # ignored here, because the export reports the problem
     return answer.stdout + answer.stderr
 
 

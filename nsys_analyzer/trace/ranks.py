@@ -166,7 +166,7 @@ def _parse_json_payload(text: str) -> dict[str, int]:
     try:
         payload = decode_json(text.encode())
     except ValueError:
-        return {}  # the range has the name of a NCCL function, but NCCL did not write it
+        return {}  # the payload is not NCCL's, so another library wrote the range
     pairs = payload.items() if isinstance(payload, dict) else ()
     return {name.lower(): int(value) for name, value in pairs if _INTEGER.fullmatch(str(value))}
 

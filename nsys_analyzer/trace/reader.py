@@ -111,7 +111,7 @@ class Reader(ABC):
     def read_all(self, tables: Iterable[Table]) -> dict[str, Frame]:
         """Reads tables with two threads, which is fastest if the largest come first, and returns them by their keys."""
         tables = tuple(tables)
-        with ThreadPoolExecutor(2) as pool:  # decoding a file releases the GIL
+        with ThreadPoolExecutor(2) as pool:  # two threads, because decoding a file releases the GIL
             return dict(zip((t.key for t in tables), pool.map(self.read, tables), strict=True))
 
     def read(self, table: Table) -> Frame:

@@ -108,7 +108,7 @@ def is_capture(path: Path) -> bool:
     if source.suffix_of(path) != source.shared_suffix:
         return True
     try:
-        if not path.is_file():  # opening a FIFO would wait for a writer
+        if not path.is_file():  # skips a named pipe, because opening it blocks until a process writes
             return False
         with path.open("rb") as file:
             first_bytes = file.read(_HEAD_BYTES)

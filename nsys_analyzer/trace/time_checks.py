@@ -102,7 +102,8 @@ class TimeCheck:
             operations_of_kind = operations.of_kind(kind)
             rows = operations.select(operations_of_kind)
             start, order = rows.start, None
-            if (start[1:] < start[:-1]).any():  # nsys usually writes operations in order of start
+            # Sorts only if needed, because nsys usually writes operations in order of start.
+            if (start[1:] < start[:-1]).any():
                 order = np.argsort(start, kind="stable")
                 start = start[order]
             same_start = np.flatnonzero(start[1:] == start[:-1])
@@ -171,7 +172,7 @@ class TimeCheck:
             and end.max() <= last
             and not (end <= start if needs_duration else end < start).any()
         ):
-            return are_valid  # nearly all tables contain valid times only
+            return are_valid  # returns early, because nearly all tables contain valid times only
         are_unknown = (start == NO_TIME) | (end == NO_TIME)
         if zero_is_unknown:
             are_unknown |= (start == 0) & (end == 0)
@@ -209,7 +210,8 @@ def _find_bounds(duration: int | None, row_starts: Sequence[Ints], start: int) -
     if not len(times):
         return start - MAX_DISTANCE_NS, start - MAX_DISTANCE_NS, start + MAX_DISTANCE_NS
     # The recorded session is wrong, not the rows. For example, the times may count from 1970.
-    median_time = int(np.partition(times, len(times) // 2)[len(times) // 2])  # np.median may be a mean of two times
+    # Not np.median, which may be the mean of two times.
+    median_time = int(np.partition(times, len(times) // 2)[len(times) // 2])
     likely = times[(times > median_time - MAX_DISTANCE_NS) & (times < median_time + MAX_DISTANCE_NS)]
     edge_rows = min(1 + len(likely) // _ROWS_PER_DAMAGED_ROW, (len(likely) - 1) // 2)
     first, last = np.partition(likely, (edge_rows, len(likely) - 1 - edge_rows))[[edge_rows, -1 - edge_rows]].tolist()

@@ -262,7 +262,7 @@ def _make_operations(frames: dict[str, Frame], strings: dict[int, str]) -> Opera
         launching_processes = distinct(process_of(distinct(frames["runtime"]["thread"])))
         process = np.full_like(process, launching_processes[0]) if len(launching_processes) == 1 else process
     texts = [strings.get(i, "") for i in ids.tolist()]
-    for position, text in enumerate(texts):  # templates make some names very long, and reports contain the names
+    for position, text in enumerate(texts):  # shortens names of templates, because reports contain the names
         if len(text) > _MAX_KERNEL_NAME_CHARACTERS:
             texts[position] = f"{text[:_MAX_KERNEL_NAME_CHARACTERS]}… ({len(text):,} characters)"
     return Operations(
@@ -365,7 +365,7 @@ def _make_ranges(frame: Frame, strings: Mapping[int, str]) -> tuple[Ranges, Ints
 def _make_operators(frame: Frame, strings: Mapping[int, str]) -> Operators:
     """Returns the operators that PyTorch's profiler recorded."""
     names, name = dense_codes(frame["name"])
-    described, arguments = dense_codes(frame["arguments"])  # the ID -1 of a missing text comes first
+    described, arguments = dense_codes(frame["arguments"])  # the first ID is -1, for a missing text
     texts = tuple(strings.get(i, "") for i in described.tolist())
     return Operators(
         start=frame["start"],
@@ -446,6 +446,6 @@ def _outermost_functions(reader: Reader, table: schema.Table, strings: Mapping[i
     name = reader.name_of(table)
     if not name or not reader.filter_of(table, name):
         return {}
-    chains = sorted(iterate_rows(reader.read(table)), key=lambda row: row[2])  # by depth
+    chains = sorted(iterate_rows(reader.read(table)), key=lambda row: row[2])  # sorted by depth in the stack
     match_of_chain = {chain: _TORCH_SYMBOL.search(strings.get(symbol, "")) for chain, symbol, _ in chains}
     return {chain: match["function"] or match["operator"] for chain, match in match_of_chain.items() if match}

@@ -127,7 +127,7 @@ def read_ledger(path: Path = LEDGER, tell: Callable[[str], None] = lambda _: Non
         raise NsysAnalyzerError(f"{path}: cannot be read ({error.strerror})", remedy) from error
     entries = []
     for number, line in enumerate(lines, 1):
-        text = line.strip(b"\0 \r")  # a crash may leave zero bytes in place of a line
+        text = line.strip(b"\0 \r")  # removes zero bytes, which a crash may leave in place of a line
         begin = max(text.rfind(_FIRST_BYTES), 0)
         try:
             entries += [msgspec.json.decode(text[begin:], type=Entry)] if text else []

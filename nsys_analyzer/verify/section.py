@@ -94,7 +94,7 @@ def history_report(entries: Sequence[Entry], *, calibrate: bool = False) -> Repo
             factor = widening_factor(entries)
             share = "80\N{NO-BREAK SPACE}% of the measured savings"
             blocks.append(Paragraph(f"To contain {share}, intervals must be {factor:.2f} times as wide."))
-        except NsysAnalyzerError as error:  # the table and the curve are shown without the factor
+        except NsysAnalyzerError as error:  # without a factor, only the table and the curve are shown
             blocks.append(Paragraph(f"{error}."))
     blocks.append(make_table(_FIELDS, entries))
     series = (

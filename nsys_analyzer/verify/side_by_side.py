@@ -101,7 +101,8 @@ def run(jobs: Sequence[dict[str, Any]]) -> int:
                 waiting_runners.append(runner)
         for runner in runners:
             code = runner.process.wait()
-            runner.log_writer.join(_LOG_TIMEOUT_S)  # a child process of the program may keep its output open
+            # Waits with a limit, because a child process may keep the output open.
+            runner.log_writer.join(_LOG_TIMEOUT_S)
             if code:
                 print(find_failure_line(runner.log), flush=True)
                 return 128 - code if code < 0 else code

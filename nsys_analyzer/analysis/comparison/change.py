@@ -116,7 +116,7 @@ class SerialCorrelation:
         if min(map(len, runs)) < _MIN_VALUES_FOR_CORRELATION or not any(run.var() for run in runs):
             return None
         independent = sum(float(run.var()) / len(run) for run in runs)
-        if len(before) == len(after):  # the differences of pairs of steps are one series
+        if len(before) == len(after):  # if steps come in pairs, the differences within the pairs form one series
             runs = [runs[1] - runs[0]]
         inflations = [(1 + correlation) / (1 - correlation) for correlation in map(_estimate_correlation, runs)]
         errors = [float(run.var()) / len(run) * inflation for run, inflation in zip(runs, inflations, strict=True)]

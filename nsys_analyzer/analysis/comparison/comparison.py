@@ -358,7 +358,7 @@ def find_obstacles(before: Side, after: Side) -> tuple[Obstacle, ...]:
 def find_run_obstacles(run: Summary) -> Iterator[Obstacle]:
     """Yields why a run cannot be compared with any other run; nothing if it can be compared."""
     if run.status == "not_profiled" and run.unprofiled and run.unprofiled.trusted_ms(STEP):
-        return  # only its times without the profiler are compared
+        return  # a run without a capture has only unprofiled times to compare
     if run.status != "ok":
         yield Obstacle("not analysed", (run,))
     elif run.step is None:

@@ -202,7 +202,8 @@ class ProcessPairs:
         mean_losses = [side.mean(axis=0).filled(math.nan) for side in sides]
         never_finite = [np.isnan(losses) for losses in mean_losses]
         all_finite = [np.isfinite(table).all(axis=0) for table in tables]
-        variances = [side.var(axis=0, ddof=1).filled(0.0) for side in sides]  # 0 if only one process has the loss
+        # The variance is 0 if only one process has the loss.
+        variances = [side.var(axis=0, ddof=1).filled(0.0) for side in sides]
         largest_loss = np.abs(mean_losses[0][~never_finite[0]]).max(initial=0.0)
         allowed_difference = np.maximum(_LOSS_TOLERANCE * largest_loss, deviations * np.sqrt(sum(variances)))
         differs = np.abs(mean_losses[1] - mean_losses[0]) > allowed_difference

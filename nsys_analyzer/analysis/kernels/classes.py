@@ -115,7 +115,7 @@ def known_classes() -> Mapping[str, str]:
     """Returns the name and the glossary text of every class: built-in classes, and those of plugins and of the user."""
     meanings = {name: row.meaning for name, row in CLASSES.items()}
     own_meanings = {name: row.meaning for name, row in {**read_plugin_classes(), **user_classes}.items()}
-    return {**meanings, **own_meanings, **meanings}  # the order and the texts of built-in classes take precedence
+    return {**meanings, **own_meanings, **meanings}  # built-in classes come first, and keep their descriptions
 
 
 @dataclass(frozen=True)

@@ -307,7 +307,7 @@ class _Inference:
         order = np.argsort(self.launches.start[is_on_thread], kind="stable")
         launches_outside, classes = self.launches.start[is_on_thread][order], self.classes[is_on_thread][order]
         backward = self._find_backward(self.operators, threads[0], launches_outside)
-        if not backward:  # the only backward pass began before the capture
+        if not backward:  # no pass is found, because the only backward pass began before the capture
             return None
         optimizer = []
         next_starts = [*(start for start, _ in backward[1:]), np.iinfo(np.int64).max]

@@ -396,7 +396,7 @@ def _remove_overlong_steps(trace: Trace, names: PhaseNames) -> Trace:
     ranges = trace.ranges
     roles_by_name = zip(ranges.names, names.find_roles(ranges.names), strict=True)
     _, name = distinct_texts([normalize_name(text) if role == STEP else "" for text, role in roles_by_name])
-    index = np.flatnonzero(name[ranges.name] > 0)  # the first text is empty
+    index = np.flatnonzero(name[ranges.name] > 0)  # the code 0 belongs to the empty text, which is no name
     index = index[np.lexsort((ranges.start[index], name[ranges.name[index]], ranges.thread[index]))]
     start, end = ranges.start[index], ranges.end[index]
     _, loop = distinct_rows(ranges.thread[index], name[ranges.name[index]])

@@ -107,7 +107,7 @@ def summarize_collectives(
             for columns in (durations, waited, is_match)
         )
         participants = len({position for position, _ in rows})
-        divisor = participants * len(steps[0]) * NS_PER_MS  # from a total in ns to ms per step and rank
+        divisor = participants * len(steps[0]) * NS_PER_MS  # converts a total in ns to ms per step and rank
         is_known = bool(waits) and bool(matched.any()) and not lacks_ranks
         transfer = Stats.of_ns((duration - waiting_ns)[matched]) if is_known else Stats()
         link_bytes = _count_link_bytes(kind, size, ranks)

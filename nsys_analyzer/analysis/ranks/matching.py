@@ -334,7 +334,7 @@ def align_clocks(members: Sequence[Member], matches: Sequence[Match]) -> list[Cl
     Members of one capture have one clock.
     """
     clocks: list[Clock | None] = [Clock(), *(None for _ in members[1:])]
-    for _ in members:  # no chain of shared collectives has more links than there are members
+    for _ in members:  # a chain of shared collectives has at most as many links as there are members
         for position in range(1, len(members)):
             if clocks[position] is None:
                 clocks[position] = _align_clock(members, matches, clocks, position)

@@ -143,7 +143,7 @@ def _find_gaps(windows: Windows, fragments: Fragments, operations: Operations, i
     latest_end = np.maximum.accumulate(end) if len(end) else end
     gap = np.flatnonzero((start[1:] > latest_end[:-1]) & (step[1:] == step[:-1])) + 1
     next_operation = operation[gap]
-    at_step_end = next_operation == NONE  # the next operation on the device is in a later step
+    at_step_end = next_operation == NONE  # no operation of the step follows on the device
     next_index = np.searchsorted(operations.start[index], start[gap][at_step_end])
     next_operation[at_step_end] = np.append(index, NONE)[next_index]
     return Gaps(latest_end[gap - 1], start[gap], step[gap], next_operation)

@@ -101,7 +101,7 @@ def _find_steps_in_ranges(work: LaunchedWork) -> Windows | None:
         if names[0].startswith(_PROFILER_STEP):
             source, unit = "profiler_step", "a step of PyTorch's profiler"
         windows = Windows.of_program(source, unit, start, end, np.minimum(range_end, end))
-        if is_served:  # the time in which a server has no request does not belong to a step
+        if is_served:  # a step ends with its work, because a server may have no request until the next step
             body_end = work.end_with_work(windows).body_end
             between_ns = windows.end - body_end
             is_pause = between_ns > _SERVER_PAUSE_FACTOR * (np.median(between_ns) + np.median(body_end - windows.start))
@@ -182,7 +182,7 @@ def _find_steps_in_phases(work: LaunchedWork, *, by_threads: bool = False) -> Wi
     bounds = np.unique(np.append(start, work.warmups.start))
     next_bound = np.searchsorted(bounds, start[end_phase - 1], side="right")
     own_end = end[end_phase - 1]
-    if closing_letter == "F" and len(spans) > 1:  # the work after the last forward pass belongs to it
+    if closing_letter == "F" and len(spans) > 1:  # the last forward pass also includes the work after it
         own_end[-1] = max(own_end[-1], work.end[work.launched_at >= start[-1]].max(initial=start[-1]))
     step_end = np.where(next_bound == len(bounds), own_end, np.append(bounds, 0)[next_bound])
     measured_before = np.append(0, np.cumsum(instances.is_measured[index]))
@@ -274,7 +274,7 @@ def _find_repeating_steps(work: LaunchedWork) -> Windows | None:
     pauses, symbols = np.diff(time, prepend=time[:1]), work.symbols(index)
     for repeats in find_repeats(symbols, work.duration_ns[operations_on_device], pauses, given_steps, begins_launch):
         times = time[repeats.starts]
-        if not (np.diff(times) > 0).all():  # the kernels of one graph are launched together
+        if not (np.diff(times) > 0).all():  # equal times show kernels of one graph, which are launched together
             times = operations.start[index[repeats.starts]]
         bounds = np.append(times, max(int(time[repeats.end - 1]), int(times[-1])) + 1)
         unit = f"a sequence of {repeats.period:,} operations that repeats"

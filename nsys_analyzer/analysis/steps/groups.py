@@ -122,7 +122,7 @@ def find_steps(attributed: AttributedTrace, process: int) -> Steps | None:
     is_longer = length > _UNUSUAL_LENGTH_FACTOR * median + _MIN_DIFFERENCE_NS
     is_shorter = length < median / _UNUSUAL_LENGTH_FACTOR - _MIN_DIFFERENCE_NS
     kinds[: _count_cold_steps(attributed, process, marks, is_usual, is_longer)] = "first"
-    if not marks:  # the length of a marked step depends on its batch
+    if not marks:  # marked steps may differ in length because their batches differ
         kinds[(kinds == "usual") & is_longer], kinds[(kinds == "usual") & is_shorter] = "longer", "shorter"
     if kinds[-1] == "shorter" and recorded.source in ("phases", "repetition"):
         kinds[-1] = "last"
@@ -180,7 +180,8 @@ def _group_steps_by_work(attributed: AttributedTrace, process: int, recorded: Wi
         return kinds
     # Compute the length of each step without the time between steps.
     body_ns = np.maximum(recorded.body_end - recorded.cpu_start, recorded.end - recorded.cpu_end)
-    has_open_end = bool(recorded.cpu_end[-1] == recorded.body_end[-1])  # the time after the last step is unknown
+    # If the last step has no pause after its work, its end is unknown.
+    has_open_end = bool(recorded.cpu_end[-1] == recorded.body_end[-1])
     first_step_count = int(
         _is_first_step_long(attributed, process, recorded, body_ns, compute_ns, has_open_end=has_open_end)
     )
@@ -232,9 +233,9 @@ def _measure_launched_work(attributed: AttributedTrace, process: int, recorded: 
     counts = (operations.process == process) & ~is_collective
     has_launch = counts & (attribution.thread != NONE)
     time = operations.start
-    if has_launch.any():  # operations without a launch were launched before the recording began
+    if has_launch.any():  # operations without a launch are left out: they were launched before the recording
         counts, time = has_launch, attribution.time
-    step = recorded.step_at(time[counts]) + 1  # 0: outside of all steps
+    step = recorded.step_at(time[counts]) + 1  # 0 for an operation outside of all steps
     compute_ns = np.where(operations.kind == MEMCPY, 0, operations.end - operations.start)[counts]
     launches = np.bincount(step, minlength=len(recorded) + 1)
     return launches[1:], np.bincount(step, compute_ns, len(recorded) + 1)[1:].astype(np.int64)

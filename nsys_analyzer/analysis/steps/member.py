@@ -151,7 +151,7 @@ def record_members(work: ProcessWork, process: Process, steps: Steps, capture: s
     index = np.flatnonzero(operations.process == process.global_pid)
     index = index[np.argsort(operations.start[index], kind="stable")]
     is_exchange = (work.activity[index] == COMMUNICATING) & (operations.kind[index] == KERNEL)
-    exchanges = index[is_exchange]  # without copies, which do not wait for other ranks
+    exchanges = index[is_exchange]  # copies are left out, because they do not wait for other ranks
     devices = sorted(work.devices)
     if len(devices) < 2 and not len(exchanges):
         return ()
@@ -239,7 +239,8 @@ def _find_collectives(attributed: AttributedTrace, windows: Windows, index: Ints
     kind_by_kernel = np.array([_find_kind(name) for name in (*operations.names, "")])[operations.name[index]]
     kind_by_call = np.array([_find_kind(name) for name in (*calls.names, "")])[np.append(calls.name, NONE)[last_call]]
     kind = np.where(kind_by_call != OTHER_KIND, kind_by_call, kind_by_kernel)
-    unnamed_index = np.flatnonzero(kind == OTHER_KIND)  # RCCL runs the same kernel for all kinds
+    # RCCL runs one kernel for all kinds, so its name does not show the kind.
+    unnamed_index = np.flatnonzero(kind == OTHER_KIND)
     collective_names = find_launching_collectives(trace, attributed.attribution, index[unnamed_index])
     kind[unnamed_index] = [_find_kind(name) for name in collective_names]
     communicator = np.append(calls.communicator, 0)[last_call]

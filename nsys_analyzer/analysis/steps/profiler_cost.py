@@ -106,7 +106,7 @@ def _find_recorded_tables(trace: Trace) -> list[tuple[Launches | Ranges, EventCo
     # Recording an API call is assumed to be slower than on the reference machine by the same factor as a launch.
     slowness = trace.median_launch_ns / NS_PER_US / _REFERENCE_LAUNCH_US if trace.median_launch_ns else 1.0
     launches = (trace.launches, API_CALL, min(max(slowness, 1.0), _MAX_SLOWDOWN_FACTOR))
-    if trace.metadata.profiler != "torch":  # nsys records operators as ranges
+    if trace.metadata.profiler != "torch":  # nsys records operators as ranges, so they are counted as ranges
         return [launches, (trace.ranges, NVTX_RANGE, 1.0)]
     # PyTorch's profiler records calls of modules together with all calls of Python functions, so they are not counted.
     is_call = mask_by_name(

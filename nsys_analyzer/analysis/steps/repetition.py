@@ -215,7 +215,8 @@ def _find_unit_starts(symbols: Integers, pause_ns: Ints, period: int, first: int
         (_find_same_heads(symbols, start, min(period, _UNIT_HEAD_LENGTH)) for start in typical_starts), key=len
     )
     heads_inside = head_starts[(head_starts >= first) & (head_starts < stop)]
-    if len(heads_inside) > units + 1:  # the same operations also occur inside units
+    # If there are more heads than units, the operations of a head also occur inside units, and mark no start.
+    if len(heads_inside) > units + 1:
         return starts
     return head_starts[: -1 if len(symbols) - head_starts[-1] < _MIN_EQUAL_SHARE_IN_UNIT * period else None]
 

@@ -121,7 +121,7 @@ def _select_windows(steps: Steps, call_starts: Ints) -> Windows:
     the steps with the closest mean length are selected.
     """
     windows = steps.windows
-    if len(windows) >= MIN_STEPS:  # the time from the last step to the next step is unknown
+    if len(windows) >= MIN_STEPS:  # the last step is left out, because the time until its next step is unknown
         windows = windows.select(windows.cpu_start < steps.recorded.cpu_start[-1])
     call_counts = np.searchsorted(call_starts, windows.cpu_end) - np.searchsorted(call_starts, windows.cpu_start)
     calls_per_step = max(1, int(np.median(call_counts)))
@@ -134,7 +134,8 @@ def _select_windows(steps: Steps, call_starts: Ints) -> Windows:
         long_sequences = [sequence for sequence in sequences if len(sequence) >= count]
         first = np.concatenate([sequence[: len(sequence) - count + 1] for sequence in long_sequences])
         difference_ms = np.abs((total_ms[first + count] - total_ms[first]) / count - steps.length_ms)
-        distance_from_middle = np.abs(first + count / 2 - len(windows) / 2)  # decides between equal differences
+        # Of equally close blocks, the one nearest to the middle is chosen.
+        distance_from_middle = np.abs(first + count / 2 - len(windows) / 2)
         closest_block = int(np.lexsort((distance_from_middle, difference_ms.round(6)))[0])
         best_choice = min(best_choice, (float(difference_ms[closest_block]), int(first[closest_block]), count))
         if best_choice[0] <= _TYPICAL_STEPS_TOLERANCE * steps.length_ms:
@@ -179,7 +180,7 @@ def _find_operations(work: ProcessWork, device: int, calls: LaunchingCalls) -> L
     process_operations = np.concatenate(list(work.devices.values()))
     # Add the device to the code of each stream, because streams of two devices may have the same number.
     streams: Ints = table.stream[process_operations].astype(np.int64)
-    if (streams >> DEVICE_SHIFT).any():  # streams of AMD GPUs are numbered by addresses
+    if (streams >> DEVICE_SHIFT).any():  # stream IDs of AMD GPUs are addresses, which need more than 32 bits
         streams = dense_codes(streams)[1].astype(np.int64)
     streams = streams + ((table.device[process_operations].astype(np.int64) - device) << DEVICE_SHIFT)
     is_studied = call_of_operation[process_operations] != NONE

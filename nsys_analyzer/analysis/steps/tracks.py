@@ -231,7 +231,7 @@ class _TrackMaker:
         thread = np.concatenate([table.thread for table in tables])
         start, end = (np.concatenate([getattr(table, column) for table in tables]) for column in ("start", "end"))
         name = np.concatenate([self.names.codes(table.names, table.name) for table in tables])
-        if self.steps.marks:  # a request lasts for many steps and overlaps other requests
+        if self.steps.marks:  # requests get a track of their own, because they overlap and last for many steps
             requests = [code for code, text in enumerate(self.names.texts) if REQUEST_RANGE.fullmatch(text)]
             thread = np.where(np.isin(name, requests), self.process | _REQUESTS_THREAD, thread)
         threads, counts = np.unique(thread, return_counts=True)
@@ -285,7 +285,7 @@ class _TrackMaker:
         start = stacks.requested[samples]
         end = np.minimum(np.append(start[1:], self.end), stacks.sampled[samples] + stacks.period_ns)
         boxes: list[tuple[int, int, str]] = []
-        open_boxes: list[tuple[int, int, str]] = []  # the outermost line first
+        open_boxes: list[tuple[int, int, str]] = []  # sorted from the outermost line to the innermost line
         for begin, finish, stack in zip(start.tolist(), end.tolist(), stacks.stack[samples].tolist(), strict=True):
             lines = [_describe_frame(frame) for frame in reversed(stacks.stacks[stack])]
             pairs = enumerate(zip(open_boxes, lines, strict=False))
@@ -295,7 +295,7 @@ class _TrackMaker:
             open_boxes = [(first, finish, line) for first, _, line in open_boxes[:common_depth]]
             open_boxes += [(begin, finish, line) for line in lines[common_depth:]]
         boxes += open_boxes
-        boxes.sort(key=lambda box: (box[0], -box[1]))  # callers stay before callees
+        boxes.sort(key=lambda box: (box[0], -box[1]))  # a caller comes before the lines that it calls
         begins, ends = (np.array([box[side] for box in boxes], np.int64) for side in (0, 1))
         names = self.names.codes([box[2] for box in boxes], np.arange(len(boxes)))
         yield self._make_track("CPU: sampled lines", "lines", begins, ends, names)
@@ -415,7 +415,7 @@ def _find_depths(start: Ints, end: Ints) -> Ints:
     The intervals must be sorted by start. If two intervals have the same start, the longer interval comes first.
     """
     depths = np.zeros(len(start), np.int64)
-    if (start[1:] >= end[:-1]).all():  # no intervals overlap, as on most streams
+    if (start[1:] >= end[:-1]).all():  # if no intervals overlap, as on most streams, all have depth 0
         return depths
     row_ends: list[int] = []
     for i, (begin, finish) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):

@@ -171,10 +171,10 @@ def find_busy_share_of_step(step: StepSummary, *, on_cpu: bool) -> float | None:
     """Returns the time in which the GPU works as a share of the step's reported length. On a CPU, operators count."""
     if not step.total_ms:
         return None
-    if on_cpu:  # the profiler makes operators longer, too
+    if on_cpu:  # on a CPU, the profiler makes the operators longer, so the profiled length is used
         return step.compute_ms / step.total_ms
     length_ms, busy_ms = step.reported_ms if step.unprofiled_ms else step.total_ms, step.total_ms - step.idle_ms
-    if busy_ms > length_ms:  # collectives waited for ranks that the profiler slowed down
+    if busy_ms > length_ms:  # the busy time includes waits of collectives for ranks that the profiler slowed down
         busy_ms -= step.exposed_communication_ms
     return min(busy_ms / length_ms, 1.0) if length_ms else None
 

@@ -90,7 +90,8 @@ def sum_by_group(operations: Operations, kernel: SmallInts, group: SmallInts, si
         sizes: the numbers of distinct kernels and groups.
     """
     distinct_kernels, groups = sizes
-    kernel_operations, copies_and_fills = operations.kernels, slice(operations.kernels.stop, None)  # kernels come first
+    # Operations are sorted by kind, and kernels come first.
+    kernel_operations, copies_and_fills = operations.kernels, slice(operations.kernels.stop, None)
     kernels, other_operations = operations.select(kernel_operations), operations.select(copies_and_fills)
     return GroupSums(
         *sum_by_group_and_code(

@@ -165,7 +165,8 @@ def summarize_modules(attributed: AttributedTrace, process: int, *, by_ranges: b
     module[classes == COMMUNICATION] = code_of_collectives
     launches = 1 - trace.operations.continues[kernels].astype(np.int64)
     key, size = module * len(DIRECTIONS) + direction, (len(calls.paths) + 2) * len(DIRECTIONS)
-    columns = (np.bincount(key, values, size) for values in (duration, launches))  # exact below 2**53
+    # Sums of floats are exact below 2**53 ns.
+    columns = (np.bincount(key, values, size) for values in (duration, launches))
     duration_ns, launches = (column.astype(np.int64).reshape(-1, len(DIRECTIONS)) for column in columns)
     tree = _ModuleTree(calls, trace.ranges.start[calls.range], duration_ns, launches, units)
     modules = tuple(tree.modules())

@@ -508,7 +508,8 @@ class CaptureSummary(Summary):
             )
         total_ms = self.whole.gpu_ms if self.whole else 0.0
         in_phases_ms = sum(phase.gpu_ms * phase.instances for phase in self.leaf_phases)
-        share = min(in_phases_ms / total_ms, 1.0) if total_ms else None  # rounding may lift the sum above the total
+        # At most 1, because rounding may lift the sum above the total.
+        share = min(in_phases_ms / total_ms, 1.0) if total_ms else None
         is_uneven = any(phase.uneven for phase in self.phases)
         has_forward = self.phase("forward") is not None
         suffice = has_forward and (share or 0.0) >= _SUFFICIENT_SHARE_IN_PHASES and not is_uneven

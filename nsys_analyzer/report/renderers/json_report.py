@@ -103,7 +103,8 @@ def captures_data(
 
 def _encode_run(run: ParallelRun) -> dict[str, Any]:
     """Returns a run as plain data, with its notes as sentences and at most ``_MAX_MISSING_RANKS`` missing ranks."""
-    from nsys_analyzer.report.sections.ranks import describe_joins  # not needed for captures of one rank
+    # Imported here, because captures of one rank do not need it.
+    from nsys_analyzer.report.sections.ranks import describe_joins
 
     missing_ranks = list(run.missing[:_MAX_MISSING_RANKS])
     return {**to_plain_data(run), "missing_ranks": missing_ranks, "run_notes": to_plain_data(describe_joins(run))}

@@ -140,7 +140,8 @@ def _render_inline(text: StrOrText) -> str:
     """Returns a text as part of a line."""
     parts, previous_kind = "", ""
     for span in spans(text):
-        separator = " " if previous_kind == span.kind == "code" else ""  # adjacent code spans would become one
+        # Separates adjacent code spans, which markdown would join.
+        separator = " " if previous_kind == span.kind == "code" else ""
         parts += f"{separator}{_render_span(span)}"
         previous_kind = span.kind
     return parts

@@ -152,7 +152,8 @@ def draw_bars(bars: StepBars, screen: Console) -> Iterator[Text]:
 
     colored = screen.color_system is not None and not screen.no_color
     shade = SHADE if screen.encoding.lower().startswith("utf") else "."
-    inks = {"black": "#000000", "white": "#ffffff"}  # the theme of a terminal redefines colors with a name
+    # As numbers, because the theme of a terminal redefines named colors.
+    inks = {"black": "#000000", "white": "#ffffff"}
     styles = {part: f"{inks[text_color(part_color(part))]} on {part_color(part)}" for part in bars.parts}
     styles |= {IDLE: GRAY}
     for line in bar_lines(bars, screen.width, shade, colored=colored):

@@ -89,7 +89,7 @@ def _print_block(screen: Console, block: Block, max_rows: int | None = None) -> 
             for line in lines:
                 first_line, *continuation = _wrap_text(_to_plain_line(line), screen.width - 2)
                 _print_lines(screen, [f"- {first_line}", *(f"  {text}" for text in continuation)])
-        case Listing(lines):  # lines of code are not broken, so that they can be copied
+        case Listing(lines):  # does not break lines of code, so that they can be copied
             _print_lines(screen, [f"    {_to_plain_line(line)}" for line in lines], "green")
         case Table():
             _print_table(screen, block, max_rows)
@@ -220,7 +220,7 @@ def _stack_rows(columns: Sequence[_Column], rows: int, room: int) -> list[str]:
         )
         line = ""
         for column in columns:
-            if column.names_row or not column.title:  # a column of bars has no title
+            if column.names_row or not column.title:  # columns of names, and columns of bars, which have no title
                 continue
             item = f"{column.title} {column._replace(is_text=True).padded(column.cells[row], column.longest)}"
             if line and _count_cells(line) + _COLUMN_GAP + _count_cells(item) > room:

@@ -149,7 +149,8 @@ def _build_sections_of_captures(evidence: Evidence, rank_titles: frozenset[str])
         for section in sections:
             blocks += [Paragraph(strong(section.title))] if section.title and section.blocks else []
             blocks += section.blocks
-        if capture.status != "not_profiled":  # the overview shows all figures of such a run
+        # A run without a capture has no section of its own: the overview shows its figures.
+        if capture.status != "not_profiled":
             folded_captures.append(Details(capture.title, tuple(blocks), capture.title))
     yield Section("captures", "Capture by capture", tuple(folded_captures))
 

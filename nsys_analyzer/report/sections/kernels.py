@@ -137,7 +137,7 @@ def _describe_matmul(capture: CaptureSummary, share: MatmulShare) -> str:
     phases, step, inference = share.phases, share.step, share.inference
     if any(shares.matmul is None for shares in (*phases, *([inference] if inference else []))):
         clauses = []
-        for shares in phases:  # kernels without a name may be matmuls
+        for shares in phases:  # gives a range, because kernels without a name may be matmuls
             matmul_share, unknown_share = shares.of(MATMUL), shares.of(UNKNOWN)
             bounds = f"{format_percent(matmul_share)} to {format_percent(matmul_share + unknown_share)}"
             clauses.append(f"{bounds if unknown_share < 1 else 'an unknown share'} in {name_scope(shares.scope)}")

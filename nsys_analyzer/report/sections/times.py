@@ -55,7 +55,7 @@ def answer_times(capture: CaptureSummary) -> Iterator[Block]:
         figures = [f"{tokens:,.0f} tokens/s"] if tokens else []
         figures += [f"peak memory {format_number(memory, 'bytes')}"] if memory else []
         sentences = [f"The run without the profiler has {' and '.join(figures)}."] if figures else []
-        if any(times.n for times in unprofiled.phases.values()):  # --step-ms gives no number of instances
+        if any(times.n for times in unprofiled.phases.values()):  # times from --step-ms have no number of instances
             is_timed_by_hooks = capture.run and capture.run.timed_by == "hooks"
             sentences.append(_TIMED_BY_HOOKS if is_timed_by_hooks else _TIMED_BY_TARGET)
         if sentences:
@@ -68,7 +68,7 @@ def _describe_phase(capture: CaptureSummary, phase: PhaseSummary, *, timed: bool
     ms = stats.typical if stats else None
     busy = format_ms(phase.gpu_busy_ms.typical or 0.0)
     clock, name = "Without" if timed else "Under", name_scope(phase.label)
-    if ms is None:  # the whole capture, which has no range
+    if ms is None:  # the whole capture has no range and so no time
         text = f"{name} contains {busy} of {'operators' if capture.on_cpu else 'GPU work'}"
     elif not phase.gpu_ms:
         text = f"{name} takes {format_ms(ms)}, without GPU work"

@@ -79,7 +79,7 @@ def render(report: Report, figures: Mapping[str, str]) -> str:
     contents = [
         (anchor, section.title) for section, anchor in zip(report.sections, anchors, strict=True) if section.title
     ]
-    if data:  # the timeline follows the first section, which is the summary
+    if data:  # puts the timeline after the first section, which is the summary
         sections.insert(1, _read_part("timeline.html"))
         contents.insert(0, ("timeline", "Timeline"))
     script = '"use strict";\n' + "\n".join(map(_read_part, _SCRIPTS))
@@ -343,7 +343,7 @@ def _make_run_view(
     ranks: dict[int, RankFigures] = {}
     for rank in run.ranks:
         if (index := indexes.get((rank.capture, rank.process))) is not None:
-            ranks.setdefault(index, rank)  # a process with several devices is one part
+            ranks.setdefault(index, rank)  # one entry per process, also if it has several devices
     if len(ranks) < 2:
         return None
     origins = [tracks[index].origin_ns - rank.shift_ns for index, rank in ranks.items() if rank.shift_ns is not None]
