@@ -212,6 +212,33 @@ def test_a_sample_in_a_long_time_says_nothing_of_the_calls_around_it() -> None:
     assert (name, changes[-1]) == ("train.py:30", pytest.approx(510))
 
 
+def test_a_line_beside_a_cuda_graph() -> None:
+    """The call that launches a graph of 50 kernels takes 1 ms, and a line after the next call takes 2 ms.
+
+    The usual launch is that of the graph, so the line that launches it is not slow.
+    """
+    steps = Steps().kernel(1, after=1000).call("cudaEventRecord", 2000)
+    steps.operations += [steps.operations[0]] * 49
+    case = explained(steps, [MODEL, line(30)])
+    replay = replace(case.study.replay, pause_ns=np.tile([0.0, 2000 * US], 4))
+    ((name, changes),) = found(replace(case, study=replace(case.study, replay=replay)))
+    assert (name, changes[-1]) == ("train.py:30", pytest.approx(2000))
+
+
+def test_a_few_samples_must_be_sure_of_a_slow_line() -> None:
+    """A line launches 3 of 40 operations in 180 µs, six times the usual 30.
+
+    It has 4·1.8 = 7.2 of 4·5.5 = 22 samples in four steps, so that its time may be smaller by √((1 - 7.2/22) / 7.2) =
+    31 %: 125 µs, less than five times. In 40 steps, it is smaller by at most 10 %: 162 µs.
+    """
+    steps = Steps()
+    for number in range(40):
+        steps.kernel(1, after=60 if number < 3 else 10)
+    stacks = [line(30)] * 3 + [MODEL] * 37
+    assert not found(explained(steps, stacks))
+    assert [name for name, _ in found(explained(replace(steps, steps=40), stacks))] == ["train.py:30"]
+
+
 def test_lines_that_launch_much_and_calls_of_phases_are_launching_in_general() -> None:
     """Nine of 40 launches take 90 µs. The line of all nine, or of six, is a layer; that of three may be a cause."""
     steps = Steps()

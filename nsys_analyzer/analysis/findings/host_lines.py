@@ -41,9 +41,10 @@ _SMALLEST_EXCESS_SHARE = 0.02
 #: A line or function is slow only if its time is at least this multiple of the usual time to launch its operations.
 #: Lines of a forward pass take up to four times as long for each launch as autograd, which launches most operations.
 _SLOW_FACTOR = 5.0
-#: The time until the next call is long if it is at least this multiple of the usual time. Long times are divided among
-#: the samples of long times only, because each of them is the time of one line, which is not that of the calls around.
-_LONG_FACTOR = 10.0
+#: A pause is long if it takes at least this multiple of the usual time of a launch, or this time, ns. Long pauses are
+#: divided among the samples of long pauses only, because each of them is the time of one line, which is often not that
+#: of the calls around it. The launch of a CUDA graph may be the usual launch, and takes up to a millisecond.
+_LONG_FACTOR, _LONG_PAUSE_NS = 10.0, 1_000_000.0
 #: A line or function is reported only if it launches at most this share of all operations. Otherwise, its time is that
 #: of launching in general, as it is for the main loop or for a layer of the model.
 _LARGEST_SHARE_OF_LAUNCHES = 0.1
@@ -128,9 +129,14 @@ class _StackTimes:
     unexplained: Floats
     is_waiting: Bools
 
-    def excess_ns(self, stacks: Ints) -> float:
-        """Returns the time of the given stacks above that of their launches, ns; 0 if they are not slow."""
-        time_ns = float(self.cpu_ns[stacks].sum() + self.waited_ns[stacks].sum())
+    def excess_ns(self, stacks: Ints, factor: float = 1.0) -> float:
+        """Returns the time of the given stacks above that of their launches, ns; 0 if they are not slow.
+
+        Args:
+            stacks: the indices of the stacks.
+            factor: the true CPU time of the stacks, divided by their time according to the samples.
+        """
+        time_ns = float(self.cpu_ns[stacks].sum()) * factor + float(self.waited_ns[stacks].sum())
         usual_ns = float(self.launches[stacks].sum()) * self.launch_ns
         return time_ns - usual_ns if time_ns >= _SLOW_FACTOR * usual_ns else 0.0
 
@@ -182,14 +188,14 @@ def _measure_stacks(
             is_waiting &= changed.awaited >= 0
     stack_count = len(samples.stacks.stacks)
     positions = _find_positions(study)
-    is_long = replay.cpu_ns > _LONG_FACTOR * replay.median_launch_ns
+    is_long = replay.pause_ns > min(_LONG_FACTOR * replay.median_launch_ns, _LONG_PAUSE_NS)
     parts = zip(*(samples.divide_calls(positions, calls) for calls in (is_long, ~is_long)), strict=True)
     call, stack, share = (np.concatenate(columns) for columns in parts)
     wait_shares = call_samples.divide_calls(positions, is_waiting)
     cpu_ns = _sum_by(stack, share * (replay.cpu_ns * unexplained)[call], stack_count)
     waiting_call, waiting_stack, waiting_share = wait_shares
     waited_ns = np.where(is_waiting, steps.waited_ns, 0.0)[waiting_call] * waiting_share
-    # The call before a long time is often made by another line than that which takes the time.
+    # The call before a long pause is often made by another line.
     is_launching, launches = study.calls_of(np.ones(len(study.operations), np.bool_)) & ~is_long, np.zeros(stack_count)
     if steps.operators:
         launches, is_counted = _count_launches_by_line(steps.operators, samples, cpu_ns)
@@ -307,9 +313,9 @@ def _make_candidate(
     waits = times.is_waiting & (wait_share >= MAJORITY_SHARE)
     in_waits = waits[call_samples.call] & is_inside[call_samples.stack]
     wait_count = float(call_samples.weight[in_waits].sum()) / samples.stacks.period_ns
-    if count + wait_count < _MIN_SAMPLES:
-        return None
     error = float(np.sqrt(max(1 - count / total, 0.0) / max(count, 1.0)))  # relative, of a binomial distribution
+    if count + wait_count < _MIN_SAMPLES or not times.excess_ns(stacks, 1 - error):
+        return None
     launches = float(times.launches[stacks].sum())
     changes = tuple(_remove_excess(share, waits, launches, factor) for factor in (1 - error, 1 + error))
     cpu_ms = float(times.cpu_ns[stacks].sum()) / study.steps / NS_PER_MS
