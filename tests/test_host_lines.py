@@ -103,8 +103,9 @@ def test_fewer_samples_widen_the_interval() -> None:
     few = explained(replace(looped(1500), steps=1), [MODEL] * 19 + [line(30)])
     ((_, (low, _)),) = found(few)
     assert low == pytest.approx(1510 * (1 - ((1 - 1510 / 1700) / 15.1) ** 0.5))
-    # 2.9 samples are too few.
-    assert not found(explained(replace(looped(280), steps=1), [MODEL] * 19 + [line(30)]))
+    # 2.1 samples are sufficient in a pause of 210 µs, and 1.9 are not.
+    assert found(explained(replace(looped(200), steps=1), [MODEL] * 19 + [line(30)]))
+    assert not found(explained(replace(looped(180), steps=1), [MODEL] * 19 + [line(30)]))
 
 
 def test_the_lines_of_a_loop_are_one_block_and_distant_lines_are_not() -> None:
@@ -146,8 +147,8 @@ def test_a_line_that_waits() -> None:
 
 
 def test_time_that_another_finding_explains_is_left_out() -> None:
-    """2 ms load a batch, and 4 ms are a long pause; at a value that is read, the program waits and works for 60 µs."""
-    loading = explained(Steps().kernel(10, after=2010, pause="data").kernel(10), [line(30), MODEL])
+    """4 ms load a batch, or are another long pause; at a value that is read, the program waits and works for 60 µs."""
+    loading = explained(Steps().kernel(10, after=4010, pause="data").kernel(10), [line(30), MODEL])
     assert [name for name, _ in found(loading)] == ["train.py:30"]
     assert not found(loading, *find_data_loading(loading))
     stalled = explained(Steps().kernel(10, after=4010).kernel(10), [line(30), MODEL])

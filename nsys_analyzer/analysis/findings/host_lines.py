@@ -56,8 +56,8 @@ _LARGEST_GAP_IN_BLOCK = 2
 _SIMILAR_EXCESS = 0.9
 #: Calls at equal positions of two steps are the same calls if the numbers of calls differ by at most this share.
 _SIMILAR_LENGTHS_TOLERANCE = 0.02
-#: Excess that is found from fewer samples is not reported.
-_MIN_SAMPLES = 3
+#: Excess that is found from fewer samples is not reported. In long pauses, whose length is known, fewer are sufficient.
+_MIN_SAMPLES, _MIN_SAMPLES_IN_PAUSES = 3, 2
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,7 @@ class _StackTimes:
         wait_shares: pairs of a call and a stack, with the stack's share of the call itself.
         unexplained: shape (calls,), the share of the time after each call that no other finding explains.
         is_waiting: shape (calls,), True for each call with a wait that no other finding explains.
+        is_long: shape (calls,), True for each call before a long pause.
     """
 
     cpu_ns: Floats
@@ -128,6 +129,7 @@ class _StackTimes:
     wait_shares: tuple[Ints, Ints, Floats]
     unexplained: Floats
     is_waiting: Bools
+    is_long: Bools
 
     def excess_ns(self, stacks: Ints, factor: float = 1.0) -> float:
         """Returns the time of the given stacks above that of their launches, ns; 0 if they are not slow.
@@ -204,7 +206,7 @@ def _measure_stacks(
     return _StackTimes(
         cpu_ns, launches, _sum_by(waiting_stack, waited_ns, stack_count), replay.median_launch_ns,
         (call, stack, share),
-        wait_shares, unexplained, is_waiting,
+        wait_shares, unexplained, is_waiting, is_long,
     )  # fmt: skip
 
 
@@ -314,7 +316,9 @@ def _make_candidate(
     in_waits = waits[call_samples.call] & is_inside[call_samples.stack]
     wait_count = float(call_samples.weight[in_waits].sum()) / samples.stacks.period_ns
     error = float(np.sqrt(max(1 - count / total, 0.0) / max(count, 1.0)))  # relative, of a binomial distribution
-    if count + wait_count < _MIN_SAMPLES or not times.excess_ns(stacks, 1 - error):
+    in_pauses = float(weight[of_excerpt & times.is_long[samples.call]].sum()) / samples.stacks.period_ns
+    has_samples = count + wait_count >= _MIN_SAMPLES or in_pauses >= _MIN_SAMPLES_IN_PAUSES
+    if not has_samples or not times.excess_ns(stacks, 1 - error):
         return None
     launches = float(times.launches[stacks].sum())
     changes = tuple(_remove_excess(share, waits, launches, factor) for factor in (1 - error, 1 + error))
