@@ -184,11 +184,15 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(12):
     torch.exp(Pair(torch.ones(2, 3)))
     torch.func.vmap(torch.func.grad(lambda x: x.sin().sum()))(torch.ones(5, 2))
+    torch.mm(torch.ones(2, 3), torch.ones(3, 4), out=torch.empty(2, 4))
     model(torch.randint(20, (4,))).sum().backward()
     optimizer.step(); optimizer.zero_grad()
 """
     calls = run_calls(tmp_path, text)
     assert {"aten::exp", "aten::cos", "aten::embedding"} <= set(names(calls))  # the derivative of sin is cos
+    product = calls.signatures[calls.signature[names(calls).index("aten::mm")]]
+    left, right, out = product.inputs  # the operator writes its third argument without reading it
+    assert (left.shape, right.shape, out, product.outputs[0].shape) == ((2, 3), (3, 4), None, (2, 4))
     exp = calls.signatures[calls.signature[names(calls).index("aten::exp")]]
     assert exp.inputs[0].strides == (3, 1)  # of the tensor inside
 

@@ -133,16 +133,20 @@ class OperatorStep:
             self.calls.passes[name] += 1
 
     def note_model_call(self, module: Any, arguments: Any, keywords: Any) -> None:
-        """Notes the padding in the batch of a model's call. What is done to find it is not described."""
-        calls, self.calls = self.calls, None
-        if calls is None:
+        """Notes the padding in the batch of a model's call. What is done to find it is not described.
+
+        The batch is not read while a CUDA graph is captured, because a wait for the GPU would break the capture.
+        """
+        cuda = self._torch.cuda
+        if self.calls is None or (cuda.is_initialized() and cuda.is_current_stream_capturing()):
             return
+        calls, self.calls = self.calls, None
         try:
             line = _find_line() or ""
             batches = find_tokens_of_rows(self._torch, module, arguments, keywords)
             calls.batches += [(length, tokens, line) for length, tokens in batches]
         except Exception as error:  # noqa: BLE001 - an error of the description must not reach the program
-            calls.failure = error
+            calls.failure = error.with_traceback(None)
         self.calls = calls
 
     def note_backward_pass(self, *, begins: bool) -> None:
@@ -440,7 +444,8 @@ def _make_dispatch_mode(step: OperatorStep, torch: Any) -> Any:
                 for position, entry in enumerate(schema.arguments)
                 if entry.alias_info is not None and entry.alias_info.is_write
             ]
-            return calls.run(schema.name, arguments, written, lambda: func(*args, **kwargs))
+            unread = [position for position in written if schema.arguments[position].kwarg_only]  # of out=…
+            return calls.run(schema.name, arguments, written, lambda: func(*args, **kwargs), unread=unread)
 
     return Describing()  # type: ignore[no-untyped-call]
 
