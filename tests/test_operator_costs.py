@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from nsys_analyzer.analysis.operators.costs import OPERATOR_KINDS, Cost, estimate_cost
-from nsys_analyzer.analysis.operators.data_rules import _DATA_RULES
 from nsys_analyzer.analysis.operators.matmul_rules import MATMUL_RULES
 from nsys_analyzer.trace.operator_calls import Signature, Tensor, TensorArgument
 
@@ -91,9 +90,6 @@ MATMULS = [
     # A layer of attention: 10 tokens meet two matrices, and each meets 5 keys and values of 8 features.
     (cost("_native_multi_head_attention", *[bf16(2, 5, 8)] * 3, "8", "2", bf16(24, 8), bf16(24), bf16(8, 8), bf16(8),
           outputs=[bf16(2, 5, 8)]), 2 * 10 * (192 + 64) + 4 * 2 * 5 * 5 * 8, 2 * (3 * 80 + 192 + 24 + 64 + 8 + 80)),
-    # An LSTM: each of 5·2 tokens meets the matrices 16·3 and 16·4.
-    (cost("_cudnn_rnn", fp32(5, 2, 3), (fp32(16, 3), fp32(16, 4), fp32(16)), "4", outputs=[fp32(5, 2, 4)]),
-     2 * 10 * (48 + 64), 4 * (30 + 48 + 64 + 16 + 40)),
 ]  # fmt: skip
 
 
@@ -130,17 +126,20 @@ CONVOLUTIONS = [
     (cost("convolution", bf16(2, 3, 8, 8), bf16(6, 3, 3, 3), bf16(6), *CONVOLUTION),
      2 * 192 * 27, 2 * (384 + 162 + 6 + 192)),
     # Two groups: each output is a sum over 2 of the 4 channels.
-    (cost("convolution", bf16(1, 4, 5, 5), bf16(6, 2, 3, 3), "None", "[1]", "[0]", "[1]", "False", "[0]", "2"),
+    (cost("convolution", bf16(1, 4, 5, 5), bf16(6, 2, 3, 3), "None", "[1, 1]", "[0, 0]", "[1, 1]", "False", "[0, 0]",
+          "2"),
      2 * 6 * 9 * 18, 2 * (100 + 108 + 54)),
     # Dilation 2: 3 weights reach over 5 elements, 9 − 5 + 1 = 5.
     (cost("conv1d", bf16(1, 1, 9), bf16(1, 1, 3), "None", "[1]", "[0]", "[2]", "1"), 2 * 5 * 3, 2 * (9 + 3 + 5)),
-    (cost("conv2d", bf16(1, 1, 4, 4), bf16(1, 1, 3, 3), "None", "[1, 1]", "same", "[1, 1]", "1"),
+    (cost("conv2d", bf16(1, 1, 4, 4), bf16(1, 1, 3, 3), "None", "[1, 1]", "[1, 1]", "[1, 1]", "1"),
      2 * 16 * 9, 2 * (16 + 9 + 16)),
     # 1×1 with stride 2 reads every second element of both dimensions.
-    (cost("convolution", bf16(1, 4, 8, 8), bf16(6, 4, 1, 1), "None", "[2]", "[0]", "[1]", "False", "[0]", "1"),
+    (cost("convolution", bf16(1, 4, 8, 8), bf16(6, 4, 1, 1), "None", "[2, 2]", "[0, 0]", "[1, 1]", "False", "[0, 0]",
+          "1"),
      2 * 6 * 16 * 4, 2 * (4 * 16 + 24 + 6 * 16)),
-    # Transposed: each of 4·4·4 inputs meets 6·9 weights; (4 − 1)·2 − 2 + 2 + 1 + 1 = 8 outputs.
-    (cost("convolution", bf16(1, 4, 4, 4), bf16(4, 6, 3, 3), "None", "[2]", "[1]", "[1]", "True", "[1]", "1"),
+    # Transposed: each of 4·4·4 inputs meets 6·9 weights; 4·2 = 8 outputs in each dimension.
+    (cost("convolution", bf16(1, 4, 4, 4), bf16(4, 6, 3, 3), "None", "[2, 2]", "[1, 1]", "[1, 1]", "True", "[1, 1]",
+          "1"),
      2 * 64 * 54, 2 * (64 + 216 + 6 * 64)),
     (cost("cudnn_convolution", bf16(2, 3, 8, 8), bf16(6, 3, 3, 3), "[1, 1]", "[2, 2]", "[1, 1]", "1"),
      2 * 192 * 27, 2 * (384 + 162 + 192)),
@@ -207,10 +206,9 @@ TRAFFIC = [
     ("elementwise", cost("add", bf16(4, 8), bf16(4, 8), "None", outputs=[bf16(4, 8)]), 2 * 3 * 32),
     ("elementwise", cost("add", bf16(4, 8), bf16(8)), 2 * (32 + 8 + 32)),  # a row is read once
     ("elementwise", cost("mul", bf16(4, 8, strides=(1, 0)), bf16(4, 8)), 2 * (4 + 32 + 32)),  # 4 elements in memory
-    ("elementwise", cost("mul", bf16(1, 8), fp32(4, 1)), 2 * 8 + 4 * 4 + 4 * 32),  # promoted to the wider type
-    ("elementwise", cost("gt", bf16(4, 8), "0"), 2 * 32 + 32),  # booleans have a byte
+    ("elementwise", cost("mul", bf16(4, 8), fp32(4, 1)), 2 * 32 + 4 * 4 + 4 * 32),  # promoted to the wider type
+    ("elementwise", cost("gt", bf16(4, 8), "0", outputs=[Tensor((4, 8), "bool")]), 2 * 32 + 32),  # a byte each
     ("elementwise", cost("relu_", bf16(4, 8), outputs=[bf16(4, 8)]), 2 * 64),
-    ("elementwise", cost("mul", bf16(8), bf16(8), bf16(8), outputs=[bf16(8)]), 2 * 24),  # the third one is the output
     ("elementwise", cost("where", OF_MASK, fp32(4, 8), fp32()), 32 + 4 * 32 + 4 + 4 * 32),
     ("optimizer", cost("_foreach_add_", PARAMETERS, PARAMETERS, outputs=[]), 3 * 2 * 300),
     ("optimizer", cost("_foreach_mul", PARAMETERS, "0.5"), 2 * 2 * 300),
@@ -237,7 +235,7 @@ TRAFFIC = [
     ("cross entropy", cost("nll_loss_backward", fp32(), fp32(4, 8), int64(4), "None", "1", "-100", fp32(),
                            outputs=[fp32(4, 8)]), 4 + 32 + 4 + 128),
     ("reduction", cost("sum", bf16(4, 8), "[1]", "False", "None", outputs=[bf16(4)]), 2 * (32 + 4)),
-    ("reduction", cost("cumsum", fp32(4, 8), "1"), 4 * 64),
+    ("other", cost("cumsum", fp32(4, 8), "1", outputs=[fp32(4, 8)]), 4 * 64),
     # (8 + 2 − 3) ÷ 2 + 1 = 4 in both dimensions; the indices have 8 bytes.
     ("reduction", cost("max_pool2d_with_indices", bf16(1, 2, 8, 8), "[3, 3]", "[2, 2]", "[1, 1]"), 2 * 128 + 10 * 32),
     ("reduction", cost("max_pool2d_with_indices_backward", bf16(1, 2, 4, 4), bf16(1, 2, 8, 8), *["[3, 3]"] * 5,
@@ -253,10 +251,11 @@ TRAFFIC = [
     ("embedding", cost("embedding_dense_backward", bf16(3, 16), int64(3), "1000", outputs=[bf16(1000, 16)]),
      2 * 48 + 24 + 32000),
     ("embedding", cost("embedding_dense_backward", bf16(3, 16), int64(3), "1000"), 2 * 48 + 24 + 32000),
-    # 5 elements of a large tensor are written, and read if the values are added.
-    ("embedding", cost("index_put_", fp32(1000), (int64(5),), fp32(), "False", outputs=[fp32(1000)]), 40 + 4 + 20),
+    # 5 elements of a large tensor are read and written, also if the result is a new tensor.
+    ("embedding", cost("scatter", fp32(8, 1000), "1", int64(8, 1), fp32(8, 1), outputs=[fp32(8, 1000)]), 64 + 3 * 32),
+    ("embedding", cost("index_put_", fp32(1000), (int64(5),), fp32(), "False", outputs=[fp32(1000)]), 40 + 4 + 40),
     ("embedding", cost("index_put_", fp32(1000), (int64(5),), fp32(5), "True"), 40 + 20 + 20 + 20),
-    ("embedding", cost("scatter_", fp32(8, 1000), "1", int64(8, 1), "1", outputs=[fp32(8, 1000)]), 64 + 32),
+    ("embedding", cost("scatter_", fp32(8, 1000), "1", int64(8, 1), "1", outputs=[fp32(8, 1000)]), 64 + 2 * 32),
     ("embedding", cost("scatter_add_", fp32(1000), "0", int64(5), fp32(5), outputs=[fp32(1000)]), 40 + 20 + 20 + 20),
     ("embedding", cost("index_add_", fp32(1000, 4), "0", int64(5), fp32(5, 4)), 40 + 80 + 80 + 80),
     ("copy", cost("copy_", fp32(4, 8), bf16(4, 8), "False", outputs=[fp32(4, 8)]), 4 * 32 + 2 * 32),
@@ -264,7 +263,6 @@ TRAFFIC = [
     ("copy", cost("cat", (bf16(4, 8), bf16(2, 8)), "0"), 2 * 2 * 48),
     ("copy", cost("zeros", "[4, 8]", outputs=[fp32(4, 8)]), 4 * 32),
     ("copy", cost("fill_", fp32(4, 8), "0"), 4 * 32),
-    ("other", cost("empty", "[4, 8]", outputs=[fp32(4, 8)]), 0),
     ("collective", cost("c10d::allreduce_", (bf16(100),), outputs=[bf16(100)]), 400),
     ("collective", cost("c10d::_allgather_base_", bf16(400), bf16(100), outputs=[bf16(400)]), 1000),
     ("collective", cost("_c10d_functional::reduce_scatter_tensor", bf16(400), outputs=[bf16(100)]), 1000),
@@ -283,7 +281,8 @@ def test_memory_traffic(kind: str, found: Cost, transferred: float) -> None:
 
 
 UNKNOWN = [
-    cost("an_unknown_operator", bf16(4), outputs=[bf16(4)]),
+    cost("a_package::an_operator", bf16(4), outputs=[bf16(4)]),
+    cost("_cudnn_rnn", bf16(4), outputs=[bf16(4)]),
     cost("add", Tensor((4, 8)), Tensor((4, 8))),  # the types are unknown
     cost("copy_", bf16(4), Tensor((4,), "bfloat16", None, "cpu")),  # a transfer
     cost("_fused_adamw_", "", "", "", "", "", ""),  # the source leaves long lists out
@@ -355,7 +354,7 @@ def test_outputs_are_written(shape: tuple[int, ...], name: str) -> None:
 @pytest.mark.parametrize("argument", [None, bf16(), bf16(0), bf16(3), bf16(2, 0, 3), (), (bf16(2), bf16(3))])
 def test_arguments_that_do_not_fit(argument: TensorArgument) -> None:
     """A source may have any arguments. The cost is then unknown, or finite and not negative."""
-    for name in {*MATMUL_RULES, *_DATA_RULES}:
+    for name in {*MATMUL_RULES, *(f"aten::{name}" for name in dir(torch.ops.aten))}:
         for text in ("", "None", "x", "[0, 0]", "7"):
             found = estimate_cost(Signature(name, (argument,) * 12, None, (text,) * 12))
             assert found is None or (found.kind in OPERATOR_KINDS and 0 <= found.flops + found.bytes < math.inf)
@@ -434,15 +433,15 @@ def test_flops_agree_with_pytorch(program: Callable[[], torch.Tensor]) -> None:
 def test_output_shapes_agree_with_pytorch() -> None:
     """A source without outputs gives the same cost as one with outputs, because formulas find the shapes."""
     with Described() as described:
-        for program in PROGRAMS[:8]:
+        for program in PROGRAMS[:7]:
             program()
-        F.max_pool2d(meta(1, 2, 9, 9), 3, 2, 1)
+        F.max_pool2d(meta(1, 2, 8, 8), 3, 2, 1)
         F.avg_pool2d(meta(1, 2, 8, 8), 2)
         F.adaptive_avg_pool2d(meta(1, 2, 8, 8), 3)
         F.interpolate(meta(1, 2, 4, 4), scale_factor=2.0)
         F.embedding(torch.zeros(3, dtype=torch.int64, device="meta"), meta(9, 4))
     computing = [signature for signature, _ in described.calls if any(signature.inputs)]  # not those that fill
-    assert len(computing) >= 13
+    assert len(computing) >= 12
     for signature in computing:
         assert estimate_cost(signature) == estimate_cost(signature._replace(outputs=None)), signature.name
 
@@ -494,5 +493,5 @@ def test_the_pointwise_operators_of_pytorch_have_a_rule() -> None:
         and torch._C._dispatch_has_kernel(overload.name())
         and not torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), composite)
     }
-    unknown = {name for name in names - _DATA_RULES.keys() if "special_" not in name}
-    assert unknown == set()
+    kinds = {name: getattr(cost(name, bf16(8), bf16(8), bf16(8)), "kind", None) for name in names}
+    assert {name for name, kind in kinds.items() if kind is None} == set()

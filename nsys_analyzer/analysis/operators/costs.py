@@ -46,7 +46,7 @@ def estimate_cost(signature: Signature) -> Cost | None:
         return None
     try:
         flops = rule.flops(call)
-        has_types = matmul_rule is None or call.has_types()
+        has_types = matmul_rule is None or all(tensor.dtype for tensor in call.tensors())
         transferred_bytes = rule.read(call) + rule.written(call) if has_types else 0.0
     except (LookupError, TypeError, ValueError, ZeroDivisionError):  # a formula does not fit the arguments of the call
         return None

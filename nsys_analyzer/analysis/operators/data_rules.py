@@ -1,13 +1,13 @@
 """Defines the rules for operators that move data and hardly compute.
 
 These are elementwise operators, norms, softmax, reductions, copies, lookups, optimizers, collectives and the kernels of
-torch.compile. Their FLOPs count each addition, multiplication, comparison and function of an element as one operation.
-They are 0 for operators that compute less than one operation for each element that they move.
+torch.compile. Unless ``_FORMULAS`` contains other formulas, an operator reads all its tensors and writes its outputs.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 
 from nsys_analyzer.analysis.operators.operands import (
@@ -15,7 +15,6 @@ from nsys_analyzer.analysis.operators.operands import (
     Formula,
     OperatorKind,
     Rule,
-    add,
     bytes_of,
     count_elements,
     count_stored_elements,
@@ -28,70 +27,76 @@ from nsys_analyzer.trace.operator_calls import Signature, Tensor
 
 
 def find_data_rule(signature: Signature) -> Rule | None:
-    """Returns the rule of an operator that moves data, or None if the operator is unknown."""
+    """Returns the rule of an operator that moves data, or None for operators whose shapes do not tell their work."""
     if signature.name.startswith("triton::triton_"):
         return _make_triton_rule(signature.name)
-    return _DATA_RULES.get(signature.name)
+    namespace, _, name = signature.name.partition("::")
+    if namespace in _COLLECTIVE_NAMESPACES:
+        return Rule("collective", _read_by_collective)
+    kind: OperatorKind = next((kind for kind, pattern in _KINDS.items() if pattern.fullmatch(name)), "elementwise")
+    if namespace not in _NAMESPACES or (kind == "elementwise" and _UNKNOWN_WORK.search(name)):
+        return None
+    flops = operations(_OPERATIONS_PER_ELEMENT.get(kind, 0.0))
+    for pattern, (read, written) in _FORMULAS.items():
+        if pattern.fullmatch(name):
+            return Rule(kind, read, written, flops)
+    is_in_place = name.endswith("_")
+    return Rule(kind, bytes_of(), size_of(0) if is_in_place else outputs_or(_OUTPUTS.get(kind, size_of(0))), flops)
 
 
-# --- elementwise operators
-
-#: The pointwise operators of PyTorch (the tag ``pointwise``) and their backward operators, by the number of tensors
-#: that they read. A tensor after these is the output of an overload with ``out``.
-_POINTWISE = {
-    1: """
-        abs acos acosh angle asin asinh atan atanh bernoulli bitwise_not ceil celu conj_physical cos cosh deg2rad
-        digamma elu erf erfc erfinv exp exp2 expm1 floor frac frexp gelu glu hardshrink hardsigmoid hardswish hardtanh
-        i0 isinf isnan isneginf isposinf leaky_relu lgamma log log10 log1p log2 log_sigmoid_forward logical_not logit
-        mish mvlgamma nan_to_num native_dropout neg polygamma rad2deg reciprocal relu round rsqrt sgn sigmoid sign
-        signbit silu sin sinc sinh softplus softshrink sqrt tan tanh threshold tril triu trunc
-    """,
-    2: """
-        __ilshift__ __irshift__ __lshift__ __rshift__ _masked_scale _prelu_kernel add atan2 bitwise_and
-        bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor clamp_max clamp_min complex copysign div
-        elu_backward eq floor_divide fmax fmin fmod gcd ge gelu_backward glu_backward gt hardshrink_backward
-        hardsigmoid_backward hardswish_backward hardtanh_backward heaviside hypot igamma igammac lcm ldexp le
-        leaky_relu_backward logaddexp logaddexp2 logical_and logical_or logical_xor logit_backward lt maximum minimum
-        mish_backward mul native_dropout_backward ne nextafter polar pow remainder rsub sigmoid_backward silu_backward
-        softplus_backward softshrink_backward sub tanh_backward threshold_backward xlogy
-    """,
-    3: """
-        _prelu_kernel_backward addcdiv addcmul binary_cross_entropy_backward clamp huber_loss_backward lerp
-        log_sigmoid_backward masked_fill mse_loss_backward rrelu_with_noise_backward smooth_l1_loss_backward where
-    """,
-}
-_TENSORS_READ = {name: count for count, names in _POINTWISE.items() for name in names.split()}
-#: The pointwise operators that return boolean tensors.
-_COMPARISONS = "eq ge gt isinf isnan isneginf isposinf le logical_and logical_not logical_or logical_xor lt ne signbit"
-
-
-def _pointwise(name: str, *, in_place: bool) -> Rule:
-    """Makes the rule of an operator that computes each element of its output from one element of each input."""
-
-    def select(call: Call) -> list[Tensor]:
-        return call.tensors()[: _TENSORS_READ[name]]
-
-    def count_written(call: Call) -> float:
-        sizes = [call.element_bytes(tensor) for tensor in select(call)]
-        element_bytes = sizes[0] if in_place else 1 if name in _COMPARISONS.split() else max(sizes)
-        return _count_broadcast_elements(select(call)) * element_bytes
-
-    return Rule(
-        "elementwise", lambda call: call.count_bytes(select(call)), outputs_or(count_written),
-        lambda call: _count_broadcast_elements(select(call)),
-    )  # fmt: skip
+#: The namespaces of operators that PyTorch defines.
+_NAMESPACES = ("aten", "fsdp")
+_COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional")
+#: Matches operators that compute more than they move, or that read an unknown part of a table.
+_UNKNOWN_WORK = re.compile(
+    r"mm_?$|conv|attention|transformer|rnn|linalg|cholesky|dist|sparse|embedding_bag|grid_sampler"
+)
+#: The kinds of operators by a pattern of their names. Other operators are elementwise.
+_KINDS: dict[OperatorKind, re.Pattern[str]] = {
+    "optimizer": re.compile(r"_foreach_\w+|_fused_(?:adam|sgd|adagrad)\w*|_amp_\w+"),
+    "reduction": re.compile(
+        r"(?:nan)?(?:sum|median)|mean|prod|std|var|std_mean|var_mean|a?max|a?min|aminmax|arg(?:max|min)|all|any|equal"
+        r"|norm|linalg_vector_norm|logsumexp|count_nonzero|mode|kthvalue|(?!nll)\w+_loss|binary_cross_entropy\w*logits"
+        r"|\w*_?pool[123]d\w*|batch_norm_(?:stats|backward_reduce)"
+    ),
+    "norm": re.compile(r"\w*(?:layer|group|batch|rms|weight)_norm\w*"),
+    "softmax": re.compile(r"\w*softmax(?:_backward_data)?"),
+    "cross entropy": re.compile(r"nll_loss\w*"),
+    "embedding": re.compile(
+        r"embedding(?:_dense_backward)?|_?(?:unsafe_)?index(?:_\w+)?|gather|take|(?:slice_|select_)?scatter\w*"
+    ),
+    "other": re.compile(
+        r"sort|cum\w+|logcumsumexp|topk|unique\w*|_unique2|histc|bincount|multinomial|nonzero|masked_select"
+        r"|searchsorted|bucketize|isin|_fft\w+"
+    ),
+    "copy": re.compile(
+        r"\w*_?copy_?|_copy_from|clone|cat|_?chunk_cat|stack|flip|roll|rot90|repeat\w*|\w+_pad(?:_nd|[123]d)\w*"
+        r"|(?:slice|select|unfold)_backward|im2col|col2im|\w+shuffle|diag_embed|all_gather_copy_in|_local_scalar_dense"
+        r"|(?:new_)?(?:zeros|ones|full)(?:_like)?|fill_|zero_|\w*rand\w*|(?:log_)?normal_?|uniform_|bernoulli_|\w+ial_"
+        r"|cauchy_|geometric_|arange|linspace|logspace|eye|tri[lu]_indices|scalar_tensor|hann_window"
+    ),
+}  # fmt: skip
+#: The operations per element of the first argument: additions, multiplications, comparisons and functions.
+#: A norm has mean 1, variance 3, normalization 2, weight and bias 2. A softmax has maximum, difference, exponential,
+#: sum and quotient. Backward operators of both have as many, within a factor of 2.
+_OPERATIONS_PER_ELEMENT: dict[OperatorKind, float] = {
+    "norm": 8, "softmax": 5, "elementwise": 1, "reduction": 1, "optimizer": 1,
+}  # fmt: skip
 
 
-def _count_broadcast_elements(tensors: list[Tensor]) -> int:
-    """Returns the number of elements to which PyTorch broadcasts tensors."""
-    longest = max((len(tensor.shape) for tensor in tensors), default=0)
-    shapes = [(1,) * (longest - len(tensor.shape)) + tensor.shape for tensor in tensors]
-    return math.prod(next((size for size in sizes if size != 1), 1) for sizes in zip(*shapes, strict=True))
+def _count_broadcast(call: Call) -> float:
+    """Returns the bytes of a tensor as large as the largest argument, in the widest type of the arguments."""
+    tensors = [tensor for tensor in call.tensors() if tensor.shape] or call.tensors()
+    return float(max(map(count_elements, tensors)) * max(map(call.element_bytes, tensors)))
 
 
-def _optimizer(flops_per_parameter: float, written: tuple[int, ...]) -> Rule:
-    """Makes the rule of an operator that updates lists of tensors in place, such as parameters and their moments."""
-    return Rule("optimizer", bytes_of(), size_of(*written), operations(flops_per_parameter))
+#: The bytes of outputs that the source does not contain. The output of other kinds is like the first argument.
+_OUTPUTS: dict[OperatorKind, Formula] = {"elementwise": _count_broadcast, "reduction": nothing, "other": nothing}
+
+
+def _read_by_collective(call: Call) -> float:
+    """Returns the bytes of the inputs of ``(outputs, inputs, …)``, or of the tensors that are changed in place."""
+    return call.count_bytes(call.tensors(1) or call.tensors(0))
 
 
 def _read_by_addcmul(call: Call) -> float:
@@ -106,20 +111,43 @@ def _read_by_addcmul(call: Call) -> float:
 # --- lookups and updates by index: they touch the elements that the indices select
 
 
-def _elements(index: int, table: int = 0) -> Formula:
-    """Makes a formula: the bytes of one element of a table for each element of an index."""
-    return lambda call: count_elements(call.tensor(index)) * call.element_bytes(call.tensor(table))
+def _read_by_lookup(call: Call) -> float:
+    """Returns the bytes of the indices, and of the elements that they select."""
+    return _count_selected(call) + call.count_bytes(call.tensors(1, 2))
 
 
-def _rows(call: Call) -> float:
-    """Returns the bytes that ``(table, index)`` selects: one row of the table for each element of the index."""
-    return float(math.prod(call.tensor(0).shape[1:]) * _elements(1)(call))
+def _count_selected(call: Call) -> float:
+    """Returns the bytes of the elements that a lookup selects and returns.
+
+    ``gather(table, dim, index)`` has an index for each element, and ``index_select(table, dim, index)`` one for each
+    slice. ``embedding(table, index)`` selects rows.
+    """
+    if call.outputs is not None:
+        return call.count_bytes(call.outputs)
+    table, index = call.tensor(0), call.tensor(1 if call.signature.name == "aten::embedding" else 2)
+    dim = int(call.value(1)) if call.signature.name == "aten::index_select" else 0
+    per_index = 1 if call.signature.name == "aten::gather" else count_elements(table) // max(1, table.shape[dim])
+    return float(count_elements(index) * per_index * call.element_bytes(table))
 
 
-def _slices(call: Call) -> float:
-    """Returns the bytes that ``(table, dim, index)`` selects: a slice across the dimension for each element."""
-    shape = call.tensor(0).shape
-    return math.prod(shape) // max(1, shape[int(call.value(1))]) * _elements(2)(call)
+def _count_updated(call: Call) -> float:
+    """Returns the bytes of the elements that ``(table, …, index, …, values)`` replaces, or adds to.
+
+    A mask does not tell how many elements it selects. If the program does not ask for a change in place, autograd
+    nevertheless changes tensors of zeros in place, except in the step that the hooks record.
+    """
+    others = [count_elements(tensor) for tensor in call.tensors()[1:] if tensor.dtype != "bool"]
+    return float(max(others, default=0) * call.element_bytes(call.tensor(0)))
+
+
+def _read_by_update(call: Call) -> float:
+    """Returns the bytes of the indices and the values, and of the elements of the table that they change."""
+    return _count_updated(call) + call.count_bytes(call.tensors()[1:])
+
+
+def _read_by_nll_loss(call: Call) -> float:
+    """Returns the bytes that ``nll_loss(logarithms, targets, weight)`` reads: one logarithm for each target."""
+    return count_elements(call.tensor(1)) * call.element_bytes(call.tensor(0)) + bytes_of(1, 2)(call)
 
 
 def _table_gradient(call: Call) -> float:
@@ -128,62 +156,50 @@ def _table_gradient(call: Call) -> float:
     return float(call.value(2) * gradient.shape[-1] * call.element_bytes(gradient))
 
 
-def _put(call: Call) -> float:
-    """Returns the bytes that ``(table, indices, values)`` writes. A mask does not tell how many elements it selects."""
-    indices = [tensor for tensor in call.tensors(1) if tensor.dtype not in ("bool", "uint8")]
-    elements = max(_count_broadcast_elements(indices) if indices else 0, count_elements(call.tensor(2)))
-    return elements * call.element_bytes(call.tensor(0))
+# --- images
 
 
-def _accumulated(call: Call) -> float:
-    """Returns the bytes that ``(table, indices, values, accumulate)`` reads of the table."""
-    return _put(call) if call.value(3, False) else 0.0
+def _resized(call: Call) -> float:
+    """Returns the bytes of the output of ``(images, height and width, …)``."""
+    images = call.tensor(0)
+    return float(math.prod(images.shape[:2]) * math.prod(call.value(1)) * call.element_bytes(images))
 
 
-def _returned(call: Call) -> float:
-    """Returns the bytes of the outputs, as many of which are read from a table."""
-    if call.outputs is None:
-        raise call.unknown("outputs")
-    return call.count_bytes(call.outputs)
+def _pooled(call: Call) -> float:
+    """Returns the bytes of the output of ``pool(images, kernel_size, stride, …)``, and of the indices of maxima."""
+    images, index_bytes = call.tensor(0), 8 if "max" in call.signature.name else 0
+    elements = count_elements(images) / math.prod(call.value(2, []) or call.value(1))
+    return float(elements * (call.element_bytes(images) + index_bytes))
 
 
-def _lookup(selected: Formula, *others: int) -> Rule:
-    """Makes the rule of an operator that returns selected elements, and also reads the tensors at other positions."""
-    return Rule("embedding", add(selected, bytes_of(*others)), outputs_or(selected))
+#: The bytes that operators read and write, by a pattern of their names, if they do not read all their tensors once or
+#: if the inputs do not tell the size of the outputs.
+_FORMULAS: dict[re.Pattern[str], tuple[Formula, Formula]] = {
+    re.compile(pattern): formulas
+    for pattern, formulas in {
+        r"(?:_foreach_)?copy_": (bytes_of(1), size_of(0)),
+        r"split_with_sizes_copy|_?chunk_cat|all_gather_copy_in": (bytes_of(0), size_of(0)),
+        r"(?:new_)?(?:zeros|ones|full)(?:_like)?|rand\w*": (nothing, outputs_or(size_of(0))),
+        r"fill_|zero_|_foreach_zero_|(?:log_)?normal_|uniform_|bernoulli_|random_|\w+ial_|cauchy_|geometric_":
+            (nothing, size_of(0)),
+        # Parameters, moments and the maxima of moments, but not the gradients.
+        r"_fused_(?:adam|sgd|adagrad)\w*": (bytes_of(), size_of(0, 2, 3, 4)),
+        r"(?:_foreach_)?addcmul_": (_read_by_addcmul, size_of(0)),
+        r"addcmul": (_read_by_addcmul, outputs_or(size_of(0))),
+        r"_foreach_(?:norm|max|powsum)|_local_scalar_dense": (bytes_of(), outputs_or(nothing)),
+        r"nll_loss\w*forward": (_read_by_nll_loss, outputs_or(nothing)),
+        r"nll_loss\w*backward": (bytes_of(0, 2, 3, 6), outputs_or(size_of(1))),
+        r"embedding|gather|take|index|_unsafe_index|index_select": (_read_by_lookup, outputs_or(_count_selected)),
+        r"embedding_dense_backward": (bytes_of(), outputs_or(_table_gradient)),
+        r"scatter\w*|_?(?:unsafe_)?index_(?:put|add|copy|fill|reduce)\w*": (_read_by_update, _count_updated),
+        # The gradient of images, of which only the shape is needed, and the indices of maxima.
+        r"\w*pool\w+_backward|\w+_pad\w+_backward": (bytes_of(0, 2, 7), outputs_or(size_of(1))),
+        r"(?:max|avg)_pool\w+": (bytes_of(), outputs_or(_pooled)),
+        r"_?(?:upsample|adaptive)_\w+": (bytes_of(), outputs_or(_resized)),
+    }.items()
+}  # fmt: skip
 
-
-def _update(selected: Formula, *others: int, adds: bool = False) -> Rule:
-    """Makes the rule of an operator that writes the selected elements of a table, or adds to them."""
-    return Rule("embedding", add(selected if adds else nothing, bytes_of(*others)), selected)
-
-
-# --- other formulas
-
-
-def _resized(position: int, *, of_batch: bool = False) -> Formula:
-    """Makes a formula: the bytes of an output with a given size, which excludes batch and channels if ``of_batch``."""
-
-    def count(call: Call) -> float:
-        source = call.tensor(0)
-        batch = math.prod(source.shape[:2]) if of_batch else 1
-        return float(batch * math.prod(call.value(position)) * call.element_bytes(source))
-
-    return count
-
-
-def _pooled(index_bytes: int) -> Formula:
-    """Makes a formula: the bytes of the output of ``pool(self, kernel_size, stride, padding)`` and of its indices."""
-
-    def count(call: Call) -> float:
-        source, kernel = call.tensor(0), call.value(1)
-        stride, padding = call.value(2, []) or kernel, call.value(3, [0] * len(kernel))
-        windows = zip(source.shape[-len(kernel) :], kernel, stride, padding, strict=True)
-        sizes = [(size + 2 * pad - width) // step + 1 for size, width, step, pad in windows]
-        elements = math.prod(source.shape[: -len(kernel)]) * math.prod(sizes)
-        return float(elements * (call.element_bytes(source) + index_bytes))
-
-    return count
-
+# --- kernels of torch.compile
 
 #: The kinds of the kernels of torch.compile by a word in their names. The first one that occurs applies.
 _TRITON_KINDS: tuple[tuple[str, OperatorKind], ...] = (
@@ -200,6 +216,7 @@ def _make_triton_rule(name: str) -> Rule | None:
     """
 
     def count_used(call: Call, tensors: Iterable[Tensor]) -> float:
+        """Returns the bytes that a kernel uses of buffers."""
         numbers = [int(text) for text in call.signature.arguments if text.isdigit()]
         iterations = math.prod(numbers) if numbers else math.inf
         return sum(min(count_stored_elements(x), iterations) * call.element_bytes(x) for x in tensors)
@@ -208,124 +225,3 @@ def _make_triton_rule(name: str) -> Rule | None:
     if kind is None:
         return None
     return Rule(kind, lambda call: count_used(call, call.tensors()), lambda call: count_used(call, call.outputs or ()))
-
-
-# --- the table
-
-_IF_KNOWN = outputs_or(nothing)  # outputs that are much smaller than the inputs
-
-#: The rules by names of operators; names without a namespace are in ``aten``.
-_TABLE: tuple[tuple[str, Rule], ...] = (
-    # Lists of tensors. AdamW for each parameter: decay 1, first moment 3, second moment 4, denominator 3, step 3. SGD:
-    # decay 2, momentum 2, step 2. Adagrad: sum of squares 2, denominator 2, step 2 (the formulas of torch.optim).
-    ("_fused_adam_ _fused_adamw_", _optimizer(14, (0, 2, 3, 4))),
-    ("_fused_sgd_ _fused_adagrad_", _optimizer(6, (0, 2))),
-    ("_amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_", _optimizer(2, (0,))),
-    ("_foreach_addcmul_", Rule("optimizer", _read_by_addcmul, size_of(0), operations(3))),
-    ("addcmul addcmul_", Rule("elementwise", _read_by_addcmul, flops=operations(3))),
-    ("_foreach_copy_", Rule("optimizer", bytes_of(1), size_of(0))),
-    ("_foreach_zero_", Rule("optimizer", nothing, size_of(0))),
-    ("_foreach_norm _foreach_max _foreach_powsum", Rule("optimizer", bytes_of(0), _IF_KNOWN, operations(2))),
-    # Norms: mean 1, variance 3, normalization 2, weight and bias 2; RMS norm: squares 2, scale 1, weight 1. Backward:
-    # normalized input 2, gradients of weight and bias 3, two sums 3, gradient of the input 6.
-    ("native_layer_norm native_group_norm native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit"
-     " _native_batch_norm_legit_functional _batch_norm_with_update", Rule("norm", flops=operations(8))),
-    ("_fused_rms_norm batch_norm_elemt _weight_norm_interface _weight_norm_interface_backward",
-     Rule("norm", flops=operations(4))),
-    ("batch_norm_stats", Rule("norm", bytes_of(0), _IF_KNOWN, operations(4))),
-    ("native_layer_norm_backward native_group_norm_backward native_batch_norm_backward batch_norm_backward"
-     " cudnn_batch_norm_backward miopen_batch_norm_backward", Rule("norm", flops=operations(14))),
-    ("_fused_rms_norm_backward", Rule("norm", flops=operations(10))),
-    ("batch_norm_backward_reduce", Rule("norm", bytes_of(), _IF_KNOWN, operations(7))),
-    ("batch_norm_backward_elemt", Rule("norm", flops=operations(7))),
-    # Softmax: maximum, difference, exponential, sum, quotient. Backward: product, sum, difference, product.
-    ("_softmax _log_softmax _safe_softmax _masked_softmax", Rule("softmax", bytes_of(0, 1), flops=operations(5))),
-    ("_softmax_backward_data _log_softmax_backward_data", Rule("softmax", bytes_of(0, 1), flops=operations(4))),
-    # Losses. Cross entropy reads one logarithm for each target.
-    ("nll_loss_forward nll_loss2d_forward", Rule("cross entropy", add(_elements(1), bytes_of(1, 2)), _IF_KNOWN)),
-    ("nll_loss_backward nll_loss2d_backward",
-     Rule("cross entropy", bytes_of(0, 2, 3, 6), outputs_or(size_of(1)))),
-    ("mse_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits",
-     Rule("reduction", bytes_of(0, 1, 2, 3), _IF_KNOWN, operations(3))),
-    # Reductions, scans and searches.
-    ("sum nansum mean amax amin max min aminmax argmax argmin prod std var std_mean var_mean norm linalg_vector_norm"
-     " all any logsumexp equal count_nonzero median nanmedian mode kthvalue",
-     Rule("reduction", bytes_of(0, 1), _IF_KNOWN, operations(1))),
-    ("cumsum cumsum_ cumprod cumprod_ logcumsumexp cummax cummin", Rule("reduction", bytes_of(0), flops=operations(1))),
-    ("sort _fft_c2c _fft_r2c _fft_c2r", Rule("other", bytes_of(0))),
-    ("topk unique_consecutive _unique2 unique_dim histc bincount multinomial nonzero masked_select searchsorted"
-     " bucketize isin", Rule("other", bytes_of(0, 1), _IF_KNOWN)),
-    ("_thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl _thnn_fused_gru_cell _thnn_fused_gru_cell_backward",
-     Rule("elementwise", flops=operations(1))),
-    # Pooling and interpolation.
-    ("max_pool2d_with_indices max_pool3d_with_indices", Rule("reduction", bytes_of(0), outputs_or(_pooled(8)))),
-    ("avg_pool2d avg_pool3d", Rule("reduction", bytes_of(0), outputs_or(_pooled(0)))),
-    ("_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d",
-     Rule("reduction", bytes_of(0), outputs_or(_resized(1, of_batch=True)))),
-    ("max_pool2d_with_indices_backward max_pool3d_with_indices_backward",
-     Rule("reduction", bytes_of(0, 7), outputs_or(size_of(1)))),
-    ("adaptive_max_pool2d_backward adaptive_max_pool3d_backward",
-     Rule("reduction", bytes_of(0, 2), outputs_or(size_of(1)))),
-    ("avg_pool2d_backward avg_pool3d_backward _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward",
-     Rule("reduction", bytes_of(0), outputs_or(size_of(1)))),
-    ("upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d"
-     " upsample_trilinear3d _upsample_nearest_exact2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa",
-     Rule("elementwise", bytes_of(0), outputs_or(_resized(1, of_batch=True)))),
-    ("upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward upsample_linear1d_backward"
-     " upsample_bilinear2d_backward upsample_bicubic2d_backward upsample_trilinear3d_backward"
-     " _upsample_nearest_exact2d_backward _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward",
-     Rule("elementwise", bytes_of(0), outputs_or(_resized(2)))),
-    # Lookups and updates by index.
-    ("embedding", _lookup(_rows, 1)),
-    ("_embedding_bag _embedding_bag_forward_only", Rule("embedding", add(_rows, bytes_of(1, 2, 6)), _IF_KNOWN)),
-    ("embedding_dense_backward", Rule("embedding", bytes_of(0, 1), outputs_or(_table_gradient))),
-    ("index_select", _lookup(_slices, 2)),
-    ("gather", _lookup(_elements(2), 2)),
-    ("take", _lookup(_elements(1), 1)),
-    ("index _unsafe_index grid_sampler_2d grid_sampler_3d", _lookup(_returned, 1)),
-    ("index_put_ _index_put_impl_", Rule("embedding", add(_accumulated, bytes_of(1, 2)), _put)),
-    ("scatter_", _update(_elements(2), 2, 3)),
-    ("scatter_add_ scatter_reduce_", _update(_elements(2), 2, 3, adds=True)),
-    ("index_copy_ index_fill_", _update(_slices, 2, 3)),
-    ("index_add_ index_reduce_", _update(_slices, 2, 3, adds=True)),
-    ("scatter scatter_add scatter_reduce index_add index_reduce index_copy index_fill index_put _unsafe_index_put"
-     " slice_scatter select_scatter grid_sampler_2d_backward grid_sampler_3d_backward"
-     " _embedding_bag_dense_backward", Rule("embedding", bytes_of(0, 1, 2, 3))),
-    # Copies and new tensors.
-    ("copy_", Rule("copy", bytes_of(1), size_of(0))),
-    ("_local_scalar_dense", Rule("copy", bytes_of(0), nothing)),
-    ("_to_copy clone cat stack _reshape_copy expand_copy permute_copy view_copy flip roll repeat repeat_interleave"
-     " constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d replication_pad3d"
-     " slice_backward select_backward im2col col2im unfold_backward pixel_shuffle pixel_unshuffle channel_shuffle"
-     " as_strided_copy slice_copy t_copy transpose_copy select_copy rot90 diag_embed", Rule("copy", bytes_of(0))),
-    ("reflection_pad1d_backward reflection_pad2d_backward replication_pad1d_backward replication_pad2d_backward"
-     " replication_pad3d_backward", Rule("copy", bytes_of(0), outputs_or(size_of(1)))),
-    ("split_with_sizes_copy _chunk_cat fsdp::all_gather_copy_in fsdp::split_with_sizes_copy fsdp::chunk_cat",
-     Rule("copy", bytes_of(0), size_of(0))),
-    ("zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full fill_ zero_ normal_ uniform_"
-     " bernoulli_ exponential_ random_ log_normal_ cauchy_ geometric_ arange linspace logspace eye rand randn randint"
-     " rand_like randn_like randint_like randperm tril_indices triu_indices scalar_tensor normal hann_window",
-     Rule("copy", nothing)),
-    ("empty empty_like empty_strided new_empty new_empty_strided empty_permuted _unsafe_view resize_ set_ unsafe_split"
-     " unsqueeze_ squeeze_ transpose_ t_",
-     Rule("other", nothing, nothing)),
-    # Collectives: what this rank gives and receives.
-    ("c10d::allreduce_ c10d::allreduce_coalesced_ c10d::reduce_ _c10d_functional::all_reduce_",
-     Rule("collective", bytes_of(0), size_of(0))),
-    ("c10d::broadcast_ c10d::send c10d::recv_", Rule("collective", bytes_of(0), nothing)),
-    ("c10d::_allgather_base_ c10d::allgather_ c10d::allgather_into_tensor_coalesced_ c10d::_reduce_scatter_base_"
-     " c10d::reduce_scatter_ c10d::reduce_scatter_tensor_coalesced_ c10d::alltoall_base_ c10d::alltoall_ c10d::gather_"
-     " c10d::scatter_", Rule("collective", bytes_of(1), size_of(0))),
-    ("_c10d_functional::all_reduce _c10d_functional::all_gather_into_tensor _c10d_functional::reduce_scatter_tensor"
-     " _c10d_functional::all_to_all_single _c10d_functional::broadcast", Rule("collective", bytes_of(0))),
-)  # fmt: skip
-_DATA_RULES: dict[str, Rule] = {
-    **{f"aten::{name}": _pointwise(name, in_place=False) for name in _TENSORS_READ},
-    **{f"aten::{name}_": _pointwise(name, in_place=True) for name in _TENSORS_READ},
-    **{
-        f"aten::_foreach_{name}{suffix}": Rule("optimizer", bytes_of(*range(count)), written, operations(1))
-        for name, count in _TENSORS_READ.items()
-        for suffix, written in (("", outputs_or(size_of(0))), ("_", size_of(0)))
-    },
-    **{name if "::" in name else f"aten::{name}": rule for names, rule in _TABLE for name in names.split()},
-}

@@ -1,4 +1,4 @@
-"""Defines the rules for operators that multiply: matmuls, convolutions, attention and recurrent networks.
+"""Defines the rules for operators that multiply: matmuls, convolutions and attention.
 
 Their FLOPs are those of ``torch.utils.flop_counter``: 2 for each multiplication with its addition. There is one
 difference: causal attention counts the scores on one side of the diagonal, because its kernels skip the other side.
@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from nsys_analyzer.analysis.operators.operands import (
     Call,
     Rule,
-    add,
     bytes_of,
     count_elements,
     nothing,
@@ -68,7 +67,7 @@ def _matmul(left: int, last: int, count_outputs: Callable[[Tensor, Tensor], int]
 
     Args:
         left: the position of the left operand, whose last dimension is the inner dimension. The right operand follows.
-        last: the position of the last tensor that is read.
+        last: the position of the last tensor that is read. The output of an overload follows.
         count_outputs: returns the number of elements of the output.
     """
 
@@ -97,67 +96,33 @@ _MATMULS = {
 }
 
 
-def _layers(passes: int, *weights: int, attends: bool = False) -> Rule:
-    """Makes the rule of whole layers: each token of the input meets each weight matrix.
-
-    Args:
-        passes: 1 for a forward pass; 2 for a backward pass, which computes the gradients of inputs and weights.
-        weights: the positions of the weights, or of lists of weights.
-        attends: whether each token of (batch, tokens, width) also attends to all tokens.
-    """
-
-    def count_flops(call: Call) -> float:
-        inputs = call.tensor(0)
-        meeting = sum(count_elements(weight) for weight in call.tensors(*weights) if len(weight.shape) > 1)
-        meeting += 2 * inputs.shape[-1] * inputs.shape[1] if attends else 0  # each token meets all keys and values
-        return passes * 2.0 * meeting * count_elements(inputs) / inputs.shape[-1]
-
-    return Rule("matmul", flops=count_flops)
+def _count_layer_flops(call: Call) -> float:
+    """Returns the FLOPs of a layer of a transformer encoder: each token meets each weight, all keys and all values."""
+    inputs = call.tensor(0)
+    meeting = sum(count_elements(weight) for weight in call.tensors() if len(weight.shape) == 2)
+    return 2.0 * (meeting + 2 * inputs.shape[-1] * inputs.shape[1]) * count_elements(inputs) / inputs.shape[-1]
 
 
 # --- convolutions
 
 
-class _Convolution(NamedTuple):
-    """The positions of the arguments of a convolution; None for an argument that it does not have.
+def _is_transposed(call: Call) -> bool:
+    name = call.signature.name
+    return "transpose" in name or (name in ("aten::convolution", "aten::_convolution") and bool(call.value(6)))
 
-    The input is at position 0, and the weight at position 1.
-    """
 
-    stride: int
-    padding: int
-    dilation: int | None
-    groups: int | None = None
-    output_padding: int | None = None
-    transposed: int | bool = False
-
-    def is_transposed(self, call: Call) -> bool:
-        """Returns whether the convolution is transposed."""
-        return self.transposed if isinstance(self.transposed, bool) else bool(call.value(self.transposed))
-
-    def find_output_shape(self, call: Call) -> tuple[int, ...]:
-        """Returns the shape of the output."""
-        if call.outputs:
-            return call.outputs[0].shape
-        inputs, weight = call.tensor(0), call.tensor(1)
-        dimensions, is_transposed = len(weight.shape) - 2, self.is_transposed(call)
-
-        def read(position: int | None, default: int, dimension: int) -> int:
-            """Returns an argument for a dimension. PyTorch repeats a single number."""
-            value: Any = default if position is None else call.value(position, default)
-            return int(value if isinstance(value, int) else value[dimension % len(value)])
-
-        spatial = []
-        for dimension, (size, kernel) in enumerate(zip(inputs.shape[-dimensions:], weight.shape[2:], strict=True)):
-            stride, reach = read(self.stride, 1, dimension), read(self.dilation, 1, dimension) * (kernel - 1)
-            named_padding = {"same": reach, "valid": 0}.get(str(call.value(self.padding, 0)))
-            padding = 2 * read(self.padding, 0, dimension) if named_padding is None else named_padding
-            if is_transposed:
-                spatial.append((size - 1) * stride - padding + reach + read(self.output_padding, 0, dimension) + 1)
-            else:
-                spatial.append((size + padding - reach - 1) // stride + 1)
-        channels = weight.shape[1] * read(self.groups, 1, 0) if is_transposed else weight.shape[0]
-        return (*inputs.shape[: -dimensions - 1], channels, *spatial)
+def _find_output_shape(call: Call) -> tuple[int, ...]:
+    """Returns the shape of the output of a convolution. Padding and stride are at different positions."""
+    if call.outputs:
+        return call.outputs[0].shape
+    inputs, weight = call.tensor(0), call.tensor(1)
+    positions = _CONVOLUTIONS[call.signature.name.removeprefix("aten::")]
+    strides, paddings, dilations = (call.value(position) for position in positions)
+    sizes = zip(inputs.shape[2:], weight.shape[2:], strides, paddings, dilations, strict=True)
+    if _is_transposed(call):  # the usual padding gives as many outputs
+        return (inputs.shape[0], weight.shape[1], *(size * stride for size, _, stride, _, _ in sizes))
+    spatial = ((size + 2 * pad - step * (kernel - 1) - 1) // stride + 1 for size, kernel, stride, pad, step in sizes)
+    return (inputs.shape[0], weight.shape[0], *spatial)
 
 
 def _count_convolution_flops(weight: Tensor, multiplied: tuple[int, ...]) -> float:
@@ -179,20 +144,21 @@ def _count_used_bytes(call: Call, inputs: Tensor, weight: Tensor, outputs: tuple
     return math.prod(inputs.shape[:-dimensions]) * used * call.element_bytes(inputs)
 
 
-def _convolution(positions: _Convolution) -> Rule:
+def _make_convolution() -> Rule:
+    """Makes the rule of a convolution of ``(input, weight, …)`` with a bias at any position."""
+
     def count_flops(call: Call) -> float:
-        transposed = positions.is_transposed(call)
-        multiplied = call.tensor(0).shape if transposed else positions.find_output_shape(call)
+        multiplied = call.tensor(0).shape if _is_transposed(call) else _find_output_shape(call)
         return _count_convolution_flops(call.tensor(1), multiplied)
 
-    def count_used(call: Call) -> float:
-        return _count_used_bytes(call, call.tensor(0), call.tensor(1), positions.find_output_shape(call))
+    def count_read(call: Call) -> float:
+        used_bytes = _count_used_bytes(call, call.tensor(0), call.tensor(1), _find_output_shape(call))
+        return used_bytes + call.count_bytes(call.tensors()[1:])
 
     def count_written(call: Call) -> float:
-        return math.prod(positions.find_output_shape(call)) * call.element_bytes(call.tensor(0))
+        return math.prod(_find_output_shape(call)) * call.element_bytes(call.tensor(0))
 
-    read = add(count_used, bytes_of(1, 2, 3, 4))  # the bias is at different positions
-    return Rule("convolution", read, outputs_or(count_written), count_flops)
+    return Rule("convolution", count_read, outputs_or(count_written), count_flops)
 
 
 def _make_convolution_backward() -> Rule:
@@ -221,18 +187,14 @@ def _make_convolution_backward() -> Rule:
     return Rule("convolution", count_read, outputs_or(count_written), count_flops)
 
 
+#: The positions of stride, padding and dilation among the arguments of each convolution.
 _CONVOLUTIONS = {
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "cudnn_convolution_relu"), _Convolution(3, 4, 5)),
-    **dict.fromkeys(("convolution", "_convolution"), _Convolution(3, 4, 5, 8, 7, transposed=6)),
-    **dict.fromkeys(
-        ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _Convolution(3, 4, 7, 6, 5, transposed=True)
-    ),
-    **dict.fromkeys(("_conv_depthwise2d", "conv_depthwise3d"), _Convolution(4, 5, 6)),
-    "cudnn_convolution": _Convolution(3, 2, 4),
-    "cudnn_convolution_transpose": _Convolution(4, 2, 5, 6, 3, transposed=True),
-    "cudnn_convolution_add_relu": _Convolution(5, 6, 7),
-    "miopen_convolution": _Convolution(4, 3, 5),
-    "_slow_conv2d_forward": _Convolution(4, 5, None),
+    **dict.fromkeys(("convolution", "_convolution", "conv1d", "conv2d", "conv3d", "cudnn_convolution_relu"), (3, 4, 5)),
+    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), (3, 4, 7)),
+    "cudnn_convolution_add_relu": (5, 6, 7),
+    "cudnn_convolution": (3, 2, 4),
+    "cudnn_convolution_transpose": (4, 2, 5),
+    "_conv_depthwise2d": (4, 5, 6),
 }
 
 
@@ -309,26 +271,22 @@ def _attention(positions: _Attention, *, is_backward: bool) -> Rule:
 _ATTENTION = {
     "aten::scaled_dot_product_attention": _Attention(0, 5),
     "aten::_scaled_dot_product_flash_attention": _Attention(0, 4),
+    "aten::_scaled_dot_product_flash_attention_backward": _Attention(1, 11),
     "aten::_scaled_dot_product_efficient_attention": _Attention(0, 6),
+    "aten::_scaled_dot_product_efficient_attention_backward": _Attention(1, 11),
     "aten::_scaled_dot_product_cudnn_attention": _Attention(0, 6),
-    "aten::_scaled_dot_product_fused_attention_overrideable": _Attention(0, 5),
+    "aten::_scaled_dot_product_cudnn_attention_backward": _Attention(1, 14),
     "aten::_flash_attention_forward": _Attention(0, 8, tokens=1, offsets=3, window=11, pages=15),
+    "aten::_flash_attention_backward": _Attention(1, 11, tokens=1, offsets=6, window=15),
     "aten::_efficient_attention_forward": _Attention(0, 9, tokens=1, offsets=4),
+    "aten::_efficient_attention_backward": _Attention(1, 14, tokens=1, offsets=6),
     "aten::_cudnn_attention_forward": _Attention(0, 10, offsets=4),
+    "aten::_cudnn_attention_backward": _Attention(1, 14, offsets=9),
     # The package flash_attn, versions 2.7 and 2.8 (flash_attn_interface.py).
     "flash_attn::_flash_attn_forward": _Attention(0, 5, tokens=1, ends_at_last=True, window=6),
     "flash_attn::_flash_attn_varlen_forward": _Attention(
         0, 9, tokens=1, offsets=3, ends_at_last=True, window=10, pages=15
     ),
-}
-_ATTENTION_BACKWARD = {
-    "aten::_scaled_dot_product_flash_attention_backward": _Attention(1, 11),
-    "aten::_scaled_dot_product_efficient_attention_backward": _Attention(1, 11),
-    "aten::_scaled_dot_product_cudnn_attention_backward": _Attention(1, 14),
-    "aten::_scaled_dot_product_fused_attention_overrideable_backward": _Attention(1, 13),
-    "aten::_flash_attention_backward": _Attention(1, 11, tokens=1, offsets=6, window=15),
-    "aten::_efficient_attention_backward": _Attention(1, 14, tokens=1, offsets=6),
-    "aten::_cudnn_attention_backward": _Attention(1, 14, offsets=9),
     "flash_attn::_flash_attn_backward": _Attention(1, 11, tokens=1, ends_at_last=True, window=12, written=(6, 7, 8)),
     "flash_attn::_flash_attn_varlen_backward": _Attention(
         1, 15, tokens=1, offsets=9, ends_at_last=True, window=16, written=(6, 7, 8)
@@ -345,6 +303,7 @@ def _make_template_rule(name: str) -> Rule | None:
     """
 
     def find_buffers(call: Call) -> list[Tensor]:
+        """Returns all buffers of the kernel, the outputs last."""
         return [*call.tensors(), *(call.outputs or ())]
 
     def count_matmul(call: Call) -> float:
@@ -358,6 +317,7 @@ def _make_template_rule(name: str) -> Rule | None:
         raise call.unknown("operands")
 
     def count_convolution(call: Call) -> float:
+        """Returns the FLOPs of a convolution without groups."""
         _, weight, *_, output = (tensor for tensor in find_buffers(call) if len(tensor.shape) > 2)
         return _count_convolution_flops(weight, output.shape)
 
@@ -381,12 +341,9 @@ def _make_template_rule(name: str) -> Rule | None:
 #: The rules of operators that multiply, by the name of the operator.
 MATMUL_RULES: dict[str, Rule] = {
     **{f"aten::{name}": rule for name, rule in _MATMULS.items()},
-    **{f"aten::{name}": _convolution(positions) for name, positions in _CONVOLUTIONS.items()},
+    **{f"aten::{name}": _make_convolution() for name in _CONVOLUTIONS},
     "aten::convolution_backward": _make_convolution_backward(),
-    **{name: _attention(positions, is_backward=False) for name, positions in _ATTENTION.items()},
-    **{name: _attention(positions, is_backward=True) for name, positions in _ATTENTION_BACKWARD.items()},
-    "aten::_cudnn_rnn": _layers(1, 1),
-    "aten::_cudnn_rnn_backward": _layers(2, 1),
-    "aten::_native_multi_head_attention": _layers(1, 5, 7, attends=True),
-    "aten::_transformer_encoder_layer_fwd": _layers(1, 3, 5, 14, 16, attends=True),
+    **{name: _attention(positions, is_backward="backward" in name) for name, positions in _ATTENTION.items()},
+    "aten::_native_multi_head_attention": Rule("matmul", flops=_count_layer_flops),
+    "aten::_transformer_encoder_layer_fwd": Rule("matmul", flops=_count_layer_flops),
 }

@@ -94,10 +94,6 @@ class Call:
             raise self.unknown("type of a tensor")
         return max(1, int(bits[0]) // 8)
 
-    def has_types(self) -> bool:
-        """Returns whether the types of all tensors are known."""
-        return all(tensor.dtype for tensor in self.tensors())
-
     def unknown(self, operand: str) -> UnknownOperandError:
         """Returns the error that the source of the call does not contain an operand."""
         return UnknownOperandError(f"The {operand} of {self.signature.name} is unknown.")
@@ -131,11 +127,6 @@ Formula: TypeAlias = Callable[[Call], float]
 def nothing(_call: Call) -> float:
     """Returns 0."""
     return 0.0
-
-
-def add(*formulas: Formula) -> Formula:
-    """Makes a formula: the sum of formulas."""
-    return lambda call: sum(formula(call) for formula in formulas)
 
 
 def bytes_of(*positions: int) -> Formula:
