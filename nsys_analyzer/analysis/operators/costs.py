@@ -31,14 +31,16 @@ class Cost(NamedTuple):
     bytes: float
 
 
-def estimate_cost(signature: Signature) -> Cost | None:
+def estimate_cost(signature: Signature, *, on_cpu: bool = False) -> Cost | None:
     """Returns the cost of an operator, or None if no formula fits its name and its arguments.
 
-    Copies between the CPU and the GPU, and operators on the CPU, have no cost. An operator that only moves data has no
-    cost if a type is unknown.
+    Copies between the CPU and the GPU, and operators on the CPU, have no cost, unless ``on_cpu`` is true. An operator
+    that only moves data has no cost if a type is unknown.
     """
     call = Call(signature)
-    if any(tensor.device == "cpu" and tensor.shape for tensor in (*call.tensors(), *(call.outputs or ()))):
+    if not on_cpu and any(
+        tensor.device == "cpu" and tensor.shape for tensor in (*call.tensors(), *(call.outputs or ()))
+    ):
         return None
     matmul_rule = find_matmul_rule(signature)
     rule = matmul_rule or find_data_rule(signature)
