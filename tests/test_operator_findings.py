@@ -24,7 +24,7 @@ from nsys_analyzer.analysis.operators.shape_reasons import find_misaligned_sizes
 from nsys_analyzer.analysis.steps.lines import StackSamples
 from nsys_analyzer.report.finding_texts import TEXTS
 from nsys_analyzer.text import plain
-from nsys_analyzer.trace.operator_calls import Signature
+from nsys_analyzer.trace.operator_calls import Signature, Tensor
 from nsys_analyzer.trace.stacks import StackFrame, Stacks
 from tests.conftest import DATA
 from tests.support.operator_calls import OperatorSteps, tensor
@@ -285,6 +285,76 @@ def test_images_that_are_not_channels_last() -> None:
 
 def test_images_that_are_channels_last() -> None:
     assert [*rules.find_memory_format(images(CHANNELS_LAST))] == []
+
+
+def network(*, converts: bool, writes: bool = True) -> StepsToExplain:
+    """Three layers of a convolution and relu in channels_last. A copy may convert the image after the first layer.
+
+    relu on the converted image takes 400 µs instead of 100, and the convolution that reads its result takes 1,000 µs
+    more. The result of this convolution is in channels_last again, because its weight is.
+    """
+    last, by_channel = tensor(*CHANNELS, strides=CHANNELS_LAST), tensor(*CHANNELS)
+    weight, value, steps = tensor(64, 64, 3, 3, strides=(576, 1, 192, 64)), 0, OperatorSteps()
+
+    def call(name: str, *inputs: Tensor | None, out: Tensor, us: float, line: int, **options: object) -> None:
+        nonlocal value
+        values = {"reads": [value], "writes": [value + 1]} if writes else {}
+        steps.call(name, *inputs, out=[out], us=us, line=f"model.py:{line} in forward", **values, **options)
+        value += 1
+
+    for layer in (1, 2, 3):
+        is_changed = converts and layer == 2
+        if is_changed:
+            call("clone", last, out=by_channel, us=200, line=22)
+        image = by_channel if is_changed else last
+        call("relu", image, out=image, us=400 if is_changed else 100, line=10 * layer + 3)
+        us = 2_000 if is_changed else 1_000
+        call("convolution", image, weight, None, out=last, us=us, line=10 * layer + 4, arguments=CONVOLUTION)
+    return steps.case(lasting=[value])
+
+
+def test_an_operator_that_changes_the_memory_format() -> None:
+    """Compared with the other layers: 200 µs of the copy, 300 of relu and 1,000 of the convolution; 65 to 100 %."""
+    steps = network(converts=True)
+    candidate = only(rules.find_memory_format, steps)
+    assert saved_us(steps, candidate) == pytest.approx([0.65 * 1_500, 1_500])
+    assert places(candidate, steps) == ["model.py:22"]
+    assert candidate.figures.calls == 3
+    assert "by channel (NCHW) after clone, although convolutions use channels_last" in text_of(candidate)
+    assert [*rules.find_copied_tensors(steps)] == []
+
+
+def test_images_that_keep_their_memory_format() -> None:
+    assert [*rules.find_memory_format(network(converts=False))] == []
+
+
+def test_a_changed_memory_format_without_values() -> None:
+    """The saving does not depend on the data flow. Each call names its own line: 22, 23 and 24."""
+    steps = network(converts=True, writes=False)
+    candidate = only(rules.find_memory_format, steps)
+    assert saved_us(steps, candidate) == pytest.approx([0.65 * 1_500, 1_500])
+    assert sorted(places(candidate, steps)) == ["model.py:22", "model.py:23", "model.py:24"]
+
+
+def test_an_image_that_is_a_view_of_converted_pixels() -> None:
+    """A copy of (images, channels, pixels) is read as an image by channel. Attention between them has 4 dimensions."""
+    last, by_channel = tensor(*CHANNELS, strides=CHANNELS_LAST), tensor(*CHANNELS)
+    weight, heads = tensor(64, 64, 3, 3, strides=(576, 1, 192, 64)), tensor(64, 8, 3136, 8)
+    pixels = tensor(64, 3136, 64)
+    steps, options = OperatorSteps(), {"arguments": CONVOLUTION, "us": 1_000}
+    for value in (0, 1):
+        steps.call("convolution", last, weight, None, out=[last], reads=[value], writes=[value + 1], **options)
+    steps.call("relu", heads, out=[heads], us=9_000, reads=[2], writes=[3])
+    transposed = tensor(64, 64, 3136, strides=(64 * 3136, 1, 64))
+    copied = [tensor(64, 64, 3136)]
+    steps.call("mm", pixels, out=[pixels], reads=[3], writes=[4], line="model.py:5 in forward")
+    steps.call("clone", transposed, out=copied, us=50, reads=[4], writes=[5], line="model.py:6 in forward")
+    options["us"] = 3_000
+    steps.call("convolution", by_channel, weight, None, out=[last], reads=[5], writes=[6], **options)
+    case = steps.case(lasting=[6])
+    candidate = only(rules.find_memory_format, case)
+    assert saved_us(case, candidate) == pytest.approx([0.65 * 2_000, 2_000])
+    assert places(candidate, case) == ["model.py:6"]
 
 
 def test_matmuls_in_fp32_without_tensor_cores() -> None:

@@ -32,6 +32,7 @@ from nsys_analyzer.analysis.findings.waits import LEAST_IDLE_SHARE
 from nsys_analyzer.analysis.operators.account import describe_shapes
 from nsys_analyzer.analysis.operators.chains import count_chain_bytes, find_chains, find_independent_calls
 from nsys_analyzer.analysis.operators.costs import Cost
+from nsys_analyzer.analysis.operators.memory_formats import find_image_formats
 from nsys_analyzer.analysis.operators.operands import Call
 from nsys_analyzer.analysis.operators.pricing import PricedOperators
 from nsys_analyzer.analysis.operators.redundancy import Redundancy
@@ -239,15 +240,33 @@ def find_misaligned_operators(steps: StepsToExplain) -> Iterator[Candidate]:
         yield from _make_candidate(steps, "misaligned_operators", figures, replace(explained, calls=calls))
 
 
+@dataclass(frozen=True)
 class MemoryFormatFigures(OperatorsFigures):
-    """Operators on images that are stored by channel (NCHW)."""
+    """Operators on images that are stored by channel (NCHW).
+
+    Attributes:
+        origin: the operator after which most of these images are stored by channel; empty if no convolution has images
+            in channels_last.
+    """
+
+    origin: str
 
 
 def find_memory_format(steps: StepsToExplain) -> Iterator[Candidate]:
-    """Finds convolutions, norms and pooling on images that are not stored as channels_last."""
-    if steps.operators and (explained := explain_calls(steps.operators)["memory_format"]).calls.any():
-        figures = MemoryFormatFigures(*_describe(steps, explained.calls))
-        yield from _make_candidate(steps, "memory_format", figures, explained)
+    """Finds operators on images that are not stored as channels_last, and the line after which they are not."""
+    operators = steps.operators
+    explained = explain_calls(operators)["memory_format"] if operators else None
+    if operators is None or explained is None or not explained.calls.any():
+        return
+    formats = find_image_formats(operators.calls)
+    origin_ns, calls = np.zeros(len(operators.calls)), explained.calls
+    if formats.is_mixed:
+        saved_ns = operators.measured_ns - explained.least_ns
+        np.add.at(origin_ns, formats.origin[calls], saved_ns[calls])
+    origin = _operator_name(operators, int(np.argmax(origin_ns))) if formats.is_mixed else ""
+    figures = MemoryFormatFigures(*_describe(steps, calls), origin=origin)
+    for candidate in _make_candidate(steps, "memory_format", figures, explained):
+        yield replace(candidate, lines=operators.lines_of(origin_ns) or candidate.lines)
 
 
 @dataclass(frozen=True)

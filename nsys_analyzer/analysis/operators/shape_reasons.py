@@ -5,8 +5,6 @@ The reasons are the precision, the memory format of images, and sizes that do no
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -14,6 +12,13 @@ import numpy as np
 
 from nsys_analyzer.analysis.operators.attainable import COMPUTE_KINDS
 from nsys_analyzer.analysis.operators.costs import Cost, estimate_cost
+from nsys_analyzer.analysis.operators.memory_formats import (
+    HALF_PRECISIONS,
+    IMAGE_OPERATOR,
+    ImageFormats,
+    find_format,
+    find_image_formats,
+)
 from nsys_analyzer.analysis.operators.operands import Call
 from nsys_analyzer.analysis.operators.pricing import PricedOperators
 from nsys_analyzer.trace.arrays import Bools, Floats
@@ -34,8 +39,6 @@ _USUAL_RATIO = 1.3
 #: An operator with float32 operands multiplies without tensor cores if it takes more than this multiple of its
 #: attainable time in TF32.
 _LEAST_FP32_RATIO = 1.5
-#: Matches operators of images that have kernels for both memory formats.
-_IMAGE_OPERATOR = re.compile(r"convolution|batch_norm|pool")
 
 
 @dataclass(frozen=True)
@@ -90,29 +93,71 @@ def _as_bf16(tensor: Tensor) -> Tensor:
 
 
 def _explain_memory_format(operators: PricedOperators, pending: Bools) -> ExplainedCalls:
-    """Finds operators on images whose channels are not stored together, if the step contains a convolution."""
-    signatures, costs = operators.calls.signatures, operators.costs
-    is_contiguous = [
-        bool(_IMAGE_OPERATOR.search(signature.name)) and _is_contiguous_image(signature) for signature in signatures
-    ]
-    if not any(
-        is_contiguous and cost and cost.kind == "convolution"
-        for is_contiguous, cost in zip(is_contiguous, costs, strict=True)
-    ):
-        is_contiguous = [False] * len(signatures)
-    calls = pending & np.array([*is_contiguous, False])[operators.calls.signature] & (operators.excess_ns > 0)
+    """Finds operators on images whose channels are not stored together, if the step contains convolutions.
+
+    If all convolutions have such images, the operators are those that have kernels for both formats. Otherwise, all
+    operators on such images are compared with the same operators on images in channels_last.
+    """
+    formats, measured_ns = find_image_formats(operators.calls), operators.measured_ns
     least, most = MEMORY_FORMAT_SAVINGS
-    measured_ns, excess_ns = operators.measured_ns, operators.excess_ns
+    if formats.is_mixed:
+        is_affected, expected_ns = formats.by_channel, _expect_channels_last(operators, formats)
+    else:
+        is_affected, expected_ns = _find_images_by_channel(operators), operators.attainable_ns
+    excess_ns = np.nan_to_num(np.maximum(measured_ns - expected_ns, 0.0))
+    calls = pending & is_affected & (excess_ns > 0)
     return ExplainedCalls(calls, measured_ns - most * excess_ns, measured_ns - least * excess_ns)
 
 
-def _is_contiguous_image(signature: Signature) -> bool:
+def _find_images_by_channel(operators: PricedOperators) -> Bools:
+    """Returns True for each convolution, norm and pooling on images by channel, if a convolution has such images."""
+    is_by_channel = [
+        bool(IMAGE_OPERATOR.search(signature.name)) and _is_by_channel(signature)
+        for signature in operators.calls.signatures
+    ]
+    if not any(
+        by_channel and cost and cost.kind == "convolution"
+        for by_channel, cost in zip(is_by_channel, operators.costs, strict=True)
+    ):
+        is_by_channel = [False] * len(is_by_channel)
+    found: Bools = np.array([*is_by_channel, False])[operators.calls.signature]
+    return found
+
+
+def _is_by_channel(signature: Signature) -> bool:
     """Returns whether the first tensor with images in a half precision stores each channel separately."""
-    for tensor in Call(signature).tensors():
-        if len(tensor.shape) in (4, 5) and tensor.strides and tensor.dtype in ("bfloat16", "float16"):
-            has_images = tensor.shape[1] > 1 and math.prod(tensor.shape[2:]) > 1
-            return has_images and tensor.strides[-1] == 1 and tensor.strides[1] > 1
-    return False
+    images = (
+        tensor
+        for tensor in Call(signature).tensors()
+        if len(tensor.shape) in (4, 5) and tensor.strides and tensor.dtype in HALF_PRECISIONS
+    )
+    first = next(images, None)
+    return first is not None and find_format(first) == "by_channel"
+
+
+def _expect_channels_last(operators: PricedOperators, formats: ImageFormats) -> Floats:
+    """Returns the time of each call if its images were in channels_last, ns; NaN if it is unknown.
+
+    It is the mean time of the calls with tensors of the same shapes in channels_last, or else the attainable time. Only
+    operators with kernels for both formats, or with images in both formats, are compared with the attainable time. No
+    time remains of a copy between both formats.
+    """
+    signatures, signature = operators.calls.signatures, operators.calls.signature
+    key_of_signature = [
+        (one.name, *(tensor._replace(strides=None) for tensor in (*Call(one).tensors(), *(one.outputs or ()))))
+        for one in signatures
+    ]
+    code_of_key = {key: code for code, key in enumerate(dict.fromkeys(key_of_signature))}
+    code = np.array([code_of_key[key] for key in key_of_signature], np.int64)[signature]
+    is_reference = formats.last & ~formats.by_channel & (operators.measured_ns > 0)
+    total_ns = np.bincount(code[is_reference], operators.measured_ns[is_reference], len(code_of_key))
+    count = np.bincount(code[is_reference], minlength=len(code_of_key))
+    reference_ns = np.where(count > 0, total_ns / np.maximum(count, 1), np.nan)[code]
+    has_kernels = np.array([bool(IMAGE_OPERATOR.search(one.name)) for one in signatures])[signature]
+    is_copy = np.array([bool(cost and cost.kind == "copy") for cost in operators.costs])[signature]
+    otherwise_ns = np.where(has_kernels | formats.last, operators.attainable_ns, np.nan)
+    expected_ns = np.where(np.isnan(reference_ns), otherwise_ns, reference_ns)
+    return np.where(is_copy & formats.converts, 0.0, expected_ns)
 
 
 def _explain_alignment(operators: PricedOperators, pending: Bools) -> ExplainedCalls:
