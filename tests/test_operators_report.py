@@ -127,13 +127,13 @@ def test_the_first_screen_states_the_attainable_time(recorded: CaptureSummary) -
         ),
         (
             {"expected_share": 0.98},
-            "The attainable time contains 2 % of the kernel time as measured, because it has no expectation.",
+            "The attainable time contains 2 % of the kernel time as measured, because this part has no expectation.",
         ),
         ({"is_scaled": True}, "The attainable time is scaled by data sheets from times that were measured on H200."),
         (
             {"is_scaled": True, "expected_share": 0.88},
             "The attainable time is scaled by data sheets from times that were measured on H200 and contains 12 % of "
-            "the kernel time as measured, because it has no expectation.",
+            "the kernel time as measured, because this part has no expectation.",
         ),
     ],
 )
@@ -164,8 +164,8 @@ def test_rows_are_added_up() -> None:
 def test_the_section_lists_the_account_and_the_operators() -> None:
     text = write_section(make_capture())
     assert (
-        " a step, about 23.9 ms are attainable on this GPU. The largest parts above it: launching, short "
-        "pauses (8.2 ms), other CPU work (5.5 ms) and redundant work (4.5 ms)." in text
+        " a step, about 23.9 ms are attainable on this GPU. The largest parts above the attainable time: launching, "
+        "short pauses (8.2 ms), other CPU work (5.5 ms) and redundant work (4.5 ms)." in text
     )
     cells = re.findall(r"\| ([a-z][a-zA-Z, ]+?) +\| +([\d.]+) \| +([\d.]+) % \|", text)
     assert cells[-1] == ("the step", "46.1", "100.0")

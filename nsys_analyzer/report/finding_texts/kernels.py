@@ -71,7 +71,7 @@ def describe_small_grids(figures: SmallGridsFigures) -> FindingTexts:
         title="Kernels are too small to fill the GPU",
         evidence=(
             f"In each step, small kernels take {format_ms(figures.ms)} ({format_count(figures.kernels, 'launch')}). "
-            f"They have fewer blocks ({figures.mean_blocks:.0f} on average) than the GPU has multiprocessors "
+            f"These kernels have fewer blocks ({figures.mean_blocks:.0f} on average) than the GPU has multiprocessors "
             f"({figures.multiprocessors}).",
             f"The kernel that takes most of this time is {figures.longest_kernel[:_MAX_NAME_LENGTH]}.",
         ),
@@ -110,8 +110,8 @@ def describe_unfused_elementwise(figures: UnfusedElementwiseFigures) -> FindingT
         title="Elementwise kernels are not fused",
         evidence=(
             f"{_say_time(figures.ms, figures.share, figures.kernels, 'small kernel')}, on average "
-            f"{rounded(figures.ms / figures.kernels * US_PER_MS)} µs each. They compute elementwise operations, "
-            "reductions, norms and casts.",
+            f"{rounded(figures.ms / figures.kernels * US_PER_MS)} µs each. These kernels compute elementwise "
+            "operations, reductions, norms and casts.",
             f"These kernels form chains with {figures.chain_length:.2g} consecutive kernels per chain on average.",
         ),
         derivation="The step is replayed with each chain of k kernels fused into one kernel: of the time and the "
@@ -169,7 +169,7 @@ def describe_unfused_optimizer(figures: UnfusedOptimizerFigures) -> FindingTexts
             f"{format_count(figures.kernels, 'kernel')} that update {updated}.",
         ),
         derivation=f"The step is replayed with {MAX_FUSED_OPTIMIZER_KERNELS} launches in the optimizer instead "
-        f"of {figures.kernels:,}, and with {_say_percent_range(FUSED_OPTIMIZER_SAVINGS)} less GPU time of the "
+        f"of {figures.kernels:,.0f}, and with {_say_percent_range(FUSED_OPTIMIZER_SAVINGS)} less GPU time of the "
         "optimizer. A fused AdamW reads and writes 7 tensors of the parameters' size. A naive AdamW reads and writes "
         "20 tensors, some of which are in the cache.",
         remedy=("optimizer = torch.optim.AdamW(model.parameters(), lr, fused=True)",),

@@ -379,8 +379,7 @@ def describe_gpu_idle(figures: GpuIdleFigures) -> FindingTexts:
             f"{observation} {format_ms(figures.ms)} of {step}{where}. The GPU computes for "
             f"{rounded_percent(figures.compute_share)} of {step}.",
         ),
-        derivation="No change that nsys-analyze replays removes this time, so the estimate reaches from nothing to "
-        "the whole time.",
+        derivation="No change that nsys-analyze replays removes this time, so the estimate is between 0 and this time.",
         remedy=remedy,
         disproof="Leave the suspected code out for a run: if the step is no shorter, the GPU waits for something else.",
     )

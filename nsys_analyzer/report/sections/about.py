@@ -225,20 +225,21 @@ def _list_terms(evidence: Evidence) -> Iterator[StrOrText]:
 
 
 _GENERAL_TERMS = {
-    "step": "one pass of the program's loop. Its length is the median time from the start of one step to the next.",
+    "step": "one pass of the program's loop. The length of a step is the median time from its start to the start of "
+    "the next step.",
     "unprofiled": "a time that was measured without a profiler and includes the GPU's work. An estimated time comes "
     "from a replay of the recorded steps without the profiler's cost.",
     "profiled": "the length of the range under the profiler. Times of phases are medians of the measured instances, "
     "and figures of kernels are means. No figure includes warm-up.",
     "saving": "the time by which a step becomes shorter if only the cause of one finding is removed and no profiler "
-    "runs. The recorded steps are replayed without the profiler's cost, with and without this change. The two numbers "
-    "are a lower and an upper estimate, because the saving and the profiler's cost are uncertain. Savings overlap and "
-    "must not be added.",
+    "runs. It is derived from replays of the recorded steps without the profiler's cost, with this cause and without "
+    "it. The two numbers of a saving are a lower and an upper estimate, because the saving and the profiler's cost are "
+    "uncertain. Savings overlap and must not be added.",
 }
 _GPU_TERMS = {
     "GPU busy": "the time in which at least one GPU operation (kernel, copy, fill) runs.",
     "GPU span": "the time from the start of the phase's first GPU operation to the end of its last one.",
-    "total kernel time": "the sum of all kernel durations. It exceeds GPU busy if kernels overlap.",
+    "total kernel time": "the sum of all kernel durations. This sum exceeds GPU busy if kernels overlap.",
     "compute": "the time in which a fill runs, or a kernel that is not a collective.",
     "exposed": "the time in which a copy or a collective runs while nothing computes.",
     "idle": "the time in which nothing runs on the GPU.",

@@ -140,18 +140,17 @@ def _describe_length(capture: CaptureSummary, step: StepSummary) -> str:
     clauses = [f"{format_step_length(step)} {step_noun(step)}{_describe_origin(step)}"]
     if capture.account:
         clauses.append(f"attainable about {format_attainable(capture.account)} on this GPU")
-    share = step.busy_share
+    share, whole = step.busy_share, "the whole capture" if step.is_pass else "the step"
+    profiled = ("the profiled capture" if step.is_pass else "a profiled step") if step.unprofiled_ms else whole
     if capture.on_cpu:
-        reference = "a profiled step" if step.unprofiled_ms else "the step"
-        clauses += [] if share is None else [f"operators run for {rounded_percent(share)} of {reference}"]
+        clauses += [] if share is None else [f"operators run for {rounded_percent(share)} of {profiled}"]
     elif share is not None:
         gpu = f"GPU {step.device}" if len(step.devices) > 1 else "the GPU"
         least = "at least " if step.idle_of("unrecorded") else ""
-        clauses.append(f"{gpu} works {least}{rounded_percent(share)} of the step")
+        clauses.append(f"{gpu} works {least}{rounded_percent(share)} of {whole}")
         exposed = step.exposed_communication_ms / step.total_ms if step.total_ms else 0.0
         if exposed >= _NEGLIGIBLE_SHARE:
-            reference = "a profiled step" if step.unprofiled_ms else "the step"
-            clauses.append(f"communicates without computing for {rounded_percent(exposed)} of {reference}")
+            clauses.append(f"communicates without computing for {rounded_percent(exposed)} of {profiled}")
     mfu = find_step_mfu(capture)
     clauses += [f"MFU {rounded_percent(mfu)}"] if mfu is not None else []
     return " · ".join(clauses)

@@ -225,7 +225,9 @@ def _describe_attention(attention: AttentionSummary) -> str:
     unit = {FORWARD: "one forward pass", CAPTURE: _count_ranges(attention)}.get(attention.per, "one step")
     if softmax is None or matmul is None or attention.runtime_ratio is None:
         fused = format_ms(attention.fused_ms or 0.0)
-        return f"Attention is fused, and takes {fused} in {unit}. Its kernels also compute the softmax."
+        return (
+            f"Attention is fused, and takes {fused} in {unit}. The kernels of fused attention also compute the softmax."
+        )
     ratio = f"{rounded(attention.runtime_ratio)}×"
     times = f"In {unit}, the attention matmuls take {format_ms(matmul)} and softmax takes {format_ms(softmax)}."
     comparison = f"The attention matmuls take {ratio} the time of softmax."

@@ -38,7 +38,7 @@ def describe_limits_of_account(account: StepAccount) -> str:
         clauses.append(f"is scaled by data sheets from times that were measured on {account.measured_on}")
     if 1 - account.expected_share >= _MIN_NAMED_SHARE:
         share = rounded_percent(1 - account.expected_share)
-        clauses.append(f"contains {share} of the kernel time as measured, because it has no expectation")
+        clauses.append(f"contains {share} of the kernel time as measured, because this part has no expectation")
     sentences = [f"The attainable time {' and '.join(clauses)}."] if clauses else []
     unexplained_ms = round_account(account).get(UNEXPLAINED, 0.0)
     if unexplained_ms >= _MIN_UNEXPLAINED_SHARE * account.step_ms:
@@ -102,7 +102,11 @@ def _summarize_account(account: StepAccount, length: str) -> str:
     attainable = format_ms(parts.pop(ATTAINABLE, 0.0))
     causes = sorted((cause for cause in parts if parts[cause] > 0), key=lambda cause: -parts[cause])
     largest = [f"{_WORDS[cause]} ({format_ms(parts[cause])})" for cause in causes[:_MAX_ANSWERED_CAUSES]]
-    rest = f" The largest {plural(len(largest), 'part')} above it: {join_names(largest)}." if largest else ""
+    rest = (
+        f" The largest {plural(len(largest), 'part')} above the attainable time: {join_names(largest)}."
+        if largest
+        else ""
+    )
     return f"Of {length} a step, about {attainable} are attainable on this GPU.{rest}"
 
 
@@ -147,9 +151,9 @@ def _define_terms(account: StepAccount) -> str:
     """Returns the definitions of the terms of the account."""
     return (
         "The attainable time of an operator is the longer one of two times: that of its arithmetic, and that of "
-        "reading its inputs and writing its outputs once. Both are interpolated between times of well-shaped operators "
-        f"that were measured on {account.measured_on}. The excess is the measured time above the attainable time. The "
-        "account replays the step and counts only what makes the step shorter. So it may contain less excess than the "
-        "operators have. The GPU's work may hide launching and waiting, and the other way round. So each part is the "
-        "mean of its savings before and after the other one is removed."
+        "reading its inputs and writing its outputs once. Both times are interpolated between times of well-shaped "
+        f"operators that were measured on {account.measured_on}. The excess is the measured time above the attainable "
+        "time. The account replays the step and counts only what makes the step shorter. So the account may contain "
+        "less excess than the operators have. The GPU's work may hide launching and waiting, and launching and waiting "
+        "may hide the GPU's work. So each part is the mean of its savings before and after the other part is removed."
     )

@@ -39,14 +39,14 @@ _LATE_RANK_ID = "late_rank"
 _LEGEND = (
     phrase(
         "For each rank, compute + exposed copies + waiting + transferring + idle = step. *Waiting* is exposed "
-        "communication before the last rank has started the collective; *transferring* is exposed communication after "
-        "that. The steps of the ranks are joined by their numbers, and the collectives by their order in a step and "
-        "communicator."
+        "communication before the last rank has started the collective. *Transferring* is exposed communication after "
+        "the last rank has started it. The steps of the ranks are joined by their numbers, and the collectives by "
+        "their order in a step and communicator."
     ),
     phrase(
         "*Own time* is the step without waiting. A rank is *late* by the difference between its own time and the "
-        "shortest own time. *Unprofiled* lateness comes from a replay without the cost of recording. If the latest "
-        "rank is less late when all ranks launch at the same pace, that pace is used."
+        "shortest own time. *Unprofiled* lateness comes from a replay without the cost of recording. The "
+        "replay assumes that all ranks launch at the same pace if the latest rank is then less late."
     ),
     phrase(
         "*Bytes* is the message size of one rank, as NCCL counts it. *Bus bandwidth* is the bytes over each link ÷ the "
