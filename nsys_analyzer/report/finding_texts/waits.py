@@ -323,8 +323,9 @@ def describe_host_line(figures: HostLineFigures) -> FindingTexts:
     return FindingTexts(
         title=f"The GPU waits for a {kind} that runs on the CPU",
         evidence=tuple(evidence),
-        derivation=f"The step is replayed as if the {kind} took only the usual time of its launches, and did not wait "
-        "for the GPU. The interval includes the statistical error of the number of samples.",
+        derivation=f"The step is replayed as if the {kind} took only the usual time of its launches"
+        f"{', and did not wait for the GPU' * bool(figures.waits)}. The interval includes the statistical error of the "
+        "number of samples.",
         remedy=(
             "# outside of the loop, or only in some steps: if step % 100 == 0: ...",
             "# as one operation on a whole tensor on the GPU, instead of a Python loop over its elements",
