@@ -325,7 +325,7 @@ def test_what_if_of_unknown_operators(tmp_path: Path, recorded: CaptureSummary, 
     with pytest.raises(CannotAnswerError, match="The operators of the steps are not known"):
         what_if(*gather((path,)).captures, operators={"mm": None})
     ended = run_main("what-if", tmp_path / "capture.sqlite", "--operator", "mm=attainable")
-    assert "what if mm in its attainable time" in ended.out
+    assert "what if mm at its attainable time" in ended.out
     assert run_main("what-if", tmp_path / "capture.sqlite", "--operator", "mm=fast").code == 2
 
 

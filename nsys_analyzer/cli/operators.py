@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: The calls that share a row, for each choice of ``--by``.
 _GROUP_KEYS: dict[str, Callable[[OperatorRow], Hashable]] = {
-    "operator": lambda row: (row.operator, row.shapes),
+    "operator": lambda row: (row.operator, row.shapes, row.line),
     "module": lambda row: row.module,
     "line": lambda row: row.line,
 }
@@ -31,7 +31,7 @@ _GROUP_KEYS: dict[str, Callable[[OperatorRow], Hashable]] = {
 @folder_argument
 @option(
     SELECTION, "--by", type=click.Choice([*_GROUP_KEYS]), default="operator", show_default=True,
-    help="Print a row for each operator and its shapes, for each module, or for each line of the program.",
+    help="Print a row for each operator with its shapes and its line, for each module, or for each line.",
 )  # fmt: skip
 @option(SELECTION, "--top", type=click.IntRange(1), metavar="N", help="Print only the N rows with the largest excess.")
 @format_option("text", "csv", "json", help="csv and json contain every figure.")
@@ -40,8 +40,10 @@ _GROUP_KEYS: dict[str, Callable[[OperatorRow], Hashable]] = {
 def operators(trace: Path, by: str, top: int | None, output_format: str, names: PhaseNames, configuration: Run) -> None:
     """Prints the operators of a step of TRACE with their measured and their attainable times.
 
-    The excess of an operator is its measured time above its attainable time. The largest excess comes first. The
-    operators are known if nsys-analyze run recorded TRACE. TRACE is a capture or a folder of captures.
+    The excess of an operator is its measured time above its attainable time, without calls that are faster than it.
+    The largest excess comes first. The operators are known if TRACE was recorded by nsys-analyze run, by PyTorch's
+    profiler with record_shapes=True, or by nsys with --pytorch=autograd-shapes-nvtx. TRACE is a capture or a folder of
+    captures.
     """
     from nsys_analyzer.inputs.gather import gather
     from nsys_analyzer.report.renderers.terminal import print_table

@@ -382,7 +382,7 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
     "changed_class": lambda name, factor: f"{name} × {factor:g}",
     "changed_range": lambda name, factor: f"range {name} × {factor:g}",
     "changed_operator": lambda name, factor: (
-        f"{name} in its attainable time" if factor is None else f"{name} × {factor:g}"
+        f"{name} at its attainable time" if factor is None else f"{name} × {factor:g}"
     ),
     "pinned_copies": lambda: "copies from pinned memory",
     "changed_launches": lambda factor: f"launches × {factor:g}",

@@ -153,7 +153,8 @@ def _define_terms(account: StepAccount) -> str:
         "The attainable time of an operator is the longer one of two times: that of its arithmetic, and that of "
         "reading its inputs and writing its outputs once. Both times are interpolated between times of well-shaped "
         f"operators that were measured on {account.measured_on}. The excess is the measured time above the attainable "
-        "time. The account replays the step and counts only what makes the step shorter. So the account may contain "
-        "less excess than the operators have. The GPU's work may hide launching and waiting, and launching and waiting "
-        "may hide the GPU's work. So each part is the mean of its savings before and after the other part is removed."
+        "time. Calls that are faster do not reduce the excess of other calls. The account replays the step and counts "
+        "only what makes the step shorter. So the account may contain less excess than the operators have. The GPU's "
+        "work may hide launching and waiting, and launching and waiting may hide the GPU's work. So each part is the "
+        "mean of its savings before and after the other part is removed."
     )
