@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.analysis.findings.padding import find_padding
-from nsys_analyzer.trace.operator_calls import Batch, read_operator_calls
+from nsys_analyzer.analysis.findings.padding import _has_rows, _is_attention, find_padding
+from nsys_analyzer.trace.operator_calls import Batch, Signature, read_operator_calls
 from tests.support.operator_calls import OperatorSteps, tensor
 from tests.test_operator_findings import only, places, saved_us, text_of
 
@@ -164,3 +164,24 @@ def test_two_batches_of_one_shape_share_their_operators() -> None:
 def test_little_padding_is_no_finding(batches: tuple[Batch, ...]) -> None:
     """399 of 4,000 tokens are less than 10 %."""
     assert [*find_padding(step(*batches).case())] == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [((4, 256, 64), True), ((256, 4, 64), True), ((1024, 64), True), ((16, 256, 32), True), ((256, 16, 32), True),
+     ((3, 256, 4, 64), True), ((4, 255), True), ((1020, 50), True), ((256, 128), False), ((256, 256), False),
+     ((128, 512), False), ((), False)],
+)  # fmt: skip
+def test_tensors_with_the_tokens_of_four_rows(shape: tuple[int, ...], expected: bool) -> None:
+    """4 rows of 256 tokens, or of 255 that have a next token; 16 are 4 rows of 4 heads. Weights have no rows."""
+    assert _has_rows([tensor(*shape)], 4, 256) == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [((16, 256, 256), True), ((4, 4, 256, 256), True), ((4, 256, 256), False), ((256, 256), False)],
+)
+def test_scores_of_attention_between_the_tokens_of_a_row(shape: tuple[int, ...], expected: bool) -> None:
+    """In (4, 256, 256), one of both 256 is the width of the model."""
+    signature = Signature("aten::mul", (tensor(*shape),), (tensor(*shape),))
+    assert _is_attention(signature, None, (4, 256)) == expected

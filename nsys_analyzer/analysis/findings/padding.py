@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -103,21 +104,24 @@ def _has_rows(tensors: Sequence[Tensor], rows: int, length: int) -> bool:
 
     Tensors for the prediction of the next token have one token less in each row.
     """
-    for size in (length, length - 1):
-        for tensor in tensors:
-            shape = tensor.shape
-            is_batch = shape[:2] in ((rows, size), (size, rows))
-            # The heads of attention may be a dimension of their own, or a part of the dimension of the rows.
-            is_of_heads = len(shape) > 2 and shape[0] % rows == 0 and size in shape[1:]
-            if size and (rows * size in shape or is_batch or is_of_heads):
+    for size in (length, max(length - 1, 1)):
+        for shape in (tensor.shape for tensor in tensors):
+            counts = [count for count, other in (*pairwise(shape), *pairwise(shape[::-1])) if other == size]
+            # The heads of attention may be part of the dimension of the rows.
+            has_rows = rows in counts or (len(shape) > 2 and any(count % rows == 0 for count in counts))
+            if has_rows or rows * size in shape:
                 return True
     return False
 
 
 def _is_attention(signature: Signature, cost: Cost | None, shape: tuple[int, int]) -> bool:
     """Returns whether each token is combined with each other token of its row."""
-    tensors = (*Call(signature).tensors(), *(signature.outputs or ()))
-    has_scores = any(len(tensor.shape) > 2 and tensor.shape[1:].count(shape[1]) > 1 for tensor in tensors)
+    rows, length = shape
+    has_scores = any(
+        tensor.shape[-2:] == (length, length) and (len(tensor.shape) > 3 or tensor.shape[0] != rows)
+        for tensor in (*Call(signature).tensors(), *(signature.outputs or ()))
+        if len(tensor.shape) > 2  # in two dimensions, or with one row per row of the batch, one may be the width
+    )
     return has_scores or bool(cost and cost.kind == "attention")
 
 
