@@ -315,9 +315,8 @@ def _make_candidate(
     waits = times.is_waiting & (wait_share >= MAJORITY_SHARE)
     in_waits = waits[call_samples.call] & is_inside[call_samples.stack]
     wait_count = float(call_samples.weight[in_waits].sum()) / samples.stacks.period_ns
-    error = float(
-        np.sqrt(max(1 - count / max(total, 1.0), 0.0) / max(count, 1.0))
-    )  # relative, of a binomial distribution
+    # The relative standard error of a binomial distribution.
+    error = float(np.sqrt(max(1 - count / max(total, 1.0), 0.0) / max(count, 1.0)))
     in_pauses = float(weight[of_excerpt & times.is_long[samples.call]].sum()) / samples.stacks.period_ns
     has_samples = count + wait_count >= _MIN_SAMPLES or in_pauses >= _MIN_SAMPLES_IN_PAUSES
     if not has_samples or not times.excess_ns(stacks, 1 - error):
