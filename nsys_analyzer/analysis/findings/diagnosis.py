@@ -22,7 +22,7 @@ from nsys_analyzer.analysis.findings.finding import (
     Rule,
     StepsToExplain,
 )
-from nsys_analyzer.analysis.findings.host_lines import HOST_LINE, HOST_LINE_CAUSES, find_host_lines
+from nsys_analyzer.analysis.findings.host_lines import HOST_LINE, find_host_lines
 from nsys_analyzer.analysis.operators.account import StepAccount, make_account
 from nsys_analyzer.analysis.operators.matching import OperatorWork
 from nsys_analyzer.analysis.operators.pricing import price_operators
@@ -151,7 +151,9 @@ def diagnose(
         if priced:
             account = make_account(priced, baselines, scale, middle_ms, {row.cause: row.ms for row in step.causes})
     explained = {"unrecorded", "profiler", *(finding.place.name for finding in findings if finding.place)}
-    explained |= HOST_LINE_CAUSES if any(finding.id == HOST_LINE for finding in findings) else set()
+    lines_ms = sum(finding.saves_ms for finding in findings if finding.id == HOST_LINE)
+    if lines_ms and lines_ms >= waits.MAJORITY_SHARE * step.idle_of("launch"):
+        explained.add("launch")
     if waits_for_ranks:
         explained.add("communication")
     idle = _find_idle_gpu(step, profiled_ms if doubt else (low_ms + high_ms) / 2, explained)

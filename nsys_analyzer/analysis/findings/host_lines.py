@@ -32,8 +32,8 @@ from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.columns import COPY, SYNCHRONIZE
 from nsys_analyzer.trace.schema import NS_PER_MS, NS_PER_US
 
-#: The ID of the findings of this file, and the causes of the idle time that they explain.
-HOST_LINE, HOST_LINE_CAUSES = "host_line", frozenset(("launch", "host"))
+#: The ID of the findings of this file, and the causes of the idle time that their changes can remove.
+HOST_LINE, _IDLE_CAUSES = "host_line", frozenset(("launch", "host"))
 #: The maximum number of lines and functions that are reported.
 _MAX_PLACES = 5
 #: A line or function is replayed only if its excess is at least this share of a step under the profiler.
@@ -334,7 +334,7 @@ def _make_candidate(
         round(count + wait_count),
     )
     return Candidate(
-        HOST_LINE, figures, changes, Place("idle", "host"), idle_causes=HOST_LINE_CAUSES,
+        HOST_LINE, figures, changes, Place("idle", "host"), idle_causes=_IDLE_CAUSES,
         lines=_list_lines(samples, excerpt, of_excerpt, weight, cpu_ms),
     )  # fmt: skip
 
