@@ -137,17 +137,17 @@ def phrase(template: str, *values: object) -> Text:
         TypeError: the template has more or fewer fields than there are values.
     """
     remaining_values = iter(values)
-    parts: list[Span] = []
+    spans: list[Span] = []
     position = 0
     for mark in _MARKUP.finditer(template):
-        parts += _fill_fields(template[position : mark.start()], remaining_values)
+        spans += _fill_fields(template[position : mark.start()], remaining_values)
         kind: Kind = "code" if mark["code"] else "strong" if mark["strong"] else "emphasis"
-        parts.append(Span(kind, "".join(span.text for span in _fill_fields(mark[kind], remaining_values))))
+        spans.append(Span(kind, "".join(span.text for span in _fill_fields(mark[kind], remaining_values))))
         position = mark.end()
-    parts += _fill_fields(template[position:], remaining_values)
+    spans += _fill_fields(template[position:], remaining_values)
     if unused_values := list(remaining_values):
         raise TypeError(f"{template!r} has no field for {unused_values}")
-    return Text(tuple(parts))
+    return Text(tuple(spans))
 
 
 def _fill_fields(template: str, values: Iterator[object]) -> Iterator[Span]:

@@ -273,7 +273,7 @@ def time_calls_ms(
         steps: the number of measured calls.
         prepare: is called before each call, and is not timed.
     """
-    times = []
+    times_ms = []
     for _ in range(warmup + steps):
         if prepare:
             prepare()
@@ -281,8 +281,8 @@ def time_calls_ms(
         start = time.perf_counter_ns()
         work()
         synchronize(device)
-        times.append((time.perf_counter_ns() - start) / NS_PER_MS)
-    return times[warmup:]
+        times_ms.append((time.perf_counter_ns() - start) / NS_PER_MS)
+    return times_ms[warmup:]
 
 
 @dataclass

@@ -134,17 +134,20 @@ def fill_figures(
         return
     activations = find_unreleased_allocations(event for event in events if event.ms <= spans[0].end_ms)
     activations_in_block = [event for event in activations if event.in_block]
-    sizes, counts = Counter[tuple[int, str]](), Counter((event.line, event.function) for event in activations_in_block)
+    bytes_by_line, counts = (
+        Counter[tuple[int, str]](),
+        Counter((event.line, event.function) for event in activations_in_block),
+    )
     for event in activations_in_block:
-        sizes[event.line, event.function] += event.bytes
+        bytes_by_line[event.line, event.function] += event.bytes
     figures.kept_bytes = sum(event.bytes for event in activations)
-    figures.layer_saves_bytes = sum(sizes.values()) / layers
+    figures.layer_saves_bytes = sum(bytes_by_line.values()) / layers
     figures.layer_saves = [
         SavedLine(
             f"{Path(_MODEL_FILE).name}:{line} {function}", linecache.getline(_MODEL_FILE, line).strip(),
             counts[line, function] / layers, size / layers,
         )
-        for (line, function), size in sizes.most_common()
+        for (line, function), size in bytes_by_line.most_common()
     ]  # fmt: skip
 
 

@@ -84,9 +84,9 @@ def list_kernels(
             f"The trace has no measured phase {phase!r}",
             f"It has: {', '.join(phases) or 'none'}. To name one: --phase-name {phase}=RANGE",
         )
-    parts = [(capture, capture.whole if phase is None else capture.phase(phase)) for capture in captures]
+    capture_parts = [(capture, capture.whole if phase is None else capture.phase(phase)) for capture in captures]
     rows = []
-    for capture, part in parts:
+    for capture, part in capture_parts:
         kernels = [row for row in (part.kernels if part else ()) if kernel_class in (None, row.kernel_class)]
         for row in kernels[:top]:
             names_of_row = (capture.name, capture.process or "", row.name, row.kernel_class)
@@ -96,7 +96,7 @@ def list_kernels(
         for cells in rows:
             del cells["capture"]
     if kernel_class and not rows:
-        classes = sorted({row.kernel_class for _, part in parts if part for row in part.classes})
+        classes = sorted({row.kernel_class for _, part in capture_parts if part for row in part.classes})
         raise ConfigurationError(f"No kernel of class {kernel_class!r} here", f"There is: {', '.join(classes)}")
     return rows
 

@@ -54,10 +54,10 @@ def modules(
     captures = gather((trace,), names=names, overrides=configuration, tell=tell).captures
     section = modules_section(captures, each_layer=show_all)
     if output_format == "json":
-        data = captures_data(captures, keys=MODULE_KEYS)
-        for document in data["captures"]:
+        modules_data = captures_data(captures, keys=MODULE_KEYS)
+        for document in modules_data["captures"]:
             document |= {} if document["modules"] else NO_MODULES.data
-        print_json(data)
+        print_json(modules_data)
     elif not section.blocks:
         click.echo(f"{trace} contains no range that names a module. Record one with: {NO_MODULES.hint}")
     else:

@@ -93,16 +93,20 @@ def verify(
         is_recorded=profiler != "none", version=__version__,
     )  # fmt: skip
     with handle_interruption(output_dir, ""):
-        result = verify_change(request, tell)
-    print_section(verification_section(result.entry, result.more_pairs, result.remark, result.findings_after))
+        verification = verify_change(request, tell)
+    print_section(
+        verification_section(
+            verification.entry, verification.more_pairs, verification.remark, verification.findings_after
+        )
+    )
     try:
-        append_entry(result.entry)
-        if result.after:
-            comparisons = require_comparisons(compare_runs((result.before,), (result.after,), repeats=True))
+        append_entry(verification.entry)
+        if verification.after:
+            comparisons = require_comparisons(compare_runs((verification.before,), (verification.after,), repeats=True))
             section = answer_comparison(comparisons, DEFAULT_THRESHOLD, detailed=False)
             if tables := tuple(block for block in section.blocks if isinstance(block, Table)):
                 print_section(replace(section, title="", blocks=tables))
         click.echo(f"\n{LEDGER}")
     except NsysAnalyzerError as error:  # the verdict is valid without the ledger and the explanation
         tell(f"\n{error}")
-    ctx.exit(STATUS_OF_VERDICT[result.entry.verdict])
+    ctx.exit(STATUS_OF_VERDICT[verification.entry.verdict])

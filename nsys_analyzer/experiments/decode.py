@@ -112,13 +112,13 @@ def _write_sentences(results: Results) -> Iterator[str]:
             f"The cache makes tokens after the first {factors} as fast: {name(best_row)} needs "
             f"{' per token with the cache and '.join(times)} without the cache."
         )
-    parts = {
+    latency_parts = {
         "prefill": [gain for row in cached_rows if (gain := results.speed_up(row, "first_token", attention="unfused"))],
         INTER_TOKEN_LATENCY: [
             gain for row in cached_rows if (gain := compute_speed_up(results, row, attention="unfused"))
         ],
     }
-    if speed_ups := [f"{part} {format_factor_range(gains)}" for part, gains in parts.items() if gains]:
+    if speed_ups := [f"{part} {format_factor_range(gains)}" for part, gains in latency_parts.items() if gains]:
         yield f"Speed-up of PyTorch's SDPA over unfused attention, with the cache: {', '.join(speed_ups)}."
     if rates := [(tokens, name(row)) for row in rows if row.ok and (tokens := row.figures.tokens_per_s)]:
         tokens, configuration = max(rates)

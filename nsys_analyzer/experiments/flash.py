@@ -73,14 +73,14 @@ def _write_sentences(results: Results) -> Iterator[StrOrText]:
                       if row.ok and (row.case.implementation, row.case.precision) == ("flash", precision)]  # fmt: skip
         if not flash_rows:
             continue
-        for peer, words in (("unfused", "unfused attention"), ("sdpa", "PyTorch's SDPA")):
+        for peer, peer_words in (("unfused", "unfused attention"), ("sdpa", "PyTorch's SDPA")):
             gains = [(row.case.context_length, gain) for row in flash_rows
                      if (gain := results.speed_up(row, "end_to_end", implementation=peer))]  # fmt: skip
             if gains:
                 longest_context, _ = max(gains)
                 at = format_factor_range(gain for length, gain in gains if length == longest_context)
                 where = f"At context {longest_context:,} in {precision}, forward and backward"
-                yield f"{where}, flash is {at} as fast as {words}."
+                yield f"{where}, flash is {at} as fast as {peer_words}."
         rates = [max(compute_flops_per_s(row, name) or 0.0 for row in flash_rows) for name in ("forward", "backward")]
         forward, backward = (format_number(rate, "flop/s") for rate in rates)
         yield f"In {precision} flash reaches {forward} forward and {backward} backward."

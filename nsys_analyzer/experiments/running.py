@@ -50,7 +50,7 @@ def make_plan(bench: Bench, options: Mapping[str, Any], set_options: Collection[
     if torch_version() is None and not dry_run:
         raise CaptureError("The experiments need PyTorch, which is not installed", INSTALL_TORCH)
     device = choose_device(options["device"], dry_run=dry_run)
-    values = {
+    value_of_option = {
         option.name: options[option.name] if option.name in set_options else option.default_on(device)
         for option in bench.options
     }
@@ -59,7 +59,7 @@ def make_plan(bench: Bench, options: Mapping[str, Any], set_options: Collection[
         option.default_on("cpu") != option.default and option.name not in set_options for option in bench.options
     ):
         notices = ("On the CPU the defaults are smaller; --help lists them beside those of a GPU.",)
-    return BenchPlan(bench, bench.tasks({"device": device, **values}), notices)
+    return BenchPlan(bench, bench.tasks({"device": device, **value_of_option}), notices)
 
 
 def run_bench(
@@ -94,8 +94,8 @@ def run_bench(
         *_, rows = read_rows(folder / ROWS_FILE)
         report = Report(f"nsys-analyze bench {plan.bench.name}", (read_finished(folder).section,))
         write_report("markdown", report, folder / f"{plan.bench.name}.md")
-    keys = {case.key for case in plan.cases}
-    return report, all(row.status in _FINAL_STATUSES for row in rows if row.key in keys)
+    case_keys = {case.key for case in plan.cases}
+    return report, all(row.status in _FINAL_STATUSES for row in rows if row.key in case_keys)
 
 
 def _prepare_rows(plan: BenchPlan, folder: Path, resume: bool | None, command: str) -> Sequence[AnyRow]:

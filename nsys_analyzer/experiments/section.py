@@ -244,7 +244,7 @@ def make_comparison_table(
         content = make_cell(row, source) if row else None
         return row.status if row and not row.ok and content is None else content
 
-    names = _make_option_columns(
+    option_columns = _make_option_columns(
         rows, find_differing_options(rows, [option]), lambda group: next(iter(group.values())).case
     )
     cells: list[Field[Any]] = [
@@ -252,7 +252,7 @@ def make_comparison_table(
         for value, (title, unit, source) in columns.items()
     ]
     cells += [Field(title, unit, partial(make_cell, source=source)) for title, unit, source in group_columns]
-    return make_table([*names, *cells], group_rows(rows, option), caption, names=len(names))
+    return make_table([*option_columns, *cells], group_rows(rows, option), caption, names=len(option_columns))
 
 
 def _make_option_columns(

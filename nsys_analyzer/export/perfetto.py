@@ -191,7 +191,7 @@ class _TrackLayout:
         is_shown = has_launched | is_long | (launches.call != OTHER_CALL)
         calls = launches.select(is_shown)
         flows = np.where(has_launched, self.ids.flows + np.arange(len(launches)), 0)[is_shown]
-        names = [name.partition("_v")[0] for name in calls.names]
+        api_names = [name.partition("_v")[0] for name in calls.names]
         tables = [self._to_slices(trace.ranges, "range"), *(self._to_slices(table, "operator") for table in operators)]
         categories = [_CALL_CATEGORIES[call] for call in range(len(_CALL_CATEGORIES))]
         tables.append(
@@ -199,7 +199,7 @@ class _TrackLayout:
                 calls.thread,
                 calls.start,
                 calls.end,
-                self.strings.get_ids(StringKind.NAME, calls.name, names),
+                self.strings.get_ids(StringKind.NAME, calls.name, api_names),
                 self.strings.get_ids(StringKind.CATEGORY, calls.call, categories),
                 flows,
             )
@@ -357,7 +357,7 @@ def assign_lanes(start: Ints, end: Ints, *, nested: bool) -> Ints:
     if (sorted_start[1:] >= sorted_end[:-1]).all():
         return lane
     open_ends: list[list[int]] = [[]]  # for each lane, the ends of its open slices
-    numbers = []
+    lane_numbers = []
     for slice_start, slice_end in zip(sorted_start.tolist(), sorted_end.tolist(), strict=True):
         number = 0
         while True:
@@ -370,6 +370,6 @@ def assign_lanes(start: Ints, end: Ints, *, nested: bool) -> Ints:
             if number == len(open_ends):
                 open_ends.append([])
         ends.append(slice_end)
-        numbers.append(number)
-    lane[order] = numbers
+        lane_numbers.append(number)
+    lane[order] = lane_numbers
     return lane

@@ -74,10 +74,10 @@ def read_captures(
     folders = [path for path in paths if is_folder(path)]
     unreadable_rows, untraced = [], []
     for folder in folders:
-        for place, files in list_traces(folder).items():
-            if isinstance(files, OSError):
+        for place, trace_files in list_traces(folder).items():
+            if isinstance(trace_files, OSError):
                 hint = f"Make it readable: chmod u+rx {place}"
-                error = TraceError(f"{place} cannot be read ({files.strerror})", hint)
+                error = TraceError(f"{place} cannot be read ({trace_files.strerror})", hint)
                 unreadable_rows.append(_make_failed_row(place.name, place, str(error)))
         for path, run in find_untraced_manifests(folder).items():
             name = capture_name_of_manifest(path)

@@ -89,10 +89,10 @@ def gather(
     given_timings = _read_timings(csv_paths) if csv_paths else timings
     found_timings = _find_timings(paths, tell) if find_times and not (given_timings or step_ms) else None
     timings = given_timings or found_timings
-    places = paths or tuple(dict.fromkeys(path.resolve().parent for path in csv_paths))
-    bench_folders = {place: _find_experiment_folders(place) for place in places}
+    searched_folders = paths or tuple(dict.fromkeys(path.resolve().parent for path in csv_paths))
+    bench_folders = {place: _find_experiment_folders(place) for place in searched_folders}
     all_bench_folders = tuple(dict.fromkeys(folder for folders in bench_folders.values() for folder in folders))
-    trace_places = [place for place in places if not bench_folders[place] or holds_captures(place)]
+    trace_places = [place for place in searched_folders if not bench_folders[place] or holds_captures(place)]
     captures: tuple[CaptureSummary, ...] = ()
     if trace_places or timings or not all_bench_folders:
         rows = read_captures(
@@ -173,20 +173,20 @@ def _find_timings(paths: Sequence[Path], tell: Callable[[str], None], option: st
         tell: called with a message for the user about the table that is used or left out.
         option: the command-line option for other tables of times, which messages to the user name.
     """
-    files: dict[Path, Path] = {}
+    timing_files: dict[Path, Path] = {}
     for path in paths:
         folder = path if is_folder(path) else path.parent
         for place in (folder, Path(os.path.realpath(folder)).parent):
             if os.path.isfile(table := place / TIMINGS):  # noqa: PTH113 - pathlib raises if a folder cannot be searched
-                files[Path(os.path.realpath(table))] = table
+                timing_files[Path(os.path.realpath(table))] = table
                 break
-    if len(files) > 1:
+    if len(timing_files) > 1:
         tell(f"Several folders have a {TIMINGS}, and none is used: name one with {option}.")
         return None
     try:
         traces = find_traces((path for path in paths if path.exists()), allow_none=True)
-        manifests = [] if files else [path for trace in traces for path in find_manifests_beside(trace)]
-        if not files and not manifests:
+        manifests = [] if timing_files else [path for trace in traces for path in find_manifests_beside(trace)]
+        if not timing_files and not manifests:
             return None
         from nsys_analyzer.inputs.unprofiled_times import Timings, read_manifest_timings, read_timings
 
@@ -195,7 +195,7 @@ def _find_timings(paths: Sequence[Path], tell: Callable[[str], None], option: st
             all_rows = (row for path in dict.fromkeys(manifests) for row in read_manifest_timings(path))
             rows = [row for row in all_rows if row.times and row.run.capture in titles]
             return Timings("the manifest", tuple(rows), of_captures=True) if rows else None
-        (file,) = files.values()
+        (file,) = timing_files.values()
         if b"\n" not in file.read_bytes().strip():
             return None  # a table with only a header means that no program was timed
         timings = read_timings(file)
@@ -223,11 +223,13 @@ def _match_timings(
     from nsys_analyzer.inputs.match_times import match_timings
     from nsys_analyzer.inputs.unprofiled_times import PhaseTiming, Timings
 
-    names = {row.name for row in rows}
-    groups = group_members([member for row in rows for member in row.members]) if len(names) > 1 else []
-    one_run = len(names) <= 1 or [{member.capture for member in group} for group, _ in groups] == [names]
+    capture_names = {row.name for row in rows}
+    member_groups = group_members([member for row in rows for member in row.members]) if len(capture_names) > 1 else []
+    one_run = len(capture_names) <= 1 or [{member.capture for member in group} for group, _ in member_groups] == [
+        capture_names
+    ]
     if step_ms and not one_run:
-        problem = f"--step-ms is for one capture or the ranks of one run, and these are {len(names)} captures"
+        problem = f"--step-ms is for one capture or the ranks of one run, and these are {len(capture_names)} captures"
         hint = "Give the times of each by --csv, in a table with the columns capture, phase and mean_ms"
         raise TimingsError(problem, hint)
     if step_ms or timings is None:

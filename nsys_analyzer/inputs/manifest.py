@@ -158,10 +158,10 @@ def find_untraced_manifests(folder: Path) -> dict[Path, Run | ManifestError]:
             continue
         for path in (path for path in files if path.name == MANIFEST or path.name.endswith(_SUFFIX)):
             try:
-                values = _read_json(path)
-                if path.name == MANIFEST and not (isinstance(values, dict) and "status" in values):
+                json_values = _read_json(path)
+                if path.name == MANIFEST and not (isinstance(json_values, dict) and "status" in json_values):
                     continue  # skips other manifests, such as those of web applications and checkpoints
-                manifest = make_run(values, path)
+                manifest = make_run(json_values, path)
             except ManifestError as error:
                 if not stems:  # otherwise, the row of the trace that the manifest belongs to contains the error
                     manifests[path] = error

@@ -43,10 +43,12 @@ def match_timings(captures: Sequence[CaptureSummary], timings: Timings, *, one_r
         one_run: whether all captures belong to one run. A row that names neither a capture nor a model then belongs to
             this run.
     """
-    names = {capture.name for capture in captures}
+    capture_names = {capture.name for capture in captures}
     # A row that names an unknown capture is treated as unnamed, because the capture may have been renamed.
     unnamed_rows = [
-        row for row in timings.rows if row.run.capture not in names and (row.model or (one_run and not row.run.capture))
+        row
+        for row in timings.rows
+        if row.run.capture not in capture_names and (row.model or (one_run and not row.run.capture))
     ]
     timed_captures: list[CaptureSummary] = []
     used_rows: list[PhaseTiming] = []
@@ -68,7 +70,7 @@ def match_timings(captures: Sequence[CaptureSummary], timings: Timings, *, one_r
     unmatched_rows = [
         row
         for row in (() if timings.of_captures else timings.rows)
-        if id(row) not in used_ids and row.run.capture not in names
+        if id(row) not in used_ids and row.run.capture not in capture_names
     ]
     own_runs = [row for row in unmatched_rows if row.run.capture or _is_of_another_run(row, captures)]
     return [*timed_captures, *_make_rows_without_capture(own_runs, timings.source)]
@@ -193,14 +195,14 @@ def _find_doubts(capture: CaptureSummary, name: str, unprofiled: Stats) -> Itera
     if unprofiled.median is None and unprofiled.std is not None and unprofiled.std > unprofiled.mean:
         yield Fact("deviation_above_mean", std_ms=unprofiled.std)
     # The names of the phases in the capture whose times are compared with the unprofiled time.
-    parts = [part for part in _SUBPHASES.get(name, ()) if part != "loss" or capture.phase("loss")]
-    names = [name] if capture.phase(name) else parts
-    phases = [phase for part in names if (phase := capture.phase(part))]
+    subphases = [part for part in _SUBPHASES.get(name, ()) if part != "loss" or capture.phase("loss")]
+    phase_names = [name] if capture.phase(name) else subphases
+    phases = [phase for part in phase_names if (phase := capture.phase(part))]
     step = capture.step if name == "step" and not capture.phase(name) else None
     if step and not step.is_pass:  # a step is not the sum of its phases: a phase may occur several times in it
         phases, busy = [], Stats(None, step.total_ms - step.idle_ms)
         wall = Stats(None, step.length_ms, step.wall_ms.std)
-    elif not phases or len(phases) < len(names):
+    elif not phases or len(phases) < len(phase_names):
         return
     else:
         busy, wall = (

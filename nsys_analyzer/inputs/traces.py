@@ -54,11 +54,11 @@ def list_traces(folder: Path) -> dict[Path, list[Path] | OSError]:
     The files are sorted by name, with numbers in numerical order: `rank2` is before `rank10`.
     """
     subfolders = (path for path in folder.iterdir() if is_folder(path) and not path.name.startswith("."))
-    files: dict[Path, list[Path] | OSError] = {}
+    files_of_folder: dict[Path, list[Path] | OSError] = {}
     for place in (folder, *sorted(subfolders)):
         try:
             paths = sorted(place.iterdir(), key=lambda path: _DIGITS.sub(lambda number: number[0].zfill(20), path.name))
-            files[place] = [
+            files_of_folder[place] = [
                 path
                 for path in paths
                 # A broken link is kept, so that the report has a row with its error.
@@ -68,8 +68,8 @@ def list_traces(folder: Path) -> dict[Path, list[Path] | OSError]:
         except OSError as error:
             if place == folder:
                 raise
-            files[place] = error
-    return files
+            files_of_folder[place] = error
+    return files_of_folder
 
 
 def _find_traces_in(folder: Path) -> list[Path]:

@@ -248,11 +248,11 @@ def read_manifest_timings(path: Path) -> Iterator[PhaseTiming]:
     if not isinstance(values, dict):
         return
     rank_timings = values.get("rank_timings") if values.get("capture") else None
-    for rank, entry in enumerate(rank_timings) if rank_timings else ((None, values.get("timings")),):
-        if not entry:  # the entry is empty if the program timed nothing
+    for rank, timings_entry in enumerate(rank_timings) if rank_timings else ((None, values.get("timings")),):
+        if not timings_entry:  # the entry is empty if the program timed nothing
             continue
         try:
-            timings = msgspec.convert(entry, _ManifestTimings)
+            timings = msgspec.convert(timings_entry, _ManifestTimings)
         except msgspec.ValidationError as error:
             problem = f"{path.parent.name}/{path.name}: its timings were not written by a sweep ({error})"
             raise ConfigurationError(problem, "Move the folder away, or run the configuration again") from error

@@ -133,12 +133,12 @@ def _answer_question(evidence: Evidence, question: Question) -> Answer:
             return answers[0]
     captures = []
     for capture in evidence.captures:
-        names = {
+        capture_names = {
             "capture": (capture.name, capture.source),
             "process": (capture.process,),
             "rank": (str(capture.rank),),
         }
-        if all(question.arguments.get(key) in (None, *names[key]) for key in _SELECTING_ARGUMENTS):
+        if all(question.arguments.get(key) in (None, *capture_names[key]) for key in _SELECTING_ARGUMENTS):
             captures.append(capture)
     if len(captures) != 1:
         titles = ", ".join(capture.title for capture in captures or evidence.captures)

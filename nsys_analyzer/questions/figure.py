@@ -188,18 +188,18 @@ def evaluate(figure: Figure, subject: Subject) -> tuple[Value, str, str, int]:
             raise ConfigurationError(
                 f"There is no {name} {subject.arguments[name]!r}", f"There are: {', '.join(values)}"
             )
-    result = figure.compute(part, *arguments)
-    value = result.typical if isinstance(result, Stats) else result
+    computed_value = figure.compute(part, *arguments)
+    value = computed_value.typical if isinstance(computed_value, Stats) else computed_value
     if value is None:
         raise CannotAnswerError(*figure.part.explain_missing(subject))
     reference = figure.part.describe(part, subject)
-    if isinstance(result, Stats) and result.median is not None:
+    if isinstance(computed_value, Stats) and computed_value.median is not None:
         reference = reference.replace("mean of", "median of")
     phase = subject.phase or capture.whole
     kernels = figure.count_kernels(part, *arguments) if figure.count_kernels else phase.kernels_per_instance
     counts: dict[str, float] = {row.kind: row.operations_per_instance * phase.instances for row in phase.memory}
     counts |= {"kernel": kernels * phase.instances, "range": phase.instances, "memory": capture.memory_events}
-    counts["timing"] = result.n or 1 if isinstance(result, Stats) else 1
+    counts["timing"] = computed_value.n or 1 if isinstance(computed_value, Stats) else 1
     kinds = [kind for kind in figure.rows if counts.get(kind)] or figure.rows[:1]
     return value, reference, _name_tables(kinds, capture), round(sum(counts.get(kind, 0) for kind in kinds))
 

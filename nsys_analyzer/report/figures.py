@@ -144,11 +144,13 @@ def _draw_grouped_bars(canvas: Canvas, axes: Axes, figure: Bars) -> None:
     )  # leaves room above the bars for the values
     # Group names are written on up to three lines, or slanted if they are longer.
     line_width = max(8, _NAMES_LINE_LENGTH // len(figure.groups)) if figure.groups else 0
-    names = [_shorten_name(group) for group in figure.groups]
-    wrapped_names = [textwrap.wrap(name, line_width, break_long_words=False) or [" "] for name in names]
+    group_names = [_shorten_name(group) for group in figure.groups]
+    wrapped_names = [textwrap.wrap(name, line_width, break_long_words=False) or [" "] for name in group_names]
     fits = all(len(lines) <= 3 and max(map(len, lines)) <= line_width for lines in wrapped_names)
     rotation: dict[str, Any] = {} if fits else {"rotation": 30, "ha": "right"}
-    axes.set_xticks(range(len(names)), ["\n".join(lines) for lines in wrapped_names] if fits else names, **rotation)
+    axes.set_xticks(
+        range(len(group_names)), ["\n".join(lines) for lines in wrapped_names] if fits else group_names, **rotation
+    )
     axes.yaxis.set_major_formatter("{x:,.10g}")
     axes.set_ylabel(_shorten_name(figure.axis, _MAX_TITLE_LENGTH))
     margin = max(0, _MIN_GROUPS_WITHOUT_MARGIN - len(figure.groups)) / 2  # keeps a single bar from filling the chart

@@ -168,8 +168,8 @@ def _draw_png_files(
     # The folder lies beside the linked file, from where viewers resolve image paths.
     report = resolve_links(path) if path.is_symlink() else path
     folder = report.parent / f"{report.stem}_figures"
-    names = name_figure_files(figure.key for figure in built.figures) if figures else {}
-    paths = {key: folder / name for key, name in names.items()}
+    file_names = name_figure_files(figure.key for figure in built.figures) if figures else {}
+    paths = {key: folder / name for key, name in file_names.items()}
     for file in paths.values():
         check_replaceable(file, "Move it away, or write the report elsewhere", force=force)
     if paths:
@@ -177,4 +177,4 @@ def _draw_png_files(
     for figure in built.figures if figures else ():
         draw_png(figure, pending_figures.enter_context(atomic_write(paths[figure.key])))
     outdated = [file for file in set(folder.glob("*.png")).difference(paths.values()) if is_ours(file)]
-    return {key: f"{folder.name}/{name}" for key, name in names.items()}, outdated
+    return {key: f"{folder.name}/{name}" for key, name in file_names.items()}, outdated

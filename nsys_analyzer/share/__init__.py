@@ -196,31 +196,31 @@ def _scrub_rows(
     columns = {}
     for column in table.columns:
         if not column.is_text:
-            numbers = frame[column.name][rows]
-            if column.name in table.required or (numbers != column.default).any():
-                columns[column.aliases[0]] = numbers.astype(np.int64)
+            column_values = frame[column.name][rows]
+            if column.name in table.required or (column_values != column.default).any():
+                columns[column.aliases[0]] = column_values.astype(np.int64)
             continue
-        texts = frame[column.name].take(arrow_integers(rows)).to_pylist()
+        column_texts = frame[column.name].take(arrow_integers(rows)).to_pylist()
         if table == schema.STRINGS:
-            texts = [
+            column_texts = [
                 scrubber.scrub_name(text, *roles_of[i])
-                for i, text in zip(frame["id"][rows].tolist(), texts, strict=True)
+                for i, text in zip(frame["id"][rows].tolist(), column_texts, strict=True)
             ]
         elif table == schema.NVTX:
-            texts = [scrubber.scrub_name(text, RANGE) for text in texts]
+            column_texts = [scrubber.scrub_name(text, RANGE) for text in column_texts]
         elif table == schema.DIAGNOSTICS:
-            texts = [scrubber.scrub_message(text) for text in texts]
+            column_texts = [scrubber.scrub_message(text) for text in column_texts]
         elif table.key not in _COPIED_PROPERTIES:
-            texts = [scrubber.scrub_property(text) for text in texts]
+            column_texts = [scrubber.scrub_property(text) for text in column_texts]
         elif column.name == "value":
-            names = frame["name"].take(arrow_integers(rows)).to_pylist()
+            range_names = frame["name"].take(arrow_integers(rows)).to_pylist()
             # The time shift is copied, because times are meaningless without it, and the times reveal it anyway.
-            texts = [
+            column_texts = [
                 text if name == schema.TIME_SHIFT else scrubber.scrub_property(text)
-                for name, text in zip(names, texts, strict=True)
+                for name, text in zip(range_names, column_texts, strict=True)
             ]
-        if column.name in table.required or any(texts):
-            columns[column.aliases[0]] = texts
+        if column.name in table.required or any(column_texts):
+            columns[column.aliases[0]] = column_texts
     return arrow_table(columns)
 
 
@@ -231,17 +231,17 @@ def _make_rank_tables(reader: Reader) -> dict[str, pa.Table]:
     tables = {}
     ranks = {} if reader.name_of(schema.RANKS) else read_ranks(reader, strings.values(), nccl_ranges)
     if ranks:
-        numbers = np.array([(process, rank.number, rank.world_size) for process, rank in ranks.items()], np.int64)
-        names = [column.aliases[0] for column in schema.RANKS.columns]
-        tables[schema.RANKS.aliases[0]] = arrow_table(dict(zip(names, numbers.T, strict=True)))
+        rank_rows = np.array([(process, rank.number, rank.world_size) for process, rank in ranks.items()], np.int64)
+        column_names = [column.aliases[0] for column in schema.RANKS.columns]
+        tables[schema.RANKS.aliases[0]] = arrow_table(dict(zip(column_names, rank_rows.T, strict=True)))
     calls = read_nccl_calls(reader, nccl_ranges)
     if len(calls):
         # PyTorch names the range of a collective "nccl:" and the name of the collective.
-        names = [
+        column_names = [
             name if is_public(name, RANGE) or is_public(f"nccl:{name}", RANGE) else REMOVED_MARK for name in calls.names
         ]
         columns = {key: getattr(calls, key) for key in ("start", "communicator", "bytes", "peer", "ranks")}
-        functions = [names[code] for code in calls.name.tolist()]
+        functions = [column_names[code] for code in calls.name.tolist()]
         tables[schema.NCCL_CALLS.aliases[0]] = arrow_table(
             {"globalTid": calls.thread, "function": functions, **columns}
         )

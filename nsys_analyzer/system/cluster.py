@@ -93,11 +93,11 @@ class Workers:
             if self.scheduler is None and (count := _count_local_workers(tasks)) > 1:
                 with _open_local_pool(count) as executor:
                     return _map_on_executor(executor, function, tasks, on_task_done)
-            results = []
+            task_results = []
             for task in tasks:
-                results.append(function(task))
+                task_results.append(function(task))
                 on_task_done()
-            return results
+            return task_results
 
 
 #: Runs one task after another in this process.

@@ -99,10 +99,10 @@ def read_nccl_calls(reader: Reader, nccl_ranges: Sequence[NcclRange]) -> NcclCal
     rows = sorted(iterate_rows(reader.read(schema.NCCL_CALLS)) if has_table else _make_message_rows(nccl_ranges))
     if not rows:
         return NcclCalls.none()
-    start, thread, functions, *numbers = zip(*rows, strict=True)
+    start, thread, functions, *number_columns = zip(*rows, strict=True)
     function_names = tuple(dict.fromkeys(functions))
     code_of_function = {name: i for i, name in enumerate(function_names)}
-    communicator, size, peer, ranks = (np.array(column, np.int64) for column in numbers)
+    communicator, size, peer, ranks = (np.array(column, np.int64) for column in number_columns)
     return NcclCalls(
         start=np.array(start, np.int64),
         thread=np.array(thread, np.int64),

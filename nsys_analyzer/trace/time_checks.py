@@ -110,10 +110,10 @@ class TimeCheck:
             # Most operations with equal starts run on different GPUs, and are no duplicates.
             candidates = np.union1d(same_start, same_start + 1)
             candidates = candidates if order is None else np.sort(order[candidates])
-            values = np.stack([np.asarray(column, np.int64)[candidates] for column in rows.columns().values()])
-            order_by_value = np.lexsort(values)  # the sort is stable, so the first of equal rows stays first
+            row_values = np.stack([np.asarray(column, np.int64)[candidates] for column in rows.columns().values()])
+            order_by_value = np.lexsort(row_values)  # the sort is stable, so the first of equal rows stays first
             are_duplicates = np.zeros(len(rows), np.bool_)
-            is_equal = (values[:, order_by_value[1:]] == values[:, order_by_value[:-1]]).all(axis=0)
+            is_equal = (row_values[:, order_by_value[1:]] == row_values[:, order_by_value[:-1]]).all(axis=0)
             are_duplicates[candidates[order_by_value[1:]]] = is_equal
             timed_rows = _make_timed_rows(table, rows)
             self.left_out += describe_excluded_rows(timed_rows, "all values of another row", are_duplicates)

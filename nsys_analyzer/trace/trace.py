@@ -244,27 +244,29 @@ def costly_tables(reader: Reader) -> tuple[str, ...]:
 
 def _make_operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations:
     """Returns the GPU operations, and removes their columns from the frames to save memory."""
-    parts = [frames[kind] for kind in OPERATION_KINDS]
-    lengths = [len(part["start"]) for part in parts]
+    frames_of_kinds = [frames[kind] for kind in OPERATION_KINDS]
+    lengths = [len(part["start"]) for part in frames_of_kinds]
     blocks = np.ones(lengths[KERNEL], np.int64)
     for axis in "xyz":
-        blocks *= parts[KERNEL].pop(f"grid_{axis}").clip(0, _MAX_BLOCKS_PER_AXIS)
-    bytes_of_others = (part.get("bytes", np.zeros(len(part["start"]), np.int64)) for part in parts[KERNEL + 1 :])
-    size, copy = np.concatenate([blocks, *bytes_of_others]), _find_copy_kinds(parts[MEMCPY], lengths)
-    ids, codes = dense_codes(parts[KERNEL].pop("name"))
+        blocks *= frames_of_kinds[KERNEL].pop(f"grid_{axis}").clip(0, _MAX_BLOCKS_PER_AXIS)
+    bytes_of_others = (
+        part.get("bytes", np.zeros(len(part["start"]), np.int64)) for part in frames_of_kinds[KERNEL + 1 :]
+    )
+    size, copy = np.concatenate([blocks, *bytes_of_others]), _find_copy_kinds(frames_of_kinds[MEMCPY], lengths)
+    string_ids, name_codes = dense_codes(frames_of_kinds[KERNEL].pop("name"))
 
     def join_column(key: str) -> Any:
         """Joins a column of the kinds of operations, and removes it from the frames."""
-        return append_in_place(*(part.pop(key) for part in parts))
+        return append_in_place(*(part.pop(key) for part in frames_of_kinds))
 
     process = join_column("process")
     if not process.any():  # an old export has no globalPid, so all operations belong to the only process that launches
         launching_processes = distinct(process_of(distinct(frames["runtime"]["thread"])))
         process = np.full_like(process, launching_processes[0]) if len(launching_processes) == 1 else process
-    texts = [strings.get(i, "") for i in ids.tolist()]
-    for position, text in enumerate(texts):  # shortens names of templates, because reports contain the names
+    kernel_names = [strings.get(i, "") for i in string_ids.tolist()]
+    for position, text in enumerate(kernel_names):  # shortens names of templates, because reports contain the names
         if len(text) > _MAX_KERNEL_NAME_CHARACTERS:
-            texts[position] = f"{text[:_MAX_KERNEL_NAME_CHARACTERS]}… ({len(text):,} characters)"
+            kernel_names[position] = f"{text[:_MAX_KERNEL_NAME_CHARACTERS]}… ({len(text):,} characters)"
     return Operations(
         kind=np.repeat(np.arange(len(OPERATION_KINDS), dtype=np.int8), lengths),
         start=join_column("start"),
@@ -274,15 +276,17 @@ def _make_operations(frames: dict[str, Frame], strings: dict[int, str]) -> Opera
         stream=compress_constant(join_column("stream")),
         correlation=join_column("correlation"),
         process=compress_constant(process),
-        name=append_in_place(codes, np.full(sum(lengths[KERNEL + 1 :]), -1, np.int32)),
+        name=append_in_place(name_codes, np.full(sum(lengths[KERNEL + 1 :]), -1, np.int32)),
         graph_node=compress_constant(join_column("graph_node")),
         size=size,
         copy=copy,
-        continues=append_in_place(parts[KERNEL].pop("continues"), np.zeros(sum(lengths[KERNEL + 1 :]), np.int32)),
+        continues=append_in_place(
+            frames_of_kinds[KERNEL].pop("continues"), np.zeros(sum(lengths[KERNEL + 1 :]), np.int32)
+        ),
         # A name counts as missing if it is blank or begins with a null character.
         names=tuple(
             text if text.partition("\0")[0].strip() else f"{UNNAMED_KERNEL} {i}"
-            for i, text in zip(ids.tolist(), texts, strict=True)
+            for i, text in zip(string_ids.tolist(), kernel_names, strict=True)
         ),
     )
 
@@ -347,9 +351,9 @@ def _make_ranges(frame: Frame, strings: Mapping[int, str]) -> tuple[Ranges, Ints
     index = np.flatnonzero(are_operators[ranges.name])
     matches = (_SEQUENCE.search(text) if "=" in text else None for text in recorded_texts)
     sequence = np.array([int(match[1]) if match else -1 for match in matches], np.int64)[text_code[index]]
-    sizes = [match[1] if "sizes" in text and (match := _SIZES.search(text)) else "" for text in recorded_texts]
+    operand_sizes = [match[1] if "sizes" in text and (match := _SIZES.search(text)) else "" for text in recorded_texts]
     argument_texts, arguments = distinct_texts(  # the empty text comes first
-        [f"[{text}]" if text else "" for text in sizes]
+        [f"[{text}]" if text else "" for text in operand_sizes]
     )
     operators = Operators(
         **ranges.select(index).columns(),

@@ -41,9 +41,9 @@ def verification_section(
         remark: why there is no prediction, or what could not be compared.
         findings_after: the findings of the new program.
     """
-    times = f"{format_ms(entry.before_ms)} → {format_ms(entry.after_ms)}"
-    pairs = f"{entry.pairs} {plural(entry.pairs, 'pair')} of processes that took turns, without a profiler"
-    verdict = f"{entry.verdict.capitalize()}: a step takes {times}{_change_in_percent(entry)}, in {pairs}."
+    times_text = f"{format_ms(entry.before_ms)} → {format_ms(entry.after_ms)}"
+    pairs_text = f"{entry.pairs} {plural(entry.pairs, 'pair')} of processes that took turns, without a profiler"
+    verdict = f"{entry.verdict.capitalize()}: a step takes {times_text}{_change_in_percent(entry)}, in {pairs_text}."
     if entry.reasons:
         return Section("verify", "", (Answer(verdict), Listing(entry.reasons)))
     blocks: list[Block] = [Answer(verdict)]

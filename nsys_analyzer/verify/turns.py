@@ -77,20 +77,20 @@ def take_turns(
     """
     is_simultaneous, ordered_programs = all(program.is_one_process for program in programs), [*programs]
     while True:
-        with tempfile.TemporaryDirectory() as results:
-            jobs = [_make_job(program, Path(results), folder) for program in ordered_programs]
-            result = JobResult("ok")
+        with tempfile.TemporaryDirectory() as results_folder:
+            jobs = [_make_job(program, Path(results_folder), folder) for program in ordered_programs]
+            job_result = JobResult("ok")
             if is_simultaneous:
-                result = _run_jobs(jobs, folder, timeout_s)
-                is_simultaneous = result.status != "oom"
+                job_result = _run_jobs(jobs, folder, timeout_s)
+                is_simultaneous = job_result.status != "oom"
             for job in () if is_simultaneous else jobs:
-                result = _run_jobs([job], folder, timeout_s)
-                if result.status != "ok":
+                job_result = _run_jobs([job], folder, timeout_s)
+                if job_result.status != "ok":
                     break
-            if result.status != "ok":
-                raise CaptureError(str(result.message), f"The output of both is in {folder}")
+            if job_result.status != "ok":
+                raise CaptureError(str(job_result.message), f"The output of both is in {folder}")
             processes = {
-                program.name: _read_measurement(program, Path(results), folder) for program in ordered_programs
+                program.name: _read_measurement(program, Path(results_folder), folder) for program in ordered_programs
             }
         yield processes[programs[0].name], processes[programs[1].name]
         ordered_programs.reverse()  # the programs alternate in having the first turn

@@ -100,16 +100,16 @@ def verify(request: Request, tell: Callable[[str], None]) -> Verification:
     output_dir.mkdir(parents=True, exist_ok=True)
     with _prepare_programs(request, before, tell) as programs:
         # Pairs are measured until the change is known, or until another pair would exceed the time limit.
-        start, pairs = time.monotonic(), list[tuple[TimedProcess, TimedProcess]]()
+        start, timed_pairs = time.monotonic(), list[tuple[TimedProcess, TimedProcess]]()
         for pair in take_turns(programs, request.output_dir, request.timeout_s):
-            pairs.append(pair)
-            turns, elapsed_s = ProcessPairs(tuple(pairs)), time.monotonic() - start
+            timed_pairs.append(pair)
+            turns, elapsed_s = ProcessPairs(tuple(timed_pairs)), time.monotonic() - start
             old_ms, new_ms = (process.step_ms for process in pair)
-            tell(f"pair {len(pairs)}: {old_ms:.4g} → {new_ms:.4g} ms per step, {elapsed_s:.0f} s")
+            tell(f"pair {len(timed_pairs)}: {old_ms:.4g} → {new_ms:.4g} ms per step, {elapsed_s:.0f} s")
             if (
                 turns.is_certain_enough
                 or turns.work_differences
-                or elapsed_s * (1 + 1 / len(pairs)) > request.time_limit_s
+                or elapsed_s * (1 + 1 / len(timed_pairs)) > request.time_limit_s
             ):
                 break
         reasons = tuple(map(describe_work_difference, turns.work_differences))
@@ -199,13 +199,13 @@ def _prepare_programs(
         ConfigurationError: the old program is not known.
     """
     run, target, commit = before.run, request.plan.targets[0], request.commit
-    words = tuple(shlex.split(request.old_command or (run.command if run else "") or ""))
+    command_words = tuple(shlex.split(request.old_command or (run.command if run else "") or ""))
     # A manifest records any Python interpreter as "python", so the old program gets the interpreter of the new one.
-    if words[:1] == ("python",) and is_python(target.program[0]):
-        words = (target.program[0], *words[1:])
-    if "***" in words:
+    if command_words[:1] == ("python",) and is_python(target.program[0]):
+        command_words = (target.program[0], *command_words[1:])
+    if "***" in command_words:
         raise ConfigurationError("The command line in BEFORE had keys or passwords, which are hidden", HOW_TO_NAME_OLD)
-    if words[1:] == target.program[1:] and not request.old_command and not commit:
+    if command_words[1:] == target.program[1:] and not request.old_command and not commit:
         commit = run.git_commit if run and not run.git_dirty else None
         if commit is None:
             raise ConfigurationError(
@@ -215,8 +215,8 @@ def _prepare_programs(
         tell(f"The old program is taken from commit {commit[:9]}, from which BEFORE was recorded.")
     step_ms = before.step.reported_ms if before.step else None
     new = Program("new", with_blocks_of_steps(target, step_ms), Path.cwd())
-    with checkout(commit, words) as (folder, words, root_and_worktree):
-        old_target = program_target(words, target.run, target.annotation, target.ranks)
+    with checkout(commit, command_words) as (folder, command_words, root_and_worktree):
+        old_target = program_target(command_words, target.run, target.annotation, target.ranks)
         yield Program("old", with_blocks_of_steps(old_target, step_ms), folder, root_and_worktree), new
 
 

@@ -340,19 +340,19 @@ def make_range_paths(trace: Trace, attribution: Attribution) -> tuple[Ints, list
     time = np.concatenate([attribution.time, attribution.time, capture_columns[1]])
     stack_codes, stacks = find_open_stacks(ranges, thread, time)
     codes_by_stack = stack_codes.reshape(3, len(attribution.launch))
-    first_of_path, codes = distinct_rows(*codes_by_stack)
-    texts = [""]
+    first_of_path, path_code = distinct_rows(*codes_by_stack)
+    path_texts = [""]
     for inherited, launching, capturing in codes_by_stack[:, first_of_path].T.tolist():
         replay = [ranges.names[ranges.name[i]] for i in (*stacks[inherited], *stacks[launching])]
         capture = [ranges.names[ranges.name[i]] for i in stacks[capturing]]
         # The stack at the capture of a graph may repeat names of the stack at its replay, such as step and forward.
         # Only the names after the last repeated name are added.
         last_repeated = max((i for i, name in enumerate(capture) if name in replay), default=-1)
-        texts.append(PATH_SEPARATOR.join([*replay, *capture[last_repeated + 1 :]]))
+        path_texts.append(PATH_SEPARATOR.join([*replay, *capture[last_repeated + 1 :]]))
     # Different combinations of stacks may have the same text. The paths must be distinct, because they become the
     # categories of a pandas Categorical.
-    paths, code_of_text = np.unique(np.array(texts, np.object_), return_inverse=True)
-    return code_of_text[1:][codes], paths.tolist()
+    paths, code_of_text = np.unique(np.array(path_texts, np.object_), return_inverse=True)
+    return code_of_text[1:][path_code], paths.tolist()
 
 
 def find_open_stacks(ranges: Ranges, thread: Ints, time: Ints) -> tuple[Ints, list[RangeStack]]:

@@ -85,8 +85,8 @@ def find_dropped_launches(launches: Launches, *launch: Any) -> Bools:
     is_matched = is_matched[:-1]
     is_dropped: Bools = (launches.call == LAUNCH) & ~is_matched
     if is_dropped.any():
-        _, keys = _place_correlation_ids(launches)
-        is_dropped[is_dropped] = ~np.isin(keys[is_dropped], keys[is_matched])
+        _, correlation_keys = _place_correlation_ids(launches)
+        is_dropped[is_dropped] = ~np.isin(correlation_keys[is_dropped], correlation_keys[is_matched])
         is_dropped &= ~_is_in_graph_capture(launches)
     return is_dropped
 

@@ -96,13 +96,14 @@ def _compare_steps(before: Side, after: Side, spread: RunSpread) -> StepChange |
     )
     busy, busy_correlation = _compare_times(sides, lambda step: step.busy_values_ms, estimate_busy)
     kernels = _compare_kernels(sides, busy_correlation)
-    parts = [[(step, estimate_parts(step, spread)) for step in side] for side in sides]
+    parts_of_sides = [[(step, estimate_parts(step, spread)) for step in side] for side in sides]
     changes = []
-    for key in dict.fromkeys(key for side in parts for _, parts_of_step in side for key in parts_of_step):
+    for key in dict.fromkeys(key for side in parts_of_sides for _, parts_of_step in side for key in parts_of_step):
         kind, name = key
         # A run without the part has 0 in each step.
         estimates = [
-            [parts_of_step.get(key, Estimate.zero(step.instances)) for step, parts_of_step in side] for side in parts
+            [parts_of_step.get(key, Estimate.zero(step.instances)) for step, parts_of_step in side]
+            for side in parts_of_sides
         ]
         change = _compare_estimates(estimates, busy_correlation if kind == "compute" else wall_correlation)
         kernels_of_class = tuple(kernel for kernel_class, kernel in kernels if key == ("compute", kernel_class))
@@ -213,8 +214,8 @@ def _compare_operators(before: Side, after: Side) -> tuple[OperatorChange, ...] 
         tables.append({_operator_key(row): row for row in rows})
     if not all(counts):
         return None
-    pairs: list[tuple[OperatorRow | None, OperatorRow | None]] = []
-    pairs += [(tables[0].pop(key), tables[1].pop(key)) for key in [*tables[0]] if key in tables[1]]
+    operator_pairs: list[tuple[OperatorRow | None, OperatorRow | None]] = []
+    operator_pairs += [(tables[0].pop(key), tables[1].pop(key)) for key in [*tables[0]] if key in tables[1]]
     unpaired = sorted(tables[1].values(), key=lambda row: -row.ms)
     for row in sorted(tables[0].values(), key=lambda row: -row.ms):
         calls = row.calls / counts[0]
@@ -222,11 +223,11 @@ def _compare_operators(before: Side, after: Side) -> tuple[OperatorChange, ...] 
             other for other in unpaired if (other.operator, other.calls / counts[1]) == (row.operator, calls)
         ]
         counterpart = max(similar_rows, key=lambda other: _count_equal_sizes(row, other), default=None)
-        pairs.append((row, counterpart))
+        operator_pairs.append((row, counterpart))
         unpaired = [other for other in unpaired if other is not counterpart]
-    pairs += [(None, row) for row in unpaired]
+    operator_pairs += [(None, row) for row in unpaired]
     changes = []
-    for first, second in pairs:
+    for first, second in operator_pairs:
         before_ms, after_ms = first.ms / counts[0] if first else 0.0, second.ms / counts[1] if second else 0.0
         changes.append(
             OperatorChange(

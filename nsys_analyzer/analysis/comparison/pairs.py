@@ -77,10 +77,10 @@ def compare_runs(
     Raises:
         NsysAnalyzerError: a side has no run, or no run of one side matches a run of the other side.
     """
-    pairs, unmatched_runs = match_runs(before, after, repeats=repeats)
+    side_pairs, unmatched_runs = match_runs(before, after, repeats=repeats)
     compared_pairs: list[Comparison] = []
     refused_pairs: list[Comparison] = []
-    for pair in pairs:
+    for pair in side_pairs:
         sides = []
         for side_name, side in zip(_SIDES, pair, strict=True):
             usable_runs, unusable_runs = [], []
@@ -129,23 +129,23 @@ def match_runs(
     if len(before) == len(after) == 1:
         return [(Side(tuple(before)), Side(tuple(after)))], []
     are_matched_by_process = repeats or all(len({run.name for run in side}) == 1 for side in (before, after))
-    groups: list[dict[object, list[Summary]]] = []
+    runs_by_key: list[dict[object, list[Summary]]] = []
     for side in (before, after):
         group_of_side: defaultdict[object, list[Summary]] = defaultdict(list)
         for run, process_key in _find_process_keys(side):
             # Values are compared as text, because values from files can have any type.
             settings = tuple(None if (value := find_setting(run, key)) is None else str(value) for key in CONFIGURATION)
             # Without the model, the other settings fit many programs.
-            names = settings if find_setting(run, "model") is not None else (*settings, run.name)
-            group_of_side[process_key if are_matched_by_process else (process_key, *names)].append(run)
-        groups.append(group_of_side)
-    shared_keys = [key for key in groups[0] if key in groups[1]]
+            setting_names = settings if find_setting(run, "model") is not None else (*settings, run.name)
+            group_of_side[process_key if are_matched_by_process else (process_key, *setting_names)].append(run)
+        runs_by_key.append(group_of_side)
+    shared_keys = [key for key in runs_by_key[0] if key in runs_by_key[1]]
     unmatched_runs = [
         UnmatchedRun(side_name, run, tuple(find_run_obstacles(run)))
-        for side_name, group in zip(_SIDES, groups, strict=True)
+        for side_name, group in zip(_SIDES, runs_by_key, strict=True)
         for run in (run for key, runs in group.items() if key not in shared_keys for run in runs)
     ]
-    return [(Side(tuple(groups[0][key])), Side(tuple(groups[1][key]))) for key in shared_keys], unmatched_runs
+    return [(Side(tuple(runs_by_key[0][key])), Side(tuple(runs_by_key[1][key]))) for key in shared_keys], unmatched_runs
 
 
 def _find_process_keys(runs: Sequence[Summary]) -> Iterator[tuple[Summary, object]]:

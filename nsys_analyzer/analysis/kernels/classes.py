@@ -157,14 +157,14 @@ def find_kernels(trace: Trace, attribution: Attribution) -> Kernels:
     pairs = zip(
         operations.name[launched_operations[first_of_pair]].tolist(), operator[first_of_pair].tolist(), strict=True
     )
-    texts = [(operations.names[name], operators.names[launcher]) for name, launcher in pairs]
-    kernels = [(name, classify(name, launcher)) for name, launcher in texts]
+    name_pairs = [(operations.names[name], operators.names[launcher]) for name, launcher in pairs]
+    kernels = [(name, classify(name, launcher)) for name, launcher in name_pairs]
     decided_codes = [code_of_kernel.setdefault(kernel, len(code_of_kernel)) for kernel in kernels]
     code[launched_operations] = np.array(decided_codes, np.int32)[position]
     copies = np.flatnonzero((operations.kind == MEMCPY) & np.isin(operations.copy, (ON_DEVICE, BETWEEN_DEVICES)))
     if len(copies) and any(map(is_collective, (*trace.ranges.names, *operators.names))):
-        names = find_launching_collectives(trace, attribution, copies)
-        for operation, name in zip(copies.tolist(), names, strict=True):
+        collective_names = find_launching_collectives(trace, attribution, copies)
+        for operation, name in zip(copies.tolist(), collective_names, strict=True):
             # A range of the program may also contain unrelated copies within one device.
             if name and (operations.copy[operation] == BETWEEN_DEVICES or LIBRARY_COLLECTIVE.search(name)):
                 code[operation] = code_of_kernel.setdefault((f"{name} (copies)", COMMUNICATION), len(code_of_kernel))
@@ -256,12 +256,12 @@ def demangle(name: str) -> str:
     prefix = _MANGLED.match(name)
     if prefix is None:
         return name
-    parts, position = [], prefix.end()
+    name_parts, position = [], prefix.end()
     while length := re.match(r"L?([1-9]\d{0,3})", name[position : position + 5]):
         start = position + length.end()
         position = start + int(length.group(1))
-        parts.append(name[start:position].replace("_GLOBAL__N_1", "(anonymous namespace)"))
-    qualified_name, arguments = "::".join(parts), []
+        name_parts.append(name[start:position].replace("_GLOBAL__N_1", "(anonymous namespace)"))
+    qualified_name, arguments = "::".join(name_parts), []
     if name[position : position + 1] != "I":
         return qualified_name
     while match := _TEMPLATE_ARGUMENT.search(name, position):

@@ -64,13 +64,15 @@ def make_short_labels(names: Sequence[str], limit: int = 60) -> dict[str, str]:
     distinguishing_words: dict[str, list[str]] = {kernel.name: [] for kernel in kernels}
     find_loop_kinds, find_wrappers = partial(map, _Kernel.find_loop_kind), partial(map, _Kernel.find_wrapper)
     for find_words in (find_loop_kinds, find_wrappers, _find_differing_words):
-        groups = defaultdict(list)
+        names_by_base_label = defaultdict(list)
         for kernel in kernels:
-            groups[_fit_label(base_labels[kernel.name], distinguishing_words[kernel.name], limit)].append(kernel)
-        for group in groups.values():
-            values = dict(zip((kernel.name for kernel in group), find_words(group), strict=True))
-            if len(set(values.values())) > 1:
-                for name, value in values.items():
+            names_by_base_label[_fit_label(base_labels[kernel.name], distinguishing_words[kernel.name], limit)].append(
+                kernel
+            )
+        for group in names_by_base_label.values():
+            words_of_kernel = dict(zip((kernel.name for kernel in group), find_words(group), strict=True))
+            if len(set(words_of_kernel.values())) > 1:
+                for name, value in words_of_kernel.items():
                     distinguishing_words[name] += [value] if value else []
     name_of_label: dict[str, str] = {}
     for name, base in base_labels.items():

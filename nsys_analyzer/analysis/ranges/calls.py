@@ -108,8 +108,8 @@ def find_module_calls(attributed: AttributedTrace) -> ModuleCalls | None:
     index = np.flatnonzero(is_call)
     if not len(index):
         return None
-    names = [ranges.names[i] for i in ranges.name[index].tolist()]
-    return _derive_paths_from_nesting(ranges, index, names, "the program's own ranges", numbered=False)
+    range_names = [ranges.names[i] for i in ranges.name[index].tolist()]
+    return _derive_paths_from_nesting(ranges, index, range_names, "the program's own ranges", numbered=False)
 
 
 def split_module_path(text: str) -> ModulePath:
@@ -142,8 +142,8 @@ def _derive_paths_from_nesting(
     paths = sorted({path for call, path in path_of_call.items() if call >= 0})
     code = {path: i for i, path in enumerate(paths)}
     kinds = tuple(path[-1].partition("[")[0] for path in paths) if numbered else ("",) * len(paths)
-    codes = np.array([code[path_of_call[call]] for call in range(len(index))], np.int64)
-    return ModuleCalls(index, codes, tuple(paths), kinds, source)
+    path_codes = np.array([code[path_of_call[call]] for call in range(len(index))], np.int64)
+    return ModuleCalls(index, path_codes, tuple(paths), kinds, source)
 
 
 def find_parents(group: Ints, start: Ints, end: Ints) -> Ints:

@@ -317,8 +317,8 @@ class _Inference:
             if len(updates):
                 model_launches = np.flatnonzero(np.isin(classes[launches_between], MODEL_CLASSES))
                 next_model_launch = np.append(model_launches, len(classes))[np.searchsorted(model_launches, updates[0])]
-                times = launches_outside[launches_between][updates[updates < next_model_launch]]
-                optimizer.append((int(times[0]), int(times[-1]) + 1))
+                update_times = launches_outside[launches_between][updates[updates < next_model_launch]]
+                optimizer.append((int(update_times[0]), int(update_times[-1]) + 1))
         forward = list(self._find_forward(threads[0], launches_outside, backward, optimizer)) if optimizer else []
         spans = {"forward": forward, "backward": backward, "optimizer": optimizer}
         return _InferredPhases(threads[0], BY_THREADS, {phase: spans[phase] for phase in spans if spans[phase]})

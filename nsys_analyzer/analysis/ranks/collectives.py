@@ -149,7 +149,7 @@ def _group_collectives(
         for communicator, count in users.items()
     }
     all_ranks = len(members) if is_whole else 0
-    groups: dict[_GroupKey, list[tuple[int, Ints]]] = defaultdict(list)
+    collectives_by_key: dict[_GroupKey, list[tuple[int, Ints]]] = defaultdict(list)
     for position, member in enumerate(members):
         collectives = member.collectives
         index = np.flatnonzero(np.isin(collectives.step, steps[position]))
@@ -163,8 +163,8 @@ def _group_collectives(
             kind, phase, size, communicator, ranks = (int(column[first_row]) for column in columns)
             name = collectives.names[phase] if phase != NONE else ""
             key = kind, name, size, ranks or ranks_of.get(communicator, all_ranks)
-            groups[key].append((position, index_by_group[first_position:end]))
-    return groups
+            collectives_by_key[key].append((position, index_by_group[first_position:end]))
+    return collectives_by_key
 
 
 def count_reductions(members: Sequence[Member], steps: Sequence[Ints]) -> int:

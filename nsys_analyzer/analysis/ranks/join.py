@@ -339,8 +339,8 @@ def _add_unprofiled_lateness(run: ParallelRun, join: JoinedRanks, captures: Sequ
     There are two estimates of the ranks' speed without the profiler. The estimate in which the slowest rank is less
     late is used.
     """
-    times = [capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None for capture in captures]
-    run = structs.replace(run, unprofiled_ms=max(filter(None, times)) if all(times) else None)
+    unprofiled_times = [capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None for capture in captures]
+    run = structs.replace(run, unprofiled_ms=max(filter(None, unprofiled_times)) if all(unprofiled_times) else None)
     studies = [capture.study for capture in captures if capture.study]
     profiled_ms = max(rank.step_ms.median or 0.0 for rank in run.ranks)
     is_known = join.waits and run.slowest is not None and len({id(study) for study in studies}) == len(run.ranks)

@@ -63,7 +63,7 @@ def group_members(members: Sequence[Member]) -> list[tuple[tuple[Member, ...], t
             runs[separations.index(None)][0].extend(part)
         else:
             runs.append((part, [separation for separation in separations if separation]))
-    groups = []
+    member_groups = []
     for run, separation_notes in runs:
         captures = {member.capture for member in run}
         notes = [JoinNote("copy", names) for names in original_of_copy.items() if names[1] in captures]
@@ -71,8 +71,8 @@ def group_members(members: Sequence[Member]) -> list[tuple[tuple[Member, ...], t
         if find_missing_ranks(run) or len(run) == 1:
             notes += separation_notes[:1]
         run.sort(key=lambda m: (m.rank is None, m.rank or 0, m.device, m.capture, m.process))
-        groups.append((_replace_exchanges_by_all_to_all(run), tuple(notes)))
-    return sorted(groups, key=lambda group: -len(group[0]))
+        member_groups.append((_replace_exchanges_by_all_to_all(run), tuple(notes)))
+    return sorted(member_groups, key=lambda group: -len(group[0]))
 
 
 def find_missing_ranks(group: Sequence[Member]) -> tuple[int, ...]:
@@ -129,18 +129,18 @@ def _find_separation(group: Sequence[Member], earlier_group: Sequence[Member]) -
     """Returns the reason why two groups without a common key are separate runs; None if they belong to one run."""
     members = (*group, *earlier_group)
     shared_ranks = _known_ranks(group) & _known_ranks(earlier_group)
-    sizes = sorted({member.world_size for member in members if member.world_size})
+    world_sizes = sorted({member.world_size for member in members if member.world_size})
     first_members = group[0], earlier_group[0]
     latest_start_ns = max(int(member.start[0]) + member.started_utc_ns for member in first_members)
     gap_ns = latest_start_ns - min(int(member.end[-1]) + member.started_utc_ns for member in first_members)
     reason: Separation
-    numbers: tuple[int, ...] = ()
+    noted_numbers: tuple[int, ...] = ()
     if shared_ranks:
-        reason, numbers = "same rank", (min(shared_ranks),)
+        reason, noted_numbers = "same rank", (min(shared_ranks),)
     elif any(member.rank is None for member in members):
         reason = "unknown rank"
-    elif len(sizes) > 1:
-        reason, numbers = "different world sizes", (sizes[0], sizes[-1])
+    elif len(world_sizes) > 1:
+        reason, noted_numbers = "different world sizes", (world_sizes[0], world_sizes[-1])
     elif all(map(has_known_communicators, members)):
         reason = "no common communicator"
     elif len({member.run for member in members if member.run}) > 1:
@@ -151,7 +151,7 @@ def _find_separation(group: Sequence[Member], earlier_group: Sequence[Member]) -
         reason = "different times"
     else:
         return None
-    return JoinNote(reason, (earlier_group[0].capture, group[0].capture), numbers)
+    return JoinNote(reason, (earlier_group[0].capture, group[0].capture), noted_numbers)
 
 
 def _known_ranks(group: Sequence[Member]) -> set[int]:
@@ -208,9 +208,9 @@ def match_collectives(members: Sequence[Member]) -> tuple[list[Match], Ints, lis
         The matches, each in one communicator. The numbers of the steps that all members have. The numbers of those
         steps whose collectives differ between ranks: it is unknown which rank waits in such a step.
     """
-    numbers, *numbers_of_others = find_step_numbers(members)
+    step_numbers, *numbers_of_others = find_step_numbers(members)
     for member_numbers in numbers_of_others:
-        numbers = np.intersect1d(numbers, member_numbers)
+        step_numbers = np.intersect1d(step_numbers, member_numbers)
     # A communicator without an ID is identified by the position of its stream among the streams without an ID.
     users_of: dict[tuple[str, int], Match] = defaultdict(dict)
     for position, member in enumerate(members):
@@ -224,11 +224,11 @@ def match_collectives(members: Sequence[Member]) -> tuple[list[Match], Ints, lis
     differing_steps: set[int] = set()
     for users in users_of.values():
         for candidates in _split_exchanges(members, users):
-            match, unequal_steps = _match_in_communicator(members, candidates, numbers)
+            match, unequal_steps = _match_in_communicator(members, candidates, step_numbers)
             differing_steps |= unequal_steps
             if all(map(len, match.values())):
                 matches.append(match)
-    return matches, numbers, sorted(differing_steps)
+    return matches, step_numbers, sorted(differing_steps)
 
 
 def find_step_numbers(members: Sequence[Member]) -> list[Ints]:
@@ -271,7 +271,7 @@ def _match_in_communicator(members: Sequence[Member], users: Match, numbers: Int
     step k and the next step.
     """
     numbers_by_member = find_step_numbers(members)
-    indices, places = [], []
+    indices, matched_places = [], []
     for position, candidates in users.items():
         collectives = members[position].collectives
         index = candidates[collectives.last_begun_step[candidates] != NONE]
@@ -282,12 +282,12 @@ def _match_in_communicator(members: Sequence[Member], users: Match, numbers: Int
         place = 2 * step + (collectives.step[index] == NONE)
         order = np.lexsort((collectives.start[index], collectives.launched[index], place))
         indices.append(index[order])
-        places.append(place[order])
-    counts = np.array([np.bincount(place, minlength=2 * len(numbers)) for place in places])
+        matched_places.append(place[order])
+    counts = np.array([np.bincount(place, minlength=2 * len(numbers)) for place in matched_places])
     has_equal_count = (counts == counts[0]).all(axis=0)
     # Only places in which all members have the same number of collectives are kept.
-    indices = [index[has_equal_count[place]] for index, place in zip(indices, places, strict=True)]
-    place = places[0][has_equal_count[places[0]]]
+    indices = [index[has_equal_count[place]] for index, place in zip(indices, matched_places, strict=True)]
+    place = matched_places[0][has_equal_count[matched_places[0]]]
     kinds = np.array(
         [members[position].collectives.kind[index] for position, index in zip(users, indices, strict=True)]
     )

@@ -85,8 +85,8 @@ def _find_steps_in_ranges(work: LaunchedWork) -> Windows | None:
         is_step = work.is_instance_of(phase) & instances.is_measured
         if not is_step.any():
             continue
-        names = [ranges.names[code] for code in dict.fromkeys(ranges.name[instances.range[is_step]].tolist())]
-        is_served = bool(parse_served_step(names[0]))
+        range_names = [ranges.names[code] for code in dict.fromkeys(ranges.name[instances.range[is_step]].tolist())]
+        is_served = bool(parse_served_step(range_names[0]))
         is_certain = STEP in attributed.roles.names.extra or is_served
         if not is_certain and not _contain_passes(work, is_step):
             continue
@@ -97,8 +97,8 @@ def _find_steps_in_ranges(work: LaunchedWork) -> Windows | None:
         ends_with_range = (next_bound == largest_time) | (_precede_missing_steps(names_of_steps) & (not is_served))
         end = np.where(ends_with_range, range_end, next_bound)
         source: StepSource = "range"
-        unit = f"a range named {names[0]}" if len(names) == 1 else f"a range named like {names[0]}"
-        if names[0].startswith(_PROFILER_STEP):
+        unit = f"a range named {range_names[0]}" if len(range_names) == 1 else f"a range named like {range_names[0]}"
+        if range_names[0].startswith(_PROFILER_STEP):
             source, unit = "profiler_step", "a step of PyTorch's profiler"
         windows = Windows.of_program(source, unit, start, end, np.minimum(range_end, end))
         if is_served:  # a step ends with its work, because a server may have no request until the next step
@@ -273,13 +273,13 @@ def _find_repeating_steps(work: LaunchedWork) -> Windows | None:
     begins_launch = np.append(True, (launch[1:] != launch[:-1]) | (launch[1:] == NONE))
     pauses, symbols = np.diff(time, prepend=time[:1]), work.symbols(index)
     for repeats in find_repeats(symbols, work.duration_ns[operations_on_device], pauses, given_steps, begins_launch):
-        times = time[repeats.starts]
-        if not (np.diff(times) > 0).all():  # equal times show kernels of one graph, which are launched together
-            times = operations.start[index[repeats.starts]]
-        bounds = np.append(times, max(int(time[repeats.end - 1]), int(times[-1])) + 1)
+        step_starts = time[repeats.starts]
+        if not (np.diff(step_starts) > 0).all():  # equal times show kernels of one graph, which are launched together
+            step_starts = operations.start[index[repeats.starts]]
+        bounds = np.append(step_starts, max(int(time[repeats.end - 1]), int(step_starts[-1])) + 1)
         unit = f"a sequence of {repeats.period:,} operations that repeats"
         source: StepSource = "said" if given_steps else "repetition"
-        windows = Windows.of_program(source, unit, bounds[:-1], bounds[1:], times)
+        windows = Windows.of_program(source, unit, bounds[:-1], bounds[1:], step_starts)
         if given_steps or _are_passes_of_loop(work, windows, index, repeats):
             return work.end_with_work(windows)
     return None

@@ -126,15 +126,15 @@ def find_steps(attributed: AttributedTrace, process: int) -> Steps | None:
         kinds[(kinds == "usual") & is_longer], kinds[(kinds == "usual") & is_shorter] = "longer", "shorter"
     if kinds[-1] == "shorter" and recorded.source in ("phases", "repetition"):
         kinds[-1] = "last"
-    groups = []
+    step_groups = []
     for kind in get_args(GroupKind):
         if len(length_of_kind := length[kinds == kind]):
             median_ms = float(np.median(length_of_kind)) / NS_PER_MS
-            groups.append(StepGroup(kind, len(length_of_kind), median_ms, kind == "usual"))
+            step_groups.append(StepGroup(kind, len(length_of_kind), median_ms, kind == "usual"))
     positions = np.flatnonzero(kinds == "usual")
     labels = np.array([mark.kind for mark in marks] or kinds, np.object_)
-    names = tuple(np.where(kinds == "first", kinds, labels).tolist())
-    return Steps(recorded.select(positions), positions, recorded, tuple(groups), marks, names)
+    group_names = tuple(np.where(kinds == "first", kinds, labels).tolist())
+    return Steps(recorded.select(positions), positions, recorded, tuple(step_groups), marks, group_names)
 
 
 def _find_serving_marks(attributed: AttributedTrace, process: int, recorded: Windows) -> tuple[ServedStep, ...]:

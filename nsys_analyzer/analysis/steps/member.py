@@ -156,7 +156,7 @@ def record_members(work: ProcessWork, process: Process, steps: Steps, capture: s
     if len(devices) < 2 and not len(exchanges):
         return ()
     collectives = _find_collectives(attributed, windows, exchanges)
-    numbers, has_numbers = _find_step_numbers(attributed, process.global_pid, steps)
+    step_numbers, has_numbers = _find_step_numbers(attributed, process.global_pid, steps)
     # The CPU time of a step is its length without calls that wait for the GPU. These are calls that synchronize, that
     # copy, or that take so long that the queue of launches is assumed to be full.
     launches, begin, end = trace.launches, windows.cpu_start, windows.cpu_end
@@ -186,7 +186,7 @@ def record_members(work: ProcessWork, process: Process, steps: Steps, capture: s
                 process=process.global_pid,
                 device=device,
                 started_utc_ns=metadata.started_utc_ns - metadata.time_shift_ns if metadata.started_utc_ns else 0,
-                number=numbers,
+                number=step_numbers,
                 has_numbers=has_numbers,
                 start=windows.start,
                 end=windows.end,

@@ -143,12 +143,12 @@ def _find_critical_path(work: ProcessWork, study: Study, step: StepSummary) -> I
     critical = critical[np.argsort(operations.start[critical], kind="stable")]
     on_main_device = operations.device[critical] == step.device
     fragments = dissect_steps(windows, operations, critical[on_main_device], work.activity).fragments
-    names = (*work.classes, "copies", COMMUNICATION)  # in the order of activities
+    part_names = (*work.classes, "copies", COMMUNICATION)  # in the order of activities
     last_class = work.class_code.dtype.type(len(work.classes) - 1)
     name_code = np.where(work.activity == COMPUTE, work.class_code, last_class + work.activity)
     scale = (step.total_ms - step.idle_ms) / max(busy_ns, 1)
-    exposed_ns_by_name = np.bincount(name_code[fragments.operation], fragments.exposed_ns, len(names)) * scale
-    parts_on_gpu = [OnPath("GPU", name, ms) for name, ms in zip(names, exposed_ns_by_name.tolist(), strict=True)]
+    exposed_ns_by_name = np.bincount(name_code[fragments.operation], fragments.exposed_ns, len(part_names)) * scale
+    parts_on_gpu = [OnPath("GPU", name, ms) for name, ms in zip(part_names, exposed_ns_by_name.tolist(), strict=True)]
     yield from _sort_by_time(parts_on_gpu)
     # While the main GPU is idle, critical work of another GPU replaces the cause of the idle time.
     on_other_devices = critical[~on_main_device]
@@ -164,8 +164,10 @@ def _find_critical_path(work: ProcessWork, study: Study, step: StepSummary) -> I
     other_devices_ms = measure_exposed_ns(start[order], end[order], work.activity[operation]) * ms_per_ns[cause]
     for device in distinct(np.sort(operations.device[operation])).tolist():
         on_device = operations.device[operation] == device
-        ms_of_name = np.bincount(name_code[operation[on_device]], other_devices_ms[on_device], len(names))
-        yield from _sort_by_time(OnPath("GPU", *row, device) for row in zip(names, ms_of_name.tolist(), strict=True))
+        ms_of_name = np.bincount(name_code[operation[on_device]], other_devices_ms[on_device], len(part_names))
+        yield from _sort_by_time(
+            OnPath("GPU", *row, device) for row in zip(part_names, ms_of_name.tolist(), strict=True)
+        )
     idle_ms = (idle_ms - np.bincount(cause, other_devices_ms, len(CAUSES))).round(9)
     yield from _sort_by_time(OnPath("idle", *row) for row in zip(CAUSES, idle_ms.tolist(), strict=True))
     program_ms = round(step.total_ms - step.idle_ms - sum(part.ms for part in parts_on_gpu), 6)

@@ -297,8 +297,8 @@ class _TrackMaker:
         boxes += open_boxes
         boxes.sort(key=lambda box: (box[0], -box[1]))  # a caller comes before the lines that it calls
         begins, ends = (np.array([box[side] for box in boxes], np.int64) for side in (0, 1))
-        names = self.names.codes([box[2] for box in boxes], np.arange(len(boxes)))
-        yield self._make_track("CPU: sampled lines", "lines", begins, ends, names)
+        line_codes = self.names.codes([box[2] for box in boxes], np.arange(len(boxes)))
+        yield self._make_track("CPU: sampled lines", "lines", begins, ends, line_codes)
 
     def _make_streams(self, threads: Ints, *, on_cpu: bool) -> Iterator[Stream]:
         """Yields a track of the work of each stream of each device."""

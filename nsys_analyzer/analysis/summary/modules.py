@@ -273,11 +273,11 @@ def with_flops(modules: Modules, counted_flops: CountedFlops) -> Modules:
         return modules
     flops: dict[str, dict[str, float]] = {direction: defaultdict(float) for direction in DIRECTIONS}
     for name, flops_by_phase in counted_flops.modules.items():
-        words = split_module_path(name.rpartition(": ")[0])
+        path_words = split_module_path(name.rpartition(": ")[0])
         for phase, flops_of_phase in flops_by_phase.items():
             flops_of_direction = flops["backward" if phase in _BACKWARD_PHASES else "forward"]
-            for length in range(1, len(words) + 1):
-                flops_of_direction[".".join(words[:length])] += flops_of_phase
+            for length in range(1, len(path_words) + 1):
+                flops_of_direction[".".join(path_words[:length])] += flops_of_phase
 
     def add_counted_flops(module: Module) -> Module:
         """Returns the module with the FLOPs that the run counted."""
@@ -327,20 +327,20 @@ def fold_modules(modules: Sequence[Module]) -> tuple[tuple[Module, ...], tuple[O
     Returns:
         The modules after folding, and the outliers among the folded modules.
     """
-    groups: dict[_ModuleKind, list[Module]] = {}
+    modules_by_kind: dict[_ModuleKind, list[Module]] = {}
     enclosing_kinds: list[_ModuleKind] = []
     for place, module in enumerate(modules):
         modules_inside = takewhile(module.is_shallower_than, modules[place + 1 :])
-        content = tuple((inner.path[len(module.path) :], inner.kind) for inner in modules_inside)
-        label = _LAYER_NUMBER.sub("*", module.label) if content or not module.kind else module.label
+        inner_paths_and_kinds = tuple((inner.path[len(module.path) :], inner.kind) for inner in modules_inside)
+        label = _LAYER_NUMBER.sub("*", module.label) if inner_paths_and_kinds or not module.kind else module.label
         del enclosing_kinds[module.depth :]
         enclosing_kinds.append(
-            _ModuleKind(enclosing_kinds[-1] if enclosing_kinds else None, label, module.kind, content)
+            _ModuleKind(enclosing_kinds[-1] if enclosing_kinds else None, label, module.kind, inner_paths_and_kinds)
         )
-        groups.setdefault(enclosing_kinds[-1], []).append(module)
+        modules_by_kind.setdefault(enclosing_kinds[-1], []).append(module)
     module_of_kind: dict[_ModuleKind | None, Module] = {}
     outliers: list[Outlier] = []
-    for kind, similar_modules in groups.items():
+    for kind, similar_modules in modules_by_kind.items():
         parent, is_several = module_of_kind.get(kind.parent), len({module.label for module in similar_modules}) > 1
         label = kind.label if is_several else similar_modules[0].label
         module_of_kind[kind] = replace(

@@ -243,9 +243,11 @@ class _ProcessSummarizer:
         """
         measured_instances = instances_of_phase[self.instances.is_measured[instances_of_phase]]
         ranges, instances = self.attributed.trace.ranges, self.instances
-        names = [ranges.names[name] for name in distinct(np.sort(ranges.name[instances.range[instances_of_phase]]))]
-        unlisted_count = len(names) - _MAX_LISTED_RANGES
-        is_inferred = all(name in self.attributed.roles.inferred or is_framework_name(name) for name in names)
+        range_names = [
+            ranges.names[name] for name in distinct(np.sort(ranges.name[instances.range[instances_of_phase]]))
+        ]
+        unlisted_count = len(range_names) - _MAX_LISTED_RANGES
+        is_inferred = all(name in self.attributed.roles.inferred or is_framework_name(name) for name in range_names)
         kernels = clocks.kernels[measured_instances] if is_inferred else measured_instances[:0]
         is_backward = self.own_instances & (instances.phase == instances.phases.index("backward"))
         first_instance = [
@@ -260,7 +262,8 @@ class _ProcessSummarizer:
         )
         return structs.replace(
             self._summarize_gpu_work(instances.phases[code], code, measured_instances, clocks, sums_by_phase),
-            range=", ".join(names[:_MAX_LISTED_RANGES]) + (f" and {unlisted_count} more" if unlisted_count > 0 else ""),
+            range=", ".join(range_names[:_MAX_LISTED_RANGES])
+            + (f" and {unlisted_count} more" if unlisted_count > 0 else ""),
             instances=len(measured_instances),
             warmup_instances=int(instances.warmup[instances_of_phase].sum()),
             incomplete_instances=int((instances.incomplete & ~instances.warmup)[instances_of_phase].sum()),

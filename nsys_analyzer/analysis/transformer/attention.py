@@ -145,36 +145,41 @@ def summarize_attention(
     Returns:
         The figures, or None if no range or kernel is known to be attention.
     """
-    parts = next((scope for scope in _find_scopes(attributed, process) if scope.has_attention), None)
-    if parts is None:
+    attention_kernels = next((scope for scope in _find_scopes(attributed, process) if scope.has_attention), None)
+    if attention_kernels is None:
         return None
-    softmax_ms, matmul_ms = parts.ms(parts.softmax), parts.ms(parts.matmul)
-    around = parts.softmax if parts.softmax.any() else parts.fused
-    occurrences = _count_occurrences(parts.attributed, parts.kernels[around])
+    softmax_ms, matmul_ms = (
+        attention_kernels.ms(attention_kernels.softmax),
+        attention_kernels.ms(attention_kernels.matmul),
+    )
+    around = attention_kernels.softmax if attention_kernels.softmax.any() else attention_kernels.fused
+    occurrences = _count_occurrences(attention_kernels.attributed, attention_kernels.kernels[around])
     configuration = configuration or Configuration()
     model, shapes = configuration.model, configuration.shapes
     # Attention runs once per layer in each forward pass. If the division has a remainder, the number of forward passes
     # is unknown.
-    forwards, remainder = divmod(occurrences or 0, model.num_layers * parts.units) if model else (0, 0)
-    if parts.per == FORWARD:
+    forwards, remainder = divmod(occurrences or 0, model.num_layers * attention_kernels.units) if model else (0, 0)
+    if attention_kernels.per == FORWARD:
         forwards, remainder = 1, 0
     known_shapes = shapes if forwards and not remainder else None
     return AttentionSummary(
         softmax_ms=softmax_ms,
         matmul_ms=matmul_ms,
-        fused_ms=parts.ms(parts.fused),
-        softmax_launches=parts.count_launches(parts.softmax),
-        matmul_launches=parts.count_launches(parts.matmul),
-        fused_launches=parts.count_launches(parts.fused),
-        softmax_source=parts.source if softmax_ms else "",
+        fused_ms=attention_kernels.ms(attention_kernels.fused),
+        softmax_launches=attention_kernels.count_launches(attention_kernels.softmax),
+        matmul_launches=attention_kernels.count_launches(attention_kernels.matmul),
+        fused_launches=attention_kernels.count_launches(attention_kernels.fused),
+        softmax_source=attention_kernels.source if softmax_ms else "",
         runtime_ratio=matmul_ms / softmax_ms if matmul_ms and softmax_ms else None,
         flop_ratio=attention_to_softmax_flop_ratio(model) if model else None,
         softmax_flops=softmax_flops(*known_shapes) * forwards if known_shapes else None,
         matmul_flops=attention_matmul_flops(*known_shapes) * forwards if known_shapes else None,
-        per=parts.per,
+        per=attention_kernels.per,
         occurrences=occurrences,
-        warmup_occurrences=None if parts.warmup is None else _count_occurrences(parts.attributed, parts.warmup) or 0,
-        softmax_traffic=_measure_traffic(parts, shapes, occurrences, gpu) if softmax_ms else None,
+        warmup_occurrences=None
+        if attention_kernels.warmup is None
+        else _count_occurrences(attention_kernels.attributed, attention_kernels.warmup) or 0,
+        softmax_traffic=_measure_traffic(attention_kernels, shapes, occurrences, gpu) if softmax_ms else None,
     )
 
 
@@ -359,16 +364,20 @@ def count_moved_bytes(name: str) -> tuple[int, int, int] | None:
         The bytes read per element, the bytes written per element, and the bytes read or written per row of the tensor.
         The result is None for an unknown kind of kernel, and for a fill, since a fill may write only a scalar.
     """
-    sizes = [_ELEMENT_BYTES.get(type_name, 2) for type_name in _ELEMENT_TYPE.findall(name)]
+    element_bytes = [_ELEMENT_BYTES.get(type_name, 2) for type_name in _ELEMENT_TYPE.findall(name)]
     if re.search(r"\b[bf]+loat16_copy_kernel", name):
         return 4, 2, 0
-    if not sizes or "FillFunctor" in name:
+    if not element_bytes or "FillFunctor" in name:
         return None
-    first_size = sizes[0]
-    if "softmax_warp_forward<" in name and len(sizes) > 1:  # template arguments <input, output, accumulator, ...>
-        return first_size, sizes[1], 0
-    if re.search(r"cunn_(Spatial)?SoftMaxForward", name) and len(sizes) > 2:  # <..., input, accumulator, output, ...>
-        return first_size, sizes[2], 0
+    first_size = element_bytes[0]
+    if (
+        "softmax_warp_forward<" in name and len(element_bytes) > 1
+    ):  # template arguments <input, output, accumulator, ...>
+        return first_size, element_bytes[1], 0
+    if (
+        re.search(r"cunn_(Spatial)?SoftMaxForward", name) and len(element_bytes) > 2
+    ):  # <..., input, accumulator, output, ...>
+        return first_size, element_bytes[2], 0
     if re.search(r"\breduce_kernel<", name):
         return first_size, 0, first_size
     if "elementwise_kernel<" not in name:

@@ -366,10 +366,10 @@ def configuration_from_name(stem: str) -> Configuration | None:
     name = stem.strip().lower()
     matches = list(_MODEL_IN_NAME.finditer(name))
     models = {re.sub(r"[_-]?2026", "-2026", match["model"]) for match in matches}
-    numbers = {int(match["context"]) for match in matches if match["context"]}
+    context_lengths = {int(match["context"]) for match in matches if match["context"]}
     # A number below 16, as in "seq_3", is the number of a file.
     contexts = {length for length in map(int, _CONTEXT_IN_NAME.findall(name)) if length >= 16}
-    contexts |= {length for length in numbers if 32 <= length <= 131_072 and length.bit_count() == 1}
+    contexts |= {length for length in context_lengths if 32 <= length <= 131_072 and length.bit_count() == 1}
     if len(models) > 1 or len(contexts) > 1 or _OTHER_MODEL_FAMILY.search(name):
         return None
     mode = _single_value(_MODE_IN_NAME.findall(name))

@@ -83,15 +83,15 @@ def bar_lines(bars: StepBars, width: int, shade: str = SHADE, *, colored: bool =
     """
     totals = [sum(row.ms) for row in bars.rows]
     labels = [f"{row.label}  " if row.label else "" for row in bars.rows]
-    times = [
+    time_texts = [
         f"  {_replace_no_break_spaces(format_ms(total))}" if row.label else ""
         for row, total in zip(bars.rows, totals, strict=True)
     ]
-    label_width, time_width = max(map(len, labels)), max(map(len, times))
+    label_width, time_width = max(map(len, labels)), max(map(len, time_texts))
     if width - label_width - time_width < _MIN_BAR_WIDTH:
         label_width = time_width = 0
     bar_width = width - label_width - time_width
-    for row, total, label, time in zip(bars.rows, totals, labels, times, strict=True):
+    for row, total, label, time in zip(bars.rows, totals, labels, time_texts, strict=True):
         length = max(round(bar_width * total / max(totals)), 1) if max(totals) else 0
         strokes = [Stroke("", label.ljust(label_width)[:label_width])]
         for part, count in zip(bars.parts, distribute_cells(row.ms, length), strict=True):
@@ -104,11 +104,11 @@ def bar_lines(bars: StepBars, width: int, shade: str = SHADE, *, colored: bool =
             Stroke("", " " * (bar_width - length) + time.rjust(time_width)[:time_width] if time_width else ""),
         ]
     line: list[Stroke] = []
-    entries = [
+    legend_strokes = [
         [Stroke(part, part_letter(part, shade)), Stroke("", f" {_replace_no_break_spaces(text)}")]
         for part, text in legend_entries(bars, totals)
     ]
-    for entry in [[Stroke("", _replace_no_break_spaces(bars.title))], *entries]:
+    for entry in [[Stroke("", _replace_no_break_spaces(bars.title))], *legend_strokes]:
         if line and _measure_line(line) + 2 + _measure_line(entry) > width:
             yield line
             line = []

@@ -172,8 +172,8 @@ def _print_table(screen: Console, block: Table, max_rows: int | None = None) -> 
     else:
         titles = [_wrap_text(column.title, width) for column, width in zip(columns, widths, strict=True)]
         height = max(map(len, titles))
-        head = [[""] * (height - len(title)) + title for title in titles]
-        _print_lines(screen, _format_row(columns, widths, head), "bold")
+        header_rows = [[""] * (height - len(title)) + title for title in titles]
+        _print_lines(screen, _format_row(columns, widths, header_rows), "bold")
         for row in zip(*(column.cells for column in columns), strict=True):
             _print_lines(screen, _format_row(columns, widths, [*map(_fit_cell, row, columns, widths)]))
     hidden_parts += [format_count(len(block.rows) - len(rows), "row")] if len(block.rows) > len(rows) else []

@@ -158,8 +158,8 @@ def _describe_pair(pair: Comparison, limit: float) -> Iterator[Block]:
     title, verdict, change = _name_pair(pair), pair.verdict(limit), pair.headline
     word = "Too uncertain to tell" if verdict == "unclear" else verdict.capitalize()
     clock = "without" if pair.unprofiled else "under"
-    times = _describe_step_change(change, clock) if change else "the time of a step is not known for both sides."
-    yield Answer(f"{word}: {times}", title)
+    change_text = _describe_step_change(change, clock) if change else "the time of a step is not known for both sides."
+    yield Answer(f"{word}: {change_text}", title)
     if remarks := (*_list_remarks(pair, limit),):
         yield Listing(remarks, capture=title)
     if pair.budgets:

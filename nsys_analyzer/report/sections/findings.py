@@ -137,11 +137,11 @@ def shared_findings_section(captures: Sequence[CaptureSummary]) -> Section:
         heading = f"{title}: a fix saves {share_range} of the step ({captures_with_it})"
         _, first_finding = rows[0]
         remedy = _list_remedy(first_finding)
-        details = (make_table(_CAPTURE_FIELDS, rows), Listing(_describe_derivation_and_check(first_finding)))
+        detail_blocks = (make_table(_CAPTURE_FIELDS, rows), Listing(_describe_derivation_and_check(first_finding)))
         if place <= SHOWN_FINDINGS:
-            blocks += [Paragraph(strong(heading)), *remedy, Details("The captures", details)]
+            blocks += [Paragraph(strong(heading)), *remedy, Details("The captures", detail_blocks)]
         else:
-            blocks.append(Details(heading, (*remedy, *details)))
+            blocks.append(Details(heading, (*remedy, *detail_blocks)))
     return Section("findings", "Findings", tuple(blocks))
 
 

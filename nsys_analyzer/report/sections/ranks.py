@@ -89,20 +89,20 @@ def _describe_run(run: ParallelRun) -> Iterator[Block]:
     if bars := make_rank_bars(run):
         yield bars
     yield from run_finding_blocks(run)
-    details: list[Block] = [make_table(_RANK_FIELDS, run.ranks, _RANK_CAPTION, capture=run.name)]
-    details += _tabulate_losses(run)
+    detail_blocks: list[Block] = [make_table(_RANK_FIELDS, run.ranks, _RANK_CAPTION, capture=run.name)]
+    detail_blocks += _tabulate_losses(run)
     if run.collectives:
         rows = run.collectives
         left_out = f", without {len(rows) - _MAX_ROWS} smaller rows" if len(rows) > _MAX_ROWS else ""
         caption = f"The collectives{left_out} (waiting and transferring: ms per step, mean of the ranks):"
         differ_in_ranks = len({row.ranks for row in rows}) > 1
         fields = [field for field in _COLLECTIVE_FIELDS if field.title != "ranks" or differ_in_ranks]
-        details.append(make_table(fields, rows[:_MAX_ROWS], caption, capture=run.name))
+        detail_blocks.append(make_table(fields, rows[:_MAX_ROWS], caption, capture=run.name))
         if all(row.bytes is None for row in rows):
-            details.append(Paragraph(_NO_MESSAGE_SIZES, capture=run.name))
+            detail_blocks.append(Paragraph(_NO_MESSAGE_SIZES, capture=run.name))
     clocks = [_describe_clocks(run.alignment)] if run.alignment else []
-    details.append(Listing((*clocks, *describe_joins(run), *_LEGEND), capture=run.name))
-    yield Details(f"Rank by rank: {run.name}", tuple(details), run.name)
+    detail_blocks.append(Listing((*clocks, *describe_joins(run), *_LEGEND), capture=run.name))
+    yield Details(f"Rank by rank: {run.name}", tuple(detail_blocks), run.name)
 
 
 def find_rank_titles(captures: Iterable[CaptureSummary], runs: Iterable[ParallelRun]) -> frozenset[str]:

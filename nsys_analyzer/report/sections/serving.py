@@ -109,9 +109,12 @@ def answer_serving(capture: CaptureSummary, labels: Mapping[str, str]) -> Iterat
     idle_rows = [(kind, idle) for kind, idle in idle_rows if idle.ms >= _MIN_IDLE_SHARE * kind.total_ms]
     part_rows = []
     for kind in serving.kinds:
-        parts = [(row.kernel_class, row.ms) for row in kind.classes]
-        parts += [("exposed copies", kind.exposed_copy_ms), ("exposed communication", kind.exposed_communication_ms)]
-        part_rows += [(kind, name, ms) for name, ms in (*parts, ("idle", kind.idle_ms)) if ms]
+        step_parts = [(row.kernel_class, row.ms) for row in kind.classes]
+        step_parts += [
+            ("exposed copies", kind.exposed_copy_ms),
+            ("exposed communication", kind.exposed_communication_ms),
+        ]
+        part_rows += [(kind, name, ms) for name, ms in (*step_parts, ("idle", kind.idle_ms)) if ms]
     kernel_rows = [(kind, kernel) for kind in serving.kinds for kernel in kind.kernels]
     tables = (
         make_table(part_fields, part_rows, capture=title, names=2),

@@ -70,18 +70,16 @@ def render(report: Report, figures: Mapping[str, str]) -> str:
         report: the report.
         figures: the SVG drawing of each figure, by the figure's key. Other figures are left out.
     """
-    views, data = encode_timeline(report)
+    views, timeline_data = encode_timeline(report)
     anchors = make_anchors(report.sections)
     renderer = BlockRenderer(figures, {label: name for name, label in report.labels.items()}, views)
     sections = [
         _render_section(section, anchor, renderer) for section, anchor in zip(report.sections, anchors, strict=True)
     ]
-    contents = [
-        (anchor, section.title) for section, anchor in zip(report.sections, anchors, strict=True) if section.title
-    ]
-    if data:  # puts the timeline after the first section, which is the summary
+    links = [(anchor, section.title) for section, anchor in zip(report.sections, anchors, strict=True) if section.title]
+    if timeline_data:  # puts the timeline after the first section, which is the summary
         sections.insert(1, _read_part("timeline.html"))
-        contents.insert(0, ("timeline", "Timeline"))
+        links.insert(0, ("timeline", "Timeline"))
     script = '"use strict";\n' + "\n".join(map(_read_part, _SCRIPTS))
     digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
     return _read_part("page.html").format(
@@ -90,9 +88,9 @@ def render(report: Report, figures: Mapping[str, str]) -> str:
         title=escape(visible(plain(report.title))),
         heading=inline(report.title),
         style=_read_part("page.css"),
-        contents="\n".join(f'<li><a href="#{anchor}">{inline(title)}</a></li>' for anchor, title in contents),
+        contents="\n".join(f'<li><a href="#{anchor}">{inline(title)}</a></li>' for anchor, title in links),
         sections="\n".join(sections),
-        data=f'<script type="text/plain" id="data">{data}</script>' if data else "",
+        data=f'<script type="text/plain" id="data">{timeline_data}</script>' if timeline_data else "",
         script=script,
     )
 
