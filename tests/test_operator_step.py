@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nsys_analyzer.analysis.operators.memory_formats import find_image_formats
 from nsys_analyzer.capture.hooks.operators import FILE_VARIABLE
 from nsys_analyzer.capture.profilers import make_hook_variables
 from nsys_analyzer.export.writing import export
@@ -164,6 +165,41 @@ for _ in range(12):
     assert names(run_calls(tmp_path, text)) == [
         "aten::addmm", "aten::_to_copy", "aten::clone", "aten::_unsafe_view",
     ]  # fmt: skip
+
+
+def test_the_line_after_which_images_are_stored_by_channel(tmp_path: Path) -> None:
+    """The convolution restores channels_last, so only the copy, what reads it, and its gradient are by channel."""
+    text = """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = (nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        x = torch.sin(x.contiguous())
+        return self.last(torch.relu(self.second(x)))
+model = Net().to(torch.bfloat16, memory_format=torch.channels_last)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+images = torch.ones(2, 8, 6, 6, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+for _ in range(12):
+    model(images).square().mean().backward()
+    optimizer.step(); optimizer.zero_grad()
+"""
+    calls = run_calls(tmp_path, text)
+    formats, forward = find_image_formats(calls), calls.in_phase("forward")
+    assert formats.is_mixed
+    called = names(calls)
+    assert [called[index] for index in np.flatnonzero(formats.by_channel & forward)] == [
+        "aten::clone", "aten::sin", "aten::convolution",
+    ]  # fmt: skip
+    copy, back = np.flatnonzero(formats.converts & forward)
+    assert (called[copy], called[back]) == ("aten::clone", "aten::convolution")
+    assert set(formats.origin[formats.by_channel & forward].tolist()) == {copy}
+    assert place(calls, int(copy))[0] == "10 in forward"
+    plain = run_calls(tmp_path, text.replace("x.contiguous()", "x"))
+    assert not (find_image_formats(plain).by_channel & plain.in_phase("forward")).any()
 
 
 def test_parts_of_a_class_of_tensors_are_described_and_sparse_tensors_have_no_memory(tmp_path: Path) -> None:
