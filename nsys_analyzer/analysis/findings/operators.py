@@ -35,7 +35,7 @@ from nsys_analyzer.analysis.operators.costs import Cost
 from nsys_analyzer.analysis.operators.memory_formats import find_image_formats
 from nsys_analyzer.analysis.operators.operands import Call
 from nsys_analyzer.analysis.operators.pricing import PricedOperators
-from nsys_analyzer.analysis.operators.redundancy import Redundancy
+from nsys_analyzer.analysis.operators.redundancy import Redundancy, count_recomputed_bytes
 from nsys_analyzer.analysis.operators.shape_reasons import (
     ExplainedCalls,
     explain_calls,
@@ -121,10 +121,12 @@ class RedundantWorkFigures(OperatorsFigures):
     Attributes:
         kind: the kind.
         modules: the number of modules that run again or in vain, without the modules inside of them.
+        kept_bytes: the bytes of the recomputed values that memory would keep otherwise; 0 if they are unknown.
     """
 
     kind: Redundancy
     modules: int
+    kept_bytes: float = 0.0
 
 
 def find_redundant_work(steps: StepsToExplain) -> Iterator[Candidate]:
@@ -139,7 +141,8 @@ def find_redundant_work(steps: StepsToExplain) -> Iterator[Candidate]:
         outer = _find_outer_modules(operators, calls)
         module = Counter(name.rpartition(": ")[2] for name in outer).most_common(1)[0][0] if outer else ""
         described = _describe(steps, calls)._replace(module=module)
-        figures = RedundantWorkFigures(*described, kind=kind, modules=len(outer))
+        kept_bytes = count_recomputed_bytes(operators.calls) if kind == "recomputed" and operators.calls.reads else 0.0
+        figures = RedundantWorkFigures(*described, kind=kind, modules=len(outer), kept_bytes=kept_bytes)
         lines: tuple[Line, ...] = ()
         if samples := steps.study.call_samples:
             if kind == "recomputed":

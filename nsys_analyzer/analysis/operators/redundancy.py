@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
+from nsys_analyzer.analysis.operators.operands import Call
 from nsys_analyzer.trace.arrays import Bools
 from nsys_analyzer.trace.operator_calls import OperatorCalls, Signature, Tensor
 
@@ -46,6 +47,14 @@ def find_redundant_calls(calls: OperatorCalls) -> Mapping[Redundancy, Bools]:
         distinct[kind] = masks[kind] & ~earlier
         earlier |= masks[kind]
     return distinct
+
+
+def count_recomputed_bytes(calls: OperatorCalls) -> float:
+    """Returns the bytes of the recomputed values that a backward pass reads: without checkpoints, memory keeps them."""
+    reads = {value for index in np.flatnonzero(calls.in_phase("backward")).tolist() for value in calls.reads[index]}
+    kept_calls = [index for index in np.flatnonzero(calls.in_phase("recomputed")) if reads & {*calls.writes[index]}]
+    made_by = [Call(calls.signatures[calls.signature[index]]) for index in kept_calls]
+    return sum(call.count_bytes(call.signature.outputs or ()) for call in made_by)
 
 
 def _find_forward_without_backward(calls: OperatorCalls) -> Bools:

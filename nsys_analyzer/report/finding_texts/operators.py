@@ -23,6 +23,7 @@ from nsys_analyzer.analysis.findings.padding import PaddingFigures
 from nsys_analyzer.analysis.operators.redundancy import Redundancy
 from nsys_analyzer.analysis.operators.shape_reasons import ALIGNMENT_BYTES, MEMORY_FORMAT_SAVINGS
 from nsys_analyzer.report.units import format_count, format_ms, rounded, rounded_percent
+from nsys_analyzer.text import format_bytes
 
 #: The most operators of a chain in a sentence.
 _MAX_OPERATORS_OF_CHAIN = 8
@@ -60,7 +61,7 @@ _REDUNDANCY: Mapping[Redundancy, _RedundancyWords] = {
     "recomputed": _RedundancyWords(
         "Activations are recomputed in the backward pass",
         "The backward pass runs parts of the forward pass again, because their activations were not kept. This saves "
-        "memory: keep it if the activations do not fit.",
+        "{memory}: keep it if the activations do not fit.",
         (
             "x = block(x)  # instead of checkpoint(block, x); model.gradient_checkpointing_disable() in transformers",
             "x = checkpoint(block, x) if i % 2 else block(x)  # if only a part of the activations fits",
@@ -111,10 +112,11 @@ def describe_redundant_work(figures: RedundantWorkFigures) -> FindingTexts:
     calls, take = format_count(figures.calls, "call"), "takes" if figures.calls == 1 else "take"
     where = f" in {format_count(figures.modules, 'module')}" if figures.modules > 1 else ""
     where += f" of the class {figures.module}" if where and figures.module else ""
+    memory = f"about {format_bytes(figures.kept_bytes)} of memory" if figures.kept_bytes else "memory"
     return FindingTexts(
         title=words.title,
         evidence=(
-            words.cause,
+            words.cause.format(memory=memory),
             f"In each step, {calls}{where} {take} {format_ms(figures.ms)} ({rounded_percent(figures.share)} of the "
             f"step). The operator with the most time is {figures.operators[0].operator}.",
         ),
