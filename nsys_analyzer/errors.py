@@ -50,11 +50,11 @@ class TraceError(NsysAnalyzerError):
 
 
 class MissingTableError(TraceError, CannotAnswerError):
-    """A trace lacks a table that the analysis needs."""
+    """The error that a trace lacks a table that the analysis needs."""
 
 
 class ExportError(NsysAnalyzerError):
-    """``nsys export`` is missing or failed."""
+    """The error that ``nsys export`` is missing or failed."""
 
 
 class TimingsError(NsysAnalyzerError):
@@ -62,7 +62,7 @@ class TimingsError(NsysAnalyzerError):
 
 
 class ConfigurationError(NsysAnalyzerError):
-    """A model is unknown, or a configuration is impossible."""
+    """The error that a model is unknown, or that a configuration is impossible."""
 
 
 class CaptureError(NsysAnalyzerError):
@@ -70,7 +70,7 @@ class CaptureError(NsysAnalyzerError):
 
 
 class NoSpaceError(NsysAnalyzerError):
-    """A file does not fit on the disk."""
+    """The error that a file does not fit on the disk."""
 
 
 class ClusterError(NsysAnalyzerError):

@@ -107,7 +107,7 @@ def _measure_error(case: PassesCase, passes: Passes, heads: int) -> float:
     """
 
     def select_checked_heads(tensor: Tensor) -> Tensor:  # (B, H, S, d) -> (1, heads, S, d)
-        """Returns the heads whose error is checked."""
+        """Returns the heads of a tensor whose error is checked."""
         return tensor.flatten(0, 1)[:heads].unsqueeze(0)
 
     results = [select_checked_heads(tensor) for tensor in passes.end_to_end()]

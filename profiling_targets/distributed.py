@@ -174,7 +174,7 @@ def parse_arguments(arguments: list[str]) -> tuple[Config, Sharing, Lateness, ar
 
 
 def run(config: Config, sharing: Sharing, lateness: Lateness, parsed: argparse.Namespace) -> int:
-    """Trains as this rank, and returns the exit code."""
+    """Trains in this process as one rank, and returns the exit code."""
     rank = read_rank()
     if lateness.late_rank is not None and not 0 <= lateness.late_rank < rank.world_size:
         raise ConfigurationError(f"There is no rank {lateness.late_rank}: the ranks are 0 to {rank.world_size - 1}")

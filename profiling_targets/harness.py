@@ -341,7 +341,7 @@ class Config(Options[NoReturn]):
             raise ConfigurationError("--cuda-graph needs a GPU, and does not go with --compile")
 
     def run(self) -> Run:
-        """Returns the configuration as the results record it."""
+        """Returns the configuration in the form in which results record it."""
         size = asdict(self.size)
         return Run(model=size.pop("name"), **size, **{name: getattr(self, name) for name in OPTIONS})
 

@@ -102,7 +102,7 @@ class Replicated(SharedTraining):
     """Data parallel (DDP): the gradients are averaged among the ranks, in buckets, during the backward pass."""
 
     def prepare_model(self, model: Transformer) -> nn.Module:
-        """Wraps the whole model in DistributedDataParallel."""
+        """Returns the whole model, wrapped in DistributedDataParallel."""
         # The cosines, sines and mask never change, so rank 0 need not broadcast them before each forward pass.
         parameters = signature(DistributedDataParallel).parameters
         broadcasting = "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"

@@ -33,7 +33,7 @@ GROUPS = (
 
 
 class Option(click.Option):
-    """An option that belongs to one of the groups."""
+    """An option that the help lists in one of the groups of options."""
 
     def __init__(self, *names: Any, group: str, **attributes: Any) -> None:
         super().__init__(*names, **attributes)
@@ -64,7 +64,7 @@ class Command(click.Command):
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes each group of options below its title."""
+        """Writes the options of a command, each group below its title."""
         rows: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):

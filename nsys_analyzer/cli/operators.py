@@ -98,7 +98,7 @@ def list_operators(captures: Sequence[CaptureSummary], by: str, top: int | None)
 
 
 def operators_data(tables: _Tables) -> list[dict[str, Any]]:
-    """Returns the rows of all captures as plain data."""
+    """Returns the rows of all captures as values that JSON can represent."""
     return [
         {"capture": capture.name, "process": capture.process or "", **asdict(row)}
         for capture, rows in tables

@@ -180,7 +180,7 @@ def running_options(folder: Path) -> Callable[[Function], Function]:
     """Adds the options of a command that runs programs and writes into a folder, by default ``folder``."""
 
     def add_options(function: Function) -> Function:
-        """Adds the options to a command."""
+        """Adds the options on how programs are run to a command."""
         options = (
             option(
                 RUNNING, "--timeout", type=click.FloatRange(min=0, min_open=True), default=1800, show_default=True,
@@ -337,7 +337,7 @@ def choose_format(path: Path | None, output_format: str | None, suffixes: Mappin
 
 
 def print_json(data: Any, *, indent: int | None = 1) -> None:
-    """Prints data for other programs as JSON."""
+    """Prints data as JSON, for other programs."""
     from nsys_analyzer.report.renderers.json_report import format_json
     from nsys_analyzer.report.screen import data_stream
 

@@ -105,7 +105,7 @@ def _make_tables_and_charts(results: Results) -> Iterator[Block]:
     for name, title in PASSES.items():
 
         def compute_flash_flops_per_s(group: dict[str, AnyRow], name: str = name) -> Cell:
-            """Returns the FLOP/s of flash."""
+            """Returns the FLOP/s that FlashAttention reaches in a pass."""
             return compute_flops_per_s(group["flash"], name) if "flash" in group else None
 
         latency = make_comparison_table(

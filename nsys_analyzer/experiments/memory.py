@@ -169,7 +169,7 @@ def _make_tables_and_charts(results: Results) -> Iterator[Block]:
 
 
 def _find_peak_bytes(row: AnyRow, name: str) -> Cell:
-    """Returns the peak memory during a phase."""
+    """Returns the peak of the GPU memory that is allocated during a phase, bytes."""
     return next((phase.peak_bytes for phase in row.figures.phases or () if phase.name == name), None)
 
 

@@ -261,7 +261,7 @@ def _make_option_columns(
     """Returns the columns of some options. ``find_case`` returns the case of a line's row or group."""
 
     def read_option(line: Any, option: str) -> Cell:
-        """Returns the value of an option in a line."""
+        """Returns the value that an option has in a line of the table."""
         value: Cell = to_command_line_value(getattr(find_case(line), option))
         return value
 

@@ -155,7 +155,7 @@ class _TrackLayout:
         self.labels = make_short_labels(attributed.trace.operations.names)
 
     def _add_track(self, name: str, **attributes: Any) -> int:
-        """Adds a track and returns its ID."""
+        """Adds a track to the trace, and returns the track's ID."""
         track = Track(next(self.ids.tracks), name, **attributes)
         self.tracks.append(track)
         return track.id

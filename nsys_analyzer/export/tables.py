@@ -59,7 +59,7 @@ class Csv:
 
     @staticmethod
     def write(captures: Sequence[Capture], path: Path) -> None:
-        """Writes the operations of the captures below a header."""
+        """Writes the operations of the captures as CSV, below a header."""
         from pyarrow import csv
 
         options = csv.WriteOptions(include_header=False, quoting_style="needed")
@@ -80,7 +80,7 @@ class Sqlite:
 
     @staticmethod
     def write(captures: Sequence[Capture], path: Path) -> None:
-        """Writes the operations of the captures into the table."""
+        """Writes the operations of the captures into the table of the database."""
         from sqlite_utils import Database
 
         types: dict[str, Any] = {"category": str, "integer": int, "flag": int}

@@ -156,7 +156,7 @@ def find_runs_of_captures(captures: Sequence[CaptureSummary]) -> tuple[ParallelR
 
 
 def _read_timings(csv_paths: Sequence[Path]) -> Timings:
-    """Reads tables of unprofiled times."""
+    """Reads the given tables of unprofiled times."""
     from nsys_analyzer.inputs.unprofiled_times import read_timings
 
     return read_timings(*csv_paths)

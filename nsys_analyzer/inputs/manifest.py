@@ -26,7 +26,7 @@ _HOW_TO_CORRECT = "Correct it, or remove it and give --model, --context-length a
 
 
 class ManifestError(NsysAnalyzerError):
-    """A manifest that cannot be read."""
+    """The error that a manifest cannot be read."""
 
 
 def configuration_of(run: Run) -> Configuration:

@@ -78,7 +78,7 @@ class Task(Generic[C]):
 
     @property
     def key(self) -> str:
-        """Returns the text that identifies the task."""
+        """Returns the text that identifies the task in the rows file."""
         return _make_key(self.target.module, self.case)
 
 

@@ -212,7 +212,7 @@ def write_ranked_answers(evidence: Evidence, budget: int) -> str:
 
 
 def _to_json(answers: list[Answer], count: int) -> str:
-    """Returns the first ``count`` answers as JSON."""
+    """Returns JSON with the first ``count`` answers."""
     return format_json(to_plain_data(Answers(tuple(answers[:count]), len(answers) - count)), indent=None)
 
 

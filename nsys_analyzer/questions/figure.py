@@ -153,7 +153,7 @@ def figure(
     """
 
     def register(compute: Compute[T, Arguments]) -> Compute[T, Arguments]:
-        """Adds the figure to ``FIGURES``."""
+        """Registers the figure in ``FIGURES``, under the name of the function."""
         doc = (compute.__doc__ or "").removeprefix("Returns ")
         doc = f"{doc[:1].upper()}{doc[1:]}"
         FIGURES[compute.__name__] = Figure(unit, doc, needs, part, rows, obstacles, count_kernels, compute)

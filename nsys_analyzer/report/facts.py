@@ -33,7 +33,7 @@ def say(fact: FactOrText) -> StrOrText:
 
 
 def say_all(facts: Iterable[FactOrText]) -> tuple[StrOrText, ...]:
-    """Returns the sentence of each fact."""
+    """Returns the facts as sentences, in the same order."""
     return tuple(map(say, facts))
 
 

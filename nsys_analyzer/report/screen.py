@@ -26,7 +26,7 @@ class SafeStream:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        """Writes the text without control characters."""
+        """Writes a text to the stream, without its control characters."""
         self.stream.write(visible_lines(text))
         return len(text)
 
@@ -53,7 +53,7 @@ def console(*, stderr: bool = False) -> Console:
 
     class SafeConsole(Console):
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-            """Yields the segments without control characters in their text."""
+            """Yields the segments of the rendered text, without control characters."""
             for segment in super().render(renderable, options):
                 yield segment if segment.control else segment._replace(text=visible_lines(segment.text))
 

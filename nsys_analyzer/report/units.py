@@ -25,7 +25,7 @@ _FULL_BAR_LENGTH = 12
 
 
 def format_cell(value: Cell, unit: Unit) -> StrOrText:
-    """Returns a cell as text: a dash for None."""
+    """Returns the value of a cell as text, with its unit; a dash for None."""
     if value is None:
         return MISSING_CELL
     if isinstance(value, str | Text):

@@ -39,11 +39,11 @@ _READ_HERE_HINT = "Read them one after another in this process: --scheduler none
 
 
 class Task(Protocol):
-    """Work on one file that a worker can do."""
+    """A task for a worker: work on one file."""
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """The file on which the worker works."""
 
     @property
     def seconds(self) -> float:

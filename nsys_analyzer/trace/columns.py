@@ -92,7 +92,7 @@ class Columns:
         return len(self.start)
 
     def columns(self) -> dict[str, Any]:
-        """Returns the arrays by field name."""
+        """Returns the columns of the table: an array by the name of its field."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if not isinstance(value, tuple)}
 
@@ -138,7 +138,7 @@ class Operations(Columns):
 
     @property
     def kernels(self) -> slice:
-        """The positions of the kernels, which come first."""
+        """The positions of the kernels, which are the first operations of the table."""
         return self.of_kind(KERNEL)
 
     def of_kind(self, kind: int) -> slice:

@@ -192,7 +192,7 @@ class TimeCheck:
 
 
 def _make_timed_rows(table: Table, operations: Operations) -> TimedRows:
-    """Returns operations as rows whose times are checked."""
+    """Returns operations in the form in which their times are checked."""
     return TimedRows(table, operations.start, operations.end, operations.process, operations.describe)
 
 

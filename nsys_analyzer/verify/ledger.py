@@ -78,7 +78,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def saved_ms(self) -> float:
-        """Returns the measured saving per step, in ms."""
+        """Returns the saving per step that the pairs of processes showed, ms."""
         return -self.change_ms
 
 

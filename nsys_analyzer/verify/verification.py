@@ -75,7 +75,7 @@ class Verification:
 
     @property
     def findings_after(self) -> tuple[Finding, ...]:
-        """Returns the findings of the new program."""
+        """Returns the findings of the new program's capture."""
         return _findings_of(self.after) if self.after else ()
 
 

@@ -93,7 +93,7 @@ def estimate_phase(phase: PhaseSummary, spread: RunSpread) -> Estimate:
 
 
 def estimate_phase_busy(phase: PhaseSummary, spread: RunSpread) -> Estimate:
-    """Returns the GPU's work in a run's phase."""
+    """Estimates the time in which the GPU works in a phase of a run."""
     estimate = Estimate.of_values(phase.busy_values_ms, phase.instances)
     return estimate.with_run_error(spread.of(estimate.ms, 0.0))
 

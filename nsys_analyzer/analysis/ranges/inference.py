@@ -419,7 +419,7 @@ def _sorted_spans(ranges: Ranges) -> _Spans:
 
 
 def _sort_by_frequency(threads: Ints) -> list[int]:
-    """Returns the distinct threads, the most frequent first."""
+    """Returns the distinct thread IDs, sorted from the most frequent to the rarest."""
     values, counts = np.unique(threads, return_counts=True)
     return [int(values[i]) for i in np.argsort(-counts, kind="stable")]
 

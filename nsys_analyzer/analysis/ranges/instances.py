@@ -112,7 +112,7 @@ class AttributedTrace:
 
     @cached_property
     def instances(self) -> Instances:
-        """Returns all instances of all phases."""
+        """Returns the instances of all phases in all processes."""
         ranges, roles = self.trace.ranges, self.roles
         phases = (*roles.names.leaf_phases, OTHER_STEP, STEP)
         is_leaf_instance, is_step = self._is_instance(roles.is_leaf_phase), self._is_instance(roles.has_role(STEP))

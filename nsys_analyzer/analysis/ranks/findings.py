@@ -193,7 +193,7 @@ class _RunSaving(NamedTuple):
 
     @property
     def middle_ms(self) -> float:
-        """Returns the middle of the interval, ms."""
+        """Returns the middle of the interval of the saving, ms."""
         return (self.low_ms + self.high_ms) / 2
 
 

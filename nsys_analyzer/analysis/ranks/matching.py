@@ -155,7 +155,7 @@ def _find_separation(group: Sequence[Member], earlier_group: Sequence[Member]) -
 
 
 def _known_ranks(group: Sequence[Member]) -> set[int]:
-    """Returns the known rank numbers of members."""
+    """Returns the set of the rank numbers that the members are known to have."""
     return {member.rank for member in group if member.rank is not None}
 
 

@@ -58,7 +58,7 @@ class Line:
 
     @property
     def place(self) -> str:
-        """Returns the file and line, such as ``train.py:212``."""
+        """Returns the place of the line in its file, such as ``train.py:212``."""
         return f"{self.file}:{self.line}"
 
 

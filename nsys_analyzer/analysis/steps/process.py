@@ -380,7 +380,7 @@ class ProcessWork:
         return IdleStretches(*map(np.concatenate, zip(*parts, strict=True)))
 
     def find_idle_causes(self, gaps: Gaps) -> IdleStretches:
-        """Finds the causes of the gaps of a device."""
+        """Finds the causes of the gaps in which a device is idle."""
         # The device waits for the program until the launch of the operation that ends the gap. A slow launch, such as
         # that of a graph, delays the operation until the launching call returns.
         is_known, launches = gaps.next_operation != NONE, self.attributed.trace.launches

@@ -151,7 +151,7 @@ class Replay:
 
     @cached_property
     def ranks(self) -> tuple[Replay, ...]:
-        """Returns a replay for each rank."""
+        """Returns one replay for each rank of the replayed run."""
         if len(self.rank_begin_ns) == 1:
             return (self,)
         rows = zip(self.first_call.reshape(len(self.rank_begin_ns), -1), self.rank_begin_ns, strict=True)

@@ -27,7 +27,7 @@ _MAX_KERNELS = 8
 
 @dataclass(frozen=True)
 class Quantiles:
-    """The median and the 95th percentile of times, ms."""
+    """The median and the 95th percentile of a set of times, ms."""
 
     median: Ms
     p95: Ms

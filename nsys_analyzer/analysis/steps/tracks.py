@@ -163,12 +163,12 @@ class _TextTable:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Returns the texts in the order of their codes."""
+        """Returns all texts that have a code, in the order of their codes."""
         return tuple(self._code)
 
 
 class _TrackMaker:
-    """Makes the tracks of one process."""
+    """Makes the tracks that a timeline shows for one process."""
 
     def __init__(self, work: ProcessWork, windows: Windows, steps: Steps) -> None:
         self.work, self.windows, self.steps = work, windows, steps

@@ -144,7 +144,7 @@ def _add_labels_and_shares(capture: CaptureSummary, labels: dict[str, str]) -> C
     """Returns the capture with a short label for each kernel and with the busy shares of its phases."""
 
     def add_labels(phase: PhaseSummary, busy: BusyShare | None = None) -> PhaseSummary:
-        """Returns the phase with the labels of its kernels."""
+        """Returns the phase with the short labels of its kernels, and with its GPU-busy share."""
         rows = tuple(structs.replace(row, label=labels[row.name]) for row in phase.kernels)
         return structs.replace(phase, kernels=rows, busy_share=busy)
 

@@ -223,7 +223,7 @@ class ClassShares:
     matmul: float | None = field(init=False)
 
     def __post_init__(self) -> None:
-        """Computes the share of matmul."""
+        """Computes the share of matmul in the kernel time."""
         vars(self)["matmul"] = find_class_share(self.classes, MATMUL)
 
     def of(self, kernel_class: str) -> float:

@@ -78,11 +78,11 @@ class Module:
 
     @property
     def ms(self) -> float:
-        """Returns the kernel time in both directions, in ms."""
+        """Returns the kernel time of the module in forward and backward, ms."""
         return self.forward.ms + self.backward.ms
 
     def is_shallower_than(self, other: Module) -> bool:
-        """Returns whether another module has a greater depth."""
+        """Returns whether another module lies deeper in the tree of modules."""
         return other.depth > self.depth
 
 
@@ -116,7 +116,7 @@ class Modules:
     backward_coverage: float | None = field(init=False)
 
     def __post_init__(self) -> None:
-        """Computes the sums of both directions."""
+        """Computes the sums over forward and backward."""
         for name in DIRECTIONS:
             outside_ms, communication_ms = (
                 getattr(self, f"outside_{name}").ms,

@@ -90,7 +90,7 @@ class ClassRate(msgspec.Struct, frozen=True):
     share_of_peak: float | None = None
 
     def __post_init__(self) -> None:
-        """Computes the rates."""
+        """Computes the rates from the work and the time."""
         rate, peak = None if self.flops is None else self.flops / (self.ms / MS_PER_S), self.peak_flops_per_s
         msgspec.structs.force_setattr(self, "flops_per_s", rate)
         msgspec.structs.force_setattr(self, "share_of_peak", rate / peak if rate is not None and peak else None)
@@ -170,7 +170,7 @@ class BusyShare:
     verdict: BusyVerdict = field(init=False)
 
     def __post_init__(self) -> None:
-        """Derives the verdict from the bounds."""
+        """Derives the verdict from the bounds of the busy share."""
         low, high = map(judge_busy_share, self.estimated or (self.low, self.high))
         vars(self)["verdict"] = low if low == high else "undecided"
 
@@ -461,7 +461,7 @@ class Summary:
 
     @property
     def leaf_phases(self) -> tuple[PhaseSummary, ...]:
-        """Returns the phases other than the step."""
+        """Returns all phases except the step, which contains them."""
         return tuple(phase for phase in self.phases if phase.phase not in (STEP, OTHER_STEP))
 
     def phase(self, name: str) -> PhaseSummary | None:

@@ -148,7 +148,7 @@ def tabulate_operators(rows: Sequence[OperatorRow], caption: str, title: str, by
 
 
 def _define_terms(account: StepAccount) -> str:
-    """Returns the definitions of the terms of the account."""
+    """Returns the definitions of the terms in the account of a step."""
     return (
         "The attainable time of an operator is the longer one of two times: that of its arithmetic, and that of "
         "reading its inputs and writing its outputs once. Both times are interpolated between times of well-shaped "
