@@ -10,8 +10,10 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -128,6 +130,15 @@ class OperatorCalls:
 
     def __len__(self) -> int:
         return len(self.signature)
+
+    @cached_property
+    def readers(self) -> Mapping[int, list[int]]:
+        """Returns the indices of the calls that read each value."""
+        readers = defaultdict[int, list[int]](list)
+        for index, reads in enumerate(self.reads):
+            for value in reads:
+                readers[value].append(index)
+        return readers
 
     def in_phase(self, *phases: str) -> Bools:
         """Returns True for each call in one of the given phases; shape (calls,)."""

@@ -90,7 +90,7 @@ def count_chain_bytes(operators: PricedOperators, chain: Sequence[int]) -> tuple
     saved_bytes = 0.0
     for value, read in read_bytes.items():
         if value in written_bytes:
-            is_needed = value in calls.lasting or not members.issuperset(operators.readers[value])
+            is_needed = value in calls.lasting or not members.issuperset(calls.readers[value])
             saved_bytes += read + (0.0 if is_needed else written_bytes[value])
         else:
             saved_bytes += max(read - operators.value_bytes.get(value, read), 0.0)

@@ -19,8 +19,7 @@ from nsys_analyzer.analysis.steps.process import ProcessWork
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Ints
-from nsys_analyzer.trace.columns import OPERATION_KINDS
-from nsys_analyzer.trace.operator_calls import OperatorCalls, OperatorStep
+from nsys_analyzer.trace.operator_calls import OperatorCalls, OperatorStep, name_operations
 
 #: A step is compared with each part of the operator step if it has less than this share of its operations, as a decode
 #: step of a generation has.
@@ -63,15 +62,15 @@ def match_operator_step(
     work: ProcessWork, windows: Windows, step: OperatorStep, source: OperatorSource = "hooks"
 ) -> OperatorWork:
     """Finds the call of each operation of the given steps by comparing the steps with the operator step."""
-    operations = work.attributed.trace.operations
-    call = np.full(len(operations), NONE)
+    trace = work.attributed.trace
+    call = np.full(len(trace.operations), NONE)
     of_process = np.concatenate([*work.devices.values()]) if work.devices else np.zeros(0, np.int64)
-    of_process = of_process[np.lexsort((operations.start[of_process], work.launched_at[of_process]))]
-    code_of_name = {name: code for code, name in enumerate(dict.fromkeys((*operations.names, *OPERATION_KINDS)))}
-    kernel_codes = np.array([*(code_of_name[name] for name in operations.names), NONE])[operations.name[of_process]]
-    kind_codes = np.array([code_of_name[name] for name in OPERATION_KINDS])[operations.kind[of_process]]
-    names = np.where(operations.name[of_process] >= 0, kernel_codes, kind_codes)
-    reference = np.array([code_of_name.get(name, NONE) for name in step.operation], np.int64)
+    of_process = of_process[np.lexsort((trace.operations.start[of_process], work.launched_at[of_process]))]
+    operation_names = name_operations(trace, of_process)
+    code_of_name = {name: code for code, name in enumerate(dict.fromkeys((*operation_names, *step.operation)))}
+    names, reference = (
+        np.array([code_of_name[name] for name in row], np.int64) for row in (operation_names, step.operation)
+    )
     step_of_operation = windows.step_at(work.launched_at[of_process])
     for number in range(len(windows)):
         index = np.flatnonzero(step_of_operation == number)

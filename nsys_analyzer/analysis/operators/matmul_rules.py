@@ -162,27 +162,22 @@ def _make_convolution() -> Rule:
 
 
 def _make_convolution_backward() -> Rule:
-    """Makes the rule of ``convolution_backward(grad_output, input, weight, …, transposed, …, output_mask)``."""
+    """Makes the rule of ``convolution_backward(grad_output, input, weight, …, transposed, …, output_mask)``.
 
-    def read(call: Call) -> tuple[Tensor, Tensor, Tensor, bool, bool]:
-        """Returns the three tensors, and whether the gradients of the input and of the weight are computed."""
-        for_input, for_weight, _ = call.value(10)
-        return call.tensor(0), call.tensor(1), call.tensor(2), for_input, for_weight
+    The mask tells which gradients are computed: those of the input, of the weight and of the bias.
+    """
 
     def count_flops(call: Call) -> float:
         """Returns the FLOPs of the gradients of the input and the weight, each as many as those of the convolution."""
-        gradient, inputs, weight, for_input, for_weight = read(call)
-        multiplied = inputs.shape if call.value(7) else gradient.shape
-        return (for_input + for_weight) * _count_convolution_flops(weight, multiplied)
+        multiplied = call.tensor(1 if call.value(7) else 0).shape
+        return sum(call.value(10)[:2]) * _count_convolution_flops(call.tensor(2), multiplied)
 
     def count_read(call: Call) -> float:
-        gradient, inputs, weight, for_input, for_weight = read(call)
-        read_bytes = call.count_bytes([gradient, *([weight] if for_input else [])])
-        return read_bytes + (_count_used_bytes(call, inputs, weight, gradient.shape) if for_weight else 0.0)
+        gradient, inputs, weight = (call.tensor(position) for position in range(3))
+        return call.count_bytes([gradient, weight]) + _count_used_bytes(call, inputs, weight, gradient.shape)
 
     def count_written(call: Call) -> float:
-        _, inputs, weight, for_input, for_weight = read(call)
-        return call.count_bytes([*([inputs] if for_input else []), *([weight] if for_weight else [])])
+        return call.count_bytes([call.tensor(position) for position in (1, 2) if call.value(10)[position - 1]])
 
     return Rule("convolution", count_read, outputs_or(count_written), count_flops)
 
@@ -213,7 +208,6 @@ class _Attention(NamedTuple):
         ends_at_last: whether the last query sees all keys if there are fewer queries than keys.
         window: the position of the number of earlier keys that a query sees; -1 is all. That of later keys follows.
         pages: the position of the table of pages, or None. It does not tell how many pages are in use.
-        written: the positions of tensors that the operator writes, although they are arguments.
     """
 
     query: int
@@ -223,7 +217,6 @@ class _Attention(NamedTuple):
     ends_at_last: bool = False
     window: int | None = None
     pages: int | None = None
-    written: tuple[int, ...] = ()
 
     def count_scores(self, call: Call) -> float:
         """Returns the number of pairs of a query and a key, over all heads and sequences."""
@@ -248,7 +241,7 @@ class _Attention(NamedTuple):
 
 
 def _attention(positions: _Attention, *, is_backward: bool) -> Rule:
-    """Makes the rule of an attention operator.
+    """Makes the rule of an attention operator. The gradients that flash_attn takes as arguments count as read.
 
     The forward pass multiplies queries with keys, and scores with values. The backward pass computes the scores again,
     and the gradients of the values, the scores, the queries and the keys.
@@ -260,12 +253,8 @@ def _attention(positions: _Attention, *, is_backward: bool) -> Rule:
         width = key_matmuls * key.shape[-1] + value_matmuls * value.shape[-1]
         return 2 * width * positions.count_scores(call)
 
-    def count_read(call: Call) -> float:
-        written = call.tensors(*positions.written) if positions.written else []
-        return call.count_bytes(call.tensors()) - call.count_bytes(written)
-
     outputs = size_of(*range(positions.query, positions.query + (3 if is_backward else 1)))
-    return Rule("attention", count_read, outputs if positions.written else outputs_or(outputs), count_flops)
+    return Rule("attention", bytes_of(), outputs_or(outputs), count_flops)
 
 
 _ATTENTION = {
@@ -287,10 +276,8 @@ _ATTENTION = {
     "flash_attn::_flash_attn_varlen_forward": _Attention(
         0, 9, tokens=1, offsets=3, ends_at_last=True, window=10, pages=15
     ),
-    "flash_attn::_flash_attn_backward": _Attention(1, 11, tokens=1, ends_at_last=True, window=12, written=(6, 7, 8)),
-    "flash_attn::_flash_attn_varlen_backward": _Attention(
-        1, 15, tokens=1, offsets=9, ends_at_last=True, window=16, written=(6, 7, 8)
-    ),
+    "flash_attn::_flash_attn_backward": _Attention(1, 11, tokens=1, ends_at_last=True, window=12),
+    "flash_attn::_flash_attn_varlen_backward": _Attention(1, 15, tokens=1, offsets=9, ends_at_last=True, window=16),
 }
 
 # --- kernels of torch.compile

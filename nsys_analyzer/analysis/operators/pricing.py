@@ -65,15 +65,6 @@ class PricedOperators:
         return is_priced
 
     @cached_property
-    def readers(self) -> Mapping[int, list[int]]:
-        """Returns the indices of the calls that read each value."""
-        readers: dict[int, list[int]] = {}
-        for index, reads in enumerate(self.calls.reads):
-            for value in reads:
-                readers.setdefault(value, []).append(index)
-        return readers
-
-    @cached_property
     def value_bytes(self) -> Mapping[int, float]:
         """Returns the size of each value that a call writes, bytes: the size of the tensor that the call returns."""
         sizes: dict[int, float] = {}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from typing import Literal, TypeAlias, get_args
+from collections.abc import Callable, Mapping
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from nsys_analyzer.trace.operator_calls import OperatorCalls, Signature, Tensor
 #: ``repeated``: an equal call with equal inputs ran before. ``undone``: a conversion, and the conversion back.
 #: ``monitoring``: the program reads the result, for example of a metric, but the training does not depend on it.
 Redundancy: TypeAlias = Literal["recomputed", "no_backward", "unused", "repeated", "undone", "monitoring"]
-REDUNDANCIES: tuple[Redundancy, ...] = get_args(Redundancy)
 
 _BACKWARD_PHASES = ("backward", "recomputed")
 #: Matches the names of operators whose result is random, or that allocate memory without writing to it.
@@ -33,20 +32,14 @@ _EXACT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 def find_redundant_calls(calls: OperatorCalls) -> Mapping[Redundancy, Bools]:
     """Returns True for each call of each kind of redundancy; shape (calls,). A call has at most one kind."""
-    masks: dict[Redundancy, Bools] = {
-        "recomputed": calls.in_phase("recomputed"),
-        "no_backward": _find_forward_without_backward(calls),
-        "unused": _find_unused(calls),
-        "repeated": _find_repeated(calls),
-        "undone": _find_undone(calls),
-        "monitoring": _find_monitoring(calls),
-    }
-    earlier = np.zeros(len(calls), np.bool_)
-    distinct: dict[Redundancy, Bools] = {}
-    for kind in REDUNDANCIES:
-        distinct[kind] = masks[kind] & ~earlier
-        earlier |= masks[kind]
-    return distinct
+    has_values = bool(calls.reads)
+    masks: dict[Redundancy, Bools] = {"recomputed": calls.in_phase("recomputed")}
+    masks |= {kind: find(calls) if has_values else np.zeros(len(calls), np.bool_) for kind, find in _SEARCHES.items()}
+    is_redundant = np.zeros(len(calls), np.bool_)
+    for kind, mask in masks.items():
+        masks[kind] = mask & ~is_redundant
+        is_redundant |= mask
+    return masks
 
 
 def count_recomputed_bytes(calls: OperatorCalls) -> float:
@@ -65,7 +58,7 @@ def _find_forward_without_backward(calls: OperatorCalls) -> Bools:
     """
     result = np.zeros(len(calls), np.bool_)
     in_backward = calls.in_phase(*_BACKWARD_PHASES)
-    if not in_backward.any() or not calls.reads:
+    if not in_backward.any():
         return result
     read_by_backward = {value for index in np.flatnonzero(in_backward).tolist() for value in calls.reads[index]}
     in_forward = calls.in_phase("forward") & calls.keeps_graph
@@ -86,19 +79,13 @@ def _find_forward_without_backward(calls: OperatorCalls) -> Bools:
 
 def _find_unused(calls: OperatorCalls) -> Bools:
     """Returns True for each call on whose values nothing depends that outlives the step or leaves the GPU."""
-    is_unused = np.zeros(len(calls), np.bool_)
-    if not calls.reads:
-        return is_unused
-    needed = set(calls.lasting)
-    for index in range(len(calls) - 1, -1, -1):
-        signature, writes = calls.signatures[calls.signature[index]], calls.writes[index]
-        on_host = any(tensor.device == "cpu" for tensor in signature.outputs or ())
-        is_needed = not writes or on_host or not needed.isdisjoint(writes) or _VISIBLE_OUTSIDE.search(signature.name)
-        if is_needed:
-            needed.update(calls.reads[index])
-        else:
-            is_unused[index] = True
-    return is_unused
+    leaves_gpu = [
+        any(tensor.device == "cpu" for tensor in signature.outputs or ())
+        or bool(_VISIBLE_OUTSIDE.search(signature.name))
+        for signature in calls.signatures
+    ]
+    is_needed = np.array(leaves_gpu, np.bool_)[calls.signature] | np.array([not writes for writes in calls.writes])
+    return ~_find_needed(calls, is_needed, calls.lasting)
 
 
 def _find_monitoring(calls: OperatorCalls) -> Bools:
@@ -108,19 +95,27 @@ def _find_monitoring(calls: OperatorCalls) -> Bools:
     weights. A small tensor is no state: metrics are added up in such tensors. The mask is empty for a step without an
     optimizer.
     """
-    trains = calls.in_phase(*_BACKWARD_PHASES, "optimizer")
-    if not calls.reads or not calls.in_phase("optimizer").any():
+    if not calls.in_phase("optimizer").any():
         return np.zeros(len(calls), np.bool_)
-    is_needed, needed = trains.copy(), set[int]()
-    for index in range(len(calls) - 1, -1, -1):
-        signature, writes = calls.signatures[calls.signature[index]], calls.writes[index]
-        name, changed = signature.name, signature.inputs[0] if signature.inputs else None
+    is_needed = calls.in_phase(*_BACKWARD_PHASES, "optimizer")
+    for index, signature in enumerate(calls.signatures[code] for code in calls.signature.tolist()):
+        changed = signature.inputs[0] if signature.inputs else None
         is_small = isinstance(changed, Tensor) and math.prod(changed.shape) <= _MAX_METRIC_ELEMENTS
-        updates_state = name.endswith("_") and not is_small and not calls.lasting.isdisjoint(writes)
-        is_needed[index] |= updates_state or not needed.isdisjoint(writes) or "c10d" in name
+        outlives_step = not calls.lasting.isdisjoint(calls.writes[index])
+        is_needed[index] |= "c10d" in signature.name or (
+            signature.name.endswith("_") and not is_small and outlives_step
+        )
+    return ~_find_needed(calls, is_needed, frozenset())
+
+
+def _find_needed(calls: OperatorCalls, is_needed: Bools, values: frozenset[int]) -> Bools:
+    """Returns True for the given calls, and for each call on which they or the given values depend."""
+    is_needed, needed = is_needed.copy(), set(values)
+    for index in range(len(calls) - 1, -1, -1):
+        is_needed[index] |= not needed.isdisjoint(calls.writes[index])
         if is_needed[index]:
             needed.update(calls.reads[index])
-    return ~is_needed
+    return is_needed
 
 
 def _find_repeated(calls: OperatorCalls) -> Bools:
@@ -161,27 +156,19 @@ def _find_undone(calls: OperatorCalls) -> Bools:
     The first conversion counts as well if no other call reads its result.
     """
     is_undone = np.zeros(len(calls), np.bool_)
-    readers: dict[int, list[int]] = {}
-    for index, reads in enumerate(calls.reads):
-        for value in reads:
-            readers.setdefault(value, []).append(index)
-    for first, (before, between) in _conversions(calls):
-        for value in calls.writes[first]:
-            for second in readers.get(value, ()):
-                tensors = _converted(calls.signatures[calls.signature[second]])
-                if tensors is None or tensors[0].shape != between.shape or not _is_equal(tensors[1], before):
-                    continue
-                if _EXACT_BYTES.get(between.dtype, 0) >= _EXACT_BYTES.get(before.dtype, 9):
+    converted = [_converted(signature) for signature in calls.signatures]
+    conversions = {
+        index: tensors for index, code in enumerate(calls.signature.tolist()) if (tensors := converted[code])
+    }
+    for first, (before, between) in conversions.items():
+        is_exact = _EXACT_BYTES.get(between.dtype, 0) >= _EXACT_BYTES.get(before.dtype, 9)
+        for value in calls.writes[first] if is_exact else ():
+            for second in conversions.keys() & calls.readers.get(value, ()):
+                source, result = conversions[second]
+                if source.shape == between.shape and _is_equal(result, before):
                     is_undone[second] = True
-                    is_undone[first] |= len(readers[value]) == 1 and value not in calls.lasting
+                    is_undone[first] |= len(calls.readers[value]) == 1 and value not in calls.lasting
     return is_undone
-
-
-def _conversions(calls: OperatorCalls) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
-    """Yields each call that only changes the type or the memory format of a tensor, and the tensor before and after."""
-    for index, signature in enumerate(calls.signature.tolist()):
-        if calls.writes and (tensors := _converted(calls.signatures[signature])):
-            yield index, tensors
 
 
 def _converted(signature: Signature) -> tuple[Tensor, Tensor] | None:
@@ -194,3 +181,13 @@ def _converted(signature: Signature) -> tuple[Tensor, Tensor] | None:
 
 def _is_equal(tensor: Tensor, other: Tensor) -> bool:
     return (tensor.shape, tensor.dtype, tensor.device) == (other.shape, other.dtype, other.device)
+
+
+#: The searches for the kinds of redundancy that need the values which the calls read and write.
+_SEARCHES: Mapping[Redundancy, Callable[[OperatorCalls], Bools]] = {
+    "no_backward": _find_forward_without_backward,
+    "unused": _find_unused,
+    "repeated": _find_repeated,
+    "undone": _find_undone,
+    "monitoring": _find_monitoring,
+}
