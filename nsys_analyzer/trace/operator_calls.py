@@ -22,7 +22,7 @@ import numpy as np
 
 from nsys_analyzer.errors import TraceError
 from nsys_analyzer.system.atomic_write import check_regular
-from nsys_analyzer.trace.arrays import Bools, Ints, dense_codes, mask_by_name, take_or_default
+from nsys_analyzer.trace.arrays import Bools, Ints, dense_codes, mask_by_name
 from nsys_analyzer.trace.columns import OPERATION_KINDS, pid_of, process_of
 from nsys_analyzer.trace.sources import trace_stem
 
@@ -299,26 +299,17 @@ def name_operations(trace: Any, index: Ints) -> tuple[str, ...]:
 
 def _find_calls(trace: Any, launch: Ints) -> Ints:
     """Returns the call of an operator that made each launch: the range of the thread that began last, or -1."""
-    matches = [OPERATOR_RANGE.fullmatch(name) for name in trace.ranges.names]
-    call_of_name = np.array([*(int(match[1]) if match else -1 for match in matches), -1], np.int64)
-    index = np.flatnonzero(call_of_name[trace.ranges.name] >= 0)
-    thread, start = trace.ranges.thread[index], trace.ranges.start[index]
-    launch_thread, launch_start = trace.launches.thread[launch], trace.launches.start[launch]
-    # Ranges and launches are sorted together, so that each launch follows the last range that began before it.
-    order = np.lexsort(
-        (
-            np.append(np.zeros(len(index)), np.ones(len(launch))),
-            np.append(start, launch_start),
-            np.append(thread, launch_thread),
-        )
-    )
-    last_range = np.maximum.accumulate(np.where(order < len(index), np.arange(len(order)), -1))
-    position = np.empty(len(order), np.int64)
-    position[order] = last_range
-    candidate = take_or_default(order, position[len(index) :], -1)
-    if not len(index):
-        return np.full(len(launch), -1)
-    is_inside = (candidate >= 0) & (thread[candidate] == launch_thread)
-    is_inside &= trace.ranges.end[index[candidate]] >= launch_start
-    call: Ints = np.where(is_inside, call_of_name[trace.ranges.name[index[candidate]]], -1)
+    ranges, launches = trace.ranges, trace.launches
+    matches = [OPERATOR_RANGE.fullmatch(name) for name in ranges.names]
+    call_of_range = np.array([*(int(match[1]) if match else -1 for match in matches), -1], np.int64)[ranges.name]
+    index = np.flatnonzero(call_of_range >= 0)
+    index = index[np.argsort(ranges.start[index], kind="stable")]
+    call: Ints = np.full(len(launch), -1)
+    for thread in np.unique(ranges.thread[index]).tolist():
+        of_thread = index[ranges.thread[index] == thread]
+        position = np.flatnonzero(launches.thread[launch] == thread)
+        start = launches.start[launch[position]]
+        last = np.searchsorted(ranges.start[of_thread], start, side="right") - 1
+        is_inside = (last >= 0) & (ranges.end[of_thread[last]] >= start)
+        call[position[is_inside]] = call_of_range[of_thread[last[is_inside]]]
     return call

@@ -170,7 +170,8 @@ def _make_convolution_backward() -> Rule:
     def count_flops(call: Call) -> float:
         """Returns the FLOPs of the gradients of the input and the weight, each as many as those of the convolution."""
         multiplied = call.tensor(1 if call.value(7) else 0).shape
-        return sum(call.value(10)[:2]) * _count_convolution_flops(call.tensor(2), multiplied)
+        for_input, for_weight, _ = call.value(10)
+        return (int(for_input) + int(for_weight)) * _count_convolution_flops(call.tensor(2), multiplied)
 
     def count_read(call: Call) -> float:
         gradient, inputs, weight = (call.tensor(position) for position in range(3))

@@ -7,18 +7,16 @@ counts as its launch.
 
 Where types or lists of tensors are missing, they are inferred. nsys records no types, and PyTorch's profiler records no
 types of the tensors in lists. Such tensors have the type in the name of PyTorch's kernel that the operator launched;
-else the type of the recorded tensors of their shape; else the type in which all matmuls of the capture multiply, by the
-names of their kernels. PyTorch's profiler does not record lists of more than 30 tensors: the lists that an optimizer
-takes contain the tensors whose gradients the step accumulates.
+else the type in which all matmuls of the capture multiply, by the names of their kernels. PyTorch's profiler does not
+record lists of more than 30 tensors: the lists that an optimizer takes contain the tensors whose gradients the step
+accumulates.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter
 from functools import cache
-from itertools import chain
 
 import numpy as np
 
@@ -45,7 +43,6 @@ from nsys_analyzer.trace.trace import ATEN_PREFIX
 _TYPE_OF_PRECISION = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "tf32": "float32", "fp64": "float64"}
 #: The beginning of the names of kernels that torch.compile generated, and their namespace in signatures.
 _COMPILED_KERNEL, _COMPILED_NAMESPACE = "triton_", "triton::"
-_COPY = "aten::copy_"
 #: Matches the first floating-point type among the template arguments of PyTorch's own kernels.
 _KERNEL_TYPE = re.compile(r"\bat::native\b.*?[<(, ](float|double|c10::BFloat16|c10::Half)\b")
 #: Matches the kernels that convert a tensor in float32 to 16 bits.
@@ -75,6 +72,7 @@ def find_recorded_step(work: ProcessWork, windows: Windows) -> OperatorStep | No
         for mask in (has_shapes, is_computing)
     )
     operator = _include_inner_operators(operators, np.where(operator == NONE, any_operator, operator))
+    operator[np.isin(trace.operations.copy[operations], (*FROM_HOST, *INTO_HOST))] = NONE  # they have no expectation
     called = distinct(operator[operator != NONE])
     called = called[np.argsort(operators.start[called], kind="stable")]
     call_of_operator = np.full(len(operators) + 1, NONE)
@@ -145,47 +143,37 @@ def _describe_calls(work: ProcessWork, called: Ints, operations: Ints, call: Int
         module = np.append(module_calls.path, NONE)[CallFinder(attributed, module_calls).find_calls(first)]
         paths = (".".join(path).replace(".", "/", 1) for path in module_calls.paths)
         modules = tuple(": ".join(filter(None, pair)) for pair in zip(paths, module_calls.kinds, strict=True))
-    copies = trace.operations.copy[operations[position]]
-    host_arguments = np.full(len(called), NONE)  # the argument of a copy that is in host memory
-    for argument, kinds in ((1, FROM_HOST), (0, INTO_HOST)):
-        host_arguments[call[position[np.isin(copies, kinds)]]] = argument
     kernels = trace.operations.name[operations[position]]
     shows_type = np.array([*(bool(find_kernel_types(name)) for name in trace.operations.names), False])[kernels]
     kernel = np.full(len(called), NONE)  # the first kernel of each call whose name shows a type
     kernel[call[position][shows_type][::-1]] = kernels[shows_type][::-1]
-    signature, signatures = _make_signatures(work, called, host_arguments, kernel)
+    signature, signatures = _make_signatures(work, called, kernel)
     return OperatorCalls(
         signature, module, np.full(len(called), NONE), phase, number_in_step, keeps_graph, signatures, modules,
         phases=phases,
     )  # fmt: skip
 
 
-def _make_signatures(
-    work: ProcessWork, called: Ints, host_arguments: Ints, kernel: Ints
-) -> tuple[Ints, tuple[Signature, ...]]:
+def _make_signatures(work: ProcessWork, called: Ints, kernel: Ints) -> tuple[Ints, tuple[Signature, ...]]:
     """Returns the index of the signature of each call, and the signatures.
 
     Args:
         work: the work of the process.
         called: shape (calls,), the index of the operator of each call.
-        host_arguments: shape (calls,), the position of the argument of a copy that is in host memory, or -1.
         kernel: shape (calls,), the index of the name of the kernel that shows a type, or -1.
     """
     operators, kernel_names = work.attributed.trace.operators, (*work.attributed.trace.operations.names, "")
     texts = (*operators.argument_texts, "")  # index -1 selects the empty text
-    columns = (operators.name[called], operators.arguments[called], host_arguments, kernel)
+    columns = (operators.name[called], operators.arguments[called], kernel)
     keys = [*zip(*(column.tolist() for column in columns), strict=True)]
-    recorded = {key: parse_signature(operators.names[key[0]], texts[key[1]]) for key in dict.fromkeys(keys)}
-    common_type, types_of_shape = _find_common_type(work), _find_types_of_shapes(recorded.values())
-    signature_of_key = {}
-    for key, signature in recorded.items():
-        name, host_argument, kernel_types = operators.names[key[0]], key[2], find_kernel_types(kernel_names[key[3]])
+    common_type, signature_of_key = _find_common_type(work), {}
+    for key in dict.fromkeys(keys):
+        name, kernel_types = operators.names[key[0]], find_kernel_types(kernel_names[key[2]])
+        signature = parse_signature(name, texts[key[1]])
         inputs = []
         for position, argument in enumerate(signature.inputs if signature else ()):
             kernel_type = kernel_types[min(position, len(kernel_types) - 1)] if kernel_types else ""
-            inputs.append(_with_types(argument, kernel_type, types_of_shape, common_type))
-        if name == _COPY and 0 <= host_argument < len(inputs) and isinstance(tensor := inputs[host_argument], Tensor):
-            inputs[host_argument] = tensor._replace(device="cpu")
+            inputs.append(_with_types(argument, kernel_type or common_type))
         name = f"{_COMPILED_NAMESPACE}{name}" if name.startswith(_COMPILED_KERNEL) else name
         signature_of_key[key] = Signature(name, tuple(inputs), None, signature.arguments if signature else ())
     index_of_signature = {signature: i for i, signature in enumerate(dict.fromkeys(signature_of_key.values()))}
@@ -208,26 +196,11 @@ def find_kernel_types(name: str) -> tuple[str, ...]:
     return (TYPES[match[1]], "") if _CONVERTING_COPY.search(name) else (TYPES[match[1]],)
 
 
-def _find_types_of_shapes(signatures: Iterable[Signature | None]) -> Mapping[tuple[int, ...], str]:
-    """Returns the type of the tensors of each shape, without shapes whose tensors have several types."""
-    types_of_shape: dict[tuple[int, ...], set[str]] = defaultdict(set)
-    for argument in chain.from_iterable(signature.inputs for signature in signatures if signature):
-        if isinstance(argument, Tensor) and argument.dtype:
-            types_of_shape[argument.shape].add(argument.dtype)
-    return {shape: types.pop() for shape, types in types_of_shape.items() if len(types) == 1}
-
-
-def _with_types(
-    argument: TensorArgument, kernel_type: str, types_of_shape: Mapping[tuple[int, ...], str], common_type: str
-) -> TensorArgument:
-    """Returns an argument with the types of its tensors: the first type that is known, recorded types first."""
-
-    def complete(tensor: Tensor) -> Tensor:
-        """Returns the tensor with its type."""
-        inferred = kernel_type or types_of_shape.get(tensor.shape, common_type)
-        return tensor if tensor.dtype else tensor._replace(dtype=inferred)
-
-    return complete(argument) if isinstance(argument, Tensor) else argument and tuple(map(complete, argument))
+def _with_types(argument: TensorArgument, dtype: str) -> TensorArgument:
+    """Returns an argument with a type for its tensors without one."""
+    if argument is None or isinstance(argument, Tensor):
+        return argument and argument._replace(dtype=argument.dtype or dtype)
+    return tuple(tensor._replace(dtype=tensor.dtype or dtype) for tensor in argument)
 
 
 def _find_common_type(work: ProcessWork) -> str:

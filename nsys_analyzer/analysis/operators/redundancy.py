@@ -32,13 +32,11 @@ _EXACT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 def find_redundant_calls(calls: OperatorCalls) -> Mapping[Redundancy, Bools]:
     """Returns True for each call of each kind of redundancy; shape (calls,). A call has at most one kind."""
-    has_values = bool(calls.reads)
-    masks: dict[Redundancy, Bools] = {"recomputed": calls.in_phase("recomputed")}
-    masks |= {kind: find(calls) if has_values else np.zeros(len(calls), np.bool_) for kind, find in _SEARCHES.items()}
-    is_redundant = np.zeros(len(calls), np.bool_)
-    for kind, mask in masks.items():
-        masks[kind] = mask & ~is_redundant
-        is_redundant |= mask
+    is_redundant = calls.in_phase("recomputed")
+    masks: dict[Redundancy, Bools] = {"recomputed": is_redundant.copy()}
+    for kind, find in _SEARCHES.items():
+        masks[kind] = find(calls) & ~is_redundant if calls.reads else np.zeros(len(calls), np.bool_)
+        is_redundant |= masks[kind]
     return masks
 
 
