@@ -189,7 +189,8 @@ def run(config: Config, sharing: Sharing, lateness: Lateness, parsed: argparse.N
         return {**asdict(sharing), **asdict(lateness), "synchronize": parsed.synchronize, **outcome}
 
     code = harness.run_measured(train_steps, config.device, described_run, results, ranges=not parsed.no_ranges)
-    if code == 0:  # if memory ran out here, the other ranks still wait, and this call would wait for them
+    # Not called if memory ran out on this rank: it would wait for the other ranks, which still wait for a collective.
+    if code == 0:
         dist.destroy_process_group()
     return code
 

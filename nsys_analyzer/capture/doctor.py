@@ -29,9 +29,10 @@ from nsys_analyzer.system.machine import (
 )
 from nsys_analyzer.text import format_bytes
 
-#: The first import of PyTorch from a network disk may take a minute.
+#: The time limit of the query of PyTorch. The first import of PyTorch from a network disk may take a minute.
 _TORCH_TIMEOUT_S = 120
-#: A capture takes megabytes, and a sweep with memory events takes hundreds of megabytes.
+#: The free space that the output folder needs. A capture takes megabytes, and a sweep with memory events takes hundreds
+#: of megabytes.
 _NEEDED_BYTES = 1 << 30
 #: The checks that must pass for every run, and those that must also pass for a run with nsys.
 _REQUIRED_CHECKS = ("torch", "output folder", "temporary files")

@@ -123,19 +123,19 @@ def start_recording(nsys: Nsys) -> None:
 
 def _make_arguments(options: ProfileOptions, by_rank: bool) -> Iterator[str]:
     yield "--trace=cuda,nvtx"
-    yield "--sample=none"  # sampling the CPU is slow, and needs rights that containers do not have
+    yield "--sample=none"  # does not sample the CPU, which is slow and needs rights that containers do not have
     yield "--cpuctxsw=none"
     if options.capture_range:
         yield "--capture-range=cudaProfilerApi"
-        yield "--capture-range-end=stop"  # nsys's default would end the program at the end of the range
-    yield "--cuda-graph-trace=node"  # tracing whole graphs would record no kernels
+        yield "--capture-range-end=stop"  # does not end the program at the end of the range, as nsys would by default
+    yield "--cuda-graph-trace=node"  # records each node of a CUDA graph, because a graph as a whole shows no kernels
     if options.memory:
         yield "--cuda-memory-usage=true"
     if options.is_server:
         yield f"--delay={options.delay or 0:g}"
         if not by_rank:
             yield f"--session-new={_SESSION_PREFIX}%q{{{PROCESS_ID_VARIABLE}}}"
-        yield "--wait=primary"  # the workers of a server may outlive its first process
+        yield "--wait=primary"  # waits only for the server's first process, which its workers may outlive
     if options.duration is not None:
         yield f"--duration={options.duration:g}"
     yield "--force-overwrite=true"

@@ -37,7 +37,7 @@ def say_all(facts: Iterable[FactOrText]) -> tuple[StrOrText, ...]:
     return tuple(map(say, facts))
 
 
-def write_facts(capture: CaptureSummary) -> CaptureSummary:
+def replace_facts_by_sentences(capture: CaptureSummary) -> CaptureSummary:
     """Returns a capture whose facts are replaced by sentences."""
     limits, unprofiled = capture.limits, capture.unprofiled
     if limits:

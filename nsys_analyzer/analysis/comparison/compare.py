@@ -301,13 +301,13 @@ def _find_common_findings(side: Side) -> dict[str, Finding] | None:
     findings_by_id: defaultdict[str, list[Finding]] = defaultdict(list)
     for finding in chain.from_iterable(findings_by_run):
         findings_by_id[finding.id].append(finding)
-    common = {}
+    common_findings = {}
     for key, equal_findings in findings_by_id.items():
         if 2 * len(equal_findings) > len(findings_by_run):
-            common[key] = replace(
+            common_findings[key] = replace(
                 equal_findings[0],
                 saves_ms_low=statistics.median(finding.saves_ms_low for finding in equal_findings),
                 saves_ms_high=statistics.median(finding.saves_ms_high for finding in equal_findings),
                 saves_ms=statistics.median(finding.saves_ms for finding in equal_findings),
             )
-    return common if findings_by_run else None
+    return common_findings if findings_by_run else None

@@ -205,7 +205,10 @@ def make_memory_rows(count: Ints, duration_ns: Ints, instances: int) -> tuple[Me
 
 @dataclass(frozen=True)
 class Leader:
-    """The kernel with the most time in a scope, such as a phase. A collective counts only if no other kernel ran."""
+    """The kernel that takes the most time in a scope, such as a phase.
+
+    A collective counts only if no other kernel ran.
+    """
 
     scope: str
     kernel: KernelRow

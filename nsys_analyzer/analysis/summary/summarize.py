@@ -77,7 +77,11 @@ def summarize(
     attributed = AttributedTrace(trace, names)
     processes = find_processes(trace)
     steps = {process.global_pid: find_steps(attributed, process.global_pid) for process in processes}
-    start_ups = {pid: found.start_up_bounds for pid, found in steps.items() if found and found.start_up_bounds}
+    start_ups = {
+        pid: process_steps.start_up_bounds
+        for pid, process_steps in steps.items()
+        if process_steps and process_steps.start_up_bounds
+    }
     attributed = attributed.with_start_ups_as_warmup(start_ups) if start_ups else attributed
     summaries = []
     for process in processes:

@@ -14,7 +14,7 @@ from msgspec import structs
 from nsys_analyzer.analysis.findings.finding import Finding, FindingFigures, FindingTexts, FindingWithFigures
 from nsys_analyzer.analysis.steps.step import replace_step_by_pass
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.report.facts import say, write_facts
+from nsys_analyzer.report.facts import replace_facts_by_sentences, say
 from nsys_analyzer.report.finding_texts import kernels, operators, waits
 
 if TYPE_CHECKING:
@@ -55,7 +55,9 @@ def write_texts(capture: CaptureSummary) -> CaptureSummary:
         findings = tuple(map(write_finding, findings))
     reason = capture.missing_reason
     why_missing = say(reason) if reason else capture.findings_missing
-    return write_facts(replace(capture, diagnosis=diagnosis, findings=findings, findings_missing=why_missing))
+    return replace_facts_by_sentences(
+        replace(capture, diagnosis=diagnosis, findings=findings, findings_missing=why_missing)
+    )
 
 
 def write_run_texts(run: ParallelRun) -> ParallelRun:

@@ -49,7 +49,7 @@ def answer_top_kernel(capture: CaptureSummary, labels: Mapping[str, str]) -> Ite
 
 
 def find_top_kernel(capture: CaptureSummary) -> Leader | None:
-    """Returns the kernel with the most time in the largest scope of a capture."""
+    """Returns the kernel that takes the most time in the largest scope of a capture."""
     return capture.top_kernels[-1] if capture.top_kernels else None
 
 

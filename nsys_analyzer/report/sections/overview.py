@@ -46,7 +46,10 @@ _CellFunction = Callable[[CaptureSummary], Cell]
 
 
 class Measure(NamedTuple):
-    """A figure of each capture. ``key`` is the name of its drawing, and is empty if it is not drawn."""
+    """A figure that tables and charts of a sweep show for each capture.
+
+    ``key`` is the name of the figure's drawing, and is empty if the figure is not drawn.
+    """
 
     title: str
     unit: Unit

@@ -83,7 +83,7 @@ def render(report: Report, figures: Mapping[str, str]) -> str:
     script = '"use strict";\n' + "\n".join(map(_read_part, _SCRIPTS))
     digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
     return _read_part("page.html").format(
-        # No script runs except this one, whatever a name in the report contains.
+        # The policy allows only the page's own script, whatever text a name in the report contains.
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
         title=escape(visible(plain(report.title))),
         heading=inline(report.title),
