@@ -176,6 +176,18 @@ def test_every_kind_of_redundant_work_has_sentences() -> None:
     assert all(map(text_of, candidates.values()))
 
 
+@pytest.mark.parametrize(("is_view", "expected"), [(True, ["aten::mm", "aten::sum"]), (False, ["aten::sum"])])
+def test_a_view_does_not_need_the_values_that_it_shows(is_view: bool, expected: list[str]) -> None:
+    """Nothing reads the sum of a view. A call that returns no tensor may do anything with what it reads."""
+    steps = OperatorSteps().call("mm", LARGE, LARGE, out=[LARGE], reads=[1], writes=[2])
+    steps.call("_unsafe_view", LARGE, out=[LARGE] if is_view else [], reads=[2], kernels=0)
+    steps.call("sum", LARGE, out=[LARGE], reads=[2], writes=[3])
+    operators = steps.call("add", LARGE, out=[LARGE], reads=[1], writes=[4]).case(lasting=[1, 4]).operators
+    assert operators is not None
+    signature = operators.calls.signature[operators.redundant["unused"]]
+    assert [operators.calls.signatures[index].name for index in signature.tolist()] == expected
+
+
 def masks(*, lasting: tuple[int, ...] = (9,), changes: bool = False) -> list[str]:
     """Two layers make the same mask from the same numbers, and apply it to their input. What is repeated."""
     mask, steps = tensor(64, 64, dtype="bool"), OperatorSteps()

@@ -82,8 +82,16 @@ def _find_unused(calls: OperatorCalls) -> Bools:
         or bool(_VISIBLE_OUTSIDE.search(signature.name))
         for signature in calls.signatures
     ]
-    is_needed = np.array(leaves_gpu, np.bool_)[calls.signature] | np.array([not writes for writes in calls.writes])
-    return ~_find_needed(calls, is_needed, calls.lasting)
+    # A call that returns tensors and writes nothing only makes views. Sparse tensors have no strides and no own memory.
+    makes_views = [
+        signature.outputs is not None and {tensor.strides is None for tensor in signature.outputs} == {False}
+        for signature in calls.signatures
+    ]
+    writes_nothing = np.array([not writes for writes in calls.writes])
+    is_opaque = writes_nothing & ~np.array(makes_views, np.bool_)[calls.signature]
+    is_needed = np.array(leaves_gpu, np.bool_)[calls.signature] | is_opaque
+    is_unused: Bools = ~(_find_needed(calls, is_needed, calls.lasting) | writes_nothing)
+    return is_unused
 
 
 def _find_monitoring(calls: OperatorCalls) -> Bools:
