@@ -291,6 +291,8 @@ class Candidate:
         lines = self.lines
         if not lines and operators and self.operations is not None:
             lines = operators.lines_of(operators.measure_ns(self.operations))
+        elif not lines and operators and self.is_general_cause:
+            lines = operators.lines_of(operators.measure_launching_ns())
         if lines:
             return lines
         kind, name = (self.place.kind, self.place.name) if self.place else ("", "")

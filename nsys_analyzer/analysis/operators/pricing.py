@@ -93,6 +93,13 @@ class PricedOperators:
         measured: Floats = np.bincount(self.call[of_calls], exposed_ns, len(self.calls)) / self.study.steps
         return measured
 
+    def measure_launching_ns(self) -> Floats:
+        """Returns the mean time per step from the launches of each call to the next launches, ns, shape (calls,)."""
+        is_known, replay = self.call != NONE, self.study.replay
+        launching_ns = (replay.cpu_ns - replay.pause_ns)[replay.launch[is_known]]
+        measured: Floats = np.bincount(self.call[is_known], launching_ns, len(self.calls)) / self.study.steps
+        return measured
+
     def lines_of(self, ns: Floats) -> tuple[Line, ...]:
         """Returns the lines of the program that call the operators with the most time.
 
