@@ -48,11 +48,10 @@ def find_work(trace: Trace | Path) -> OperatorWork | None:
     return find_operator_work(*work_of(attributed, int(attributed.trace.operations.process[0])))
 
 
-def work_from(source: str, trace: Trace | Path) -> OperatorWork:
-    """The operators of the only process of a trace, which come from this source."""
+def work_from(trace: Trace | Path) -> OperatorWork:
+    """The operators of the only process of a trace, which has some."""
     work = find_work(trace)
     assert work is not None
-    assert work.source == source
     return work
 
 
@@ -107,7 +106,7 @@ def three_steps(fill: Callable[[Shaped, int], object]) -> Shaped:
 
 
 def test_operators_of_a_real_trace_have_shapes_types_and_phases() -> None:
-    work = work_from("torch", LLAMA)
+    work = work_from(LLAMA)
     products = [signature for signature in work.calls.signatures if signature.name == "aten::mm"]
     # The projection of the queries, the gradient of the head's weight, and that of the head's input.
     assert [tuple(x.shape for x in product.inputs if isinstance(x, Tensor)) for product in products] == [
@@ -124,7 +123,7 @@ def test_operators_of_a_real_trace_have_shapes_types_and_phases() -> None:
 
 
 def test_the_kernels_of_a_loss_belong_to_the_loss_although_it_calls_fill() -> None:
-    work = work_from("torch", LLAMA)
+    work = work_from(LLAMA)
     operations = Trace.load(LLAMA).operations
     names = [operations.names[code] for code in operations.name[operations.kernels]]
     fills = [
@@ -136,7 +135,7 @@ def test_the_kernels_of_a_loss_belong_to_the_loss_although_it_calls_fill() -> No
 
 
 def test_a_list_that_is_too_long_to_be_recorded_holds_the_tensors_with_gradients() -> None:
-    work = work_from("torch", LLAMA)
+    work = work_from(LLAMA)
     parameters, gradients, *_ = lists = signature_of(work, "aten::_fused_adamw_").inputs[:4]
     assert parameters == gradients
     # Embedding and head 32000 x 512 each; in each of 6 layers q and o 512 x 512, k and v 128 x 512, three matrices
@@ -168,7 +167,7 @@ def test_the_innermost_operator_with_shapes_is_the_operator_of_a_kernel(tmp_path
         trace.call("aten::t", start + 310, (8, 2), tid=AUTOGRAD)
         trace.launch(1000 + start, start + 340, tid=AUTOGRAD).kernel(ADD, 1000 + start, start + 345, 5)
 
-    work = work_from("torch", three_steps(fill).write(tmp_path / "t.json"))
+    work = work_from(three_steps(fill).write(tmp_path / "t.json"))
     # Autograd's node is not an operator, so the kernel that it launches itself has none.
     assert operators_of(work) == ["aten::mm", "aten::t", ""] * 3
 
@@ -180,7 +179,7 @@ def test_an_operator_in_the_backward_pass_that_makes_a_node_recomputes(tmp_path:
         trace.call("aten::add", start + 310, (8,), tid=AUTOGRAD, sequence=6)
         trace.call("aten::mul", start + 340, (8,), tid=AUTOGRAD)
 
-    work = work_from("torch", three_steps(fill).write(tmp_path / "t.json"))
+    work = work_from(three_steps(fill).write(tmp_path / "t.json"))
     calls = work.calls
     assert [calls.phases[phase] for phase in calls.phase.tolist()] == ["forward", "recomputed", "backward"]
     assert calls.keeps_graph.tolist() == [True, True, False]
@@ -201,7 +200,7 @@ def test_a_checkpoint_of_pytorch_recomputes_its_forward_pass(
             hidden = layer(batch) if reentrant is None else checkpoint(layer, batch, use_reentrant=reentrant)
             head(hidden).sum().backward()
     profiler.export_chrome_trace(str(tmp_path / "t.json"))
-    work = work_from("torch", tmp_path / "t.json")
+    work = work_from(tmp_path / "t.json")
     is_recomputed = work.calls.in_phase("recomputed")
     signatures = work.calls.signature[is_recomputed].tolist()
     assert [work.calls.signatures[index].name for index in signatures] == recomputed
@@ -213,7 +212,7 @@ def test_calls_are_those_of_the_step_with_the_median_number_of_operations(tmp_pa
         if start == 2000:
             trace.call("aten::mul", start + 40, (8,), kernel="mul")
 
-    work = work_from("torch", three_steps(fill).write(tmp_path / "t.json"))
+    work = work_from(three_steps(fill).write(tmp_path / "t.json"))
     # Numbers of operations: 1, 1, 2. The second of the sorted steps is the one at 1000 µs.
     assert [signature.inputs for signature in work.calls.signatures] == [(Tensor((1008,), "float32"),)]
     assert work.call.tolist() == [0, 0, 0, -1]  # the kernel of ``mul`` has no counterpart
@@ -224,7 +223,7 @@ def test_a_module_of_the_profiler_calls_its_operators(tmp_path: Path) -> None:
         trace.module("GPT_0", start + 5, 100).module("Linear_3", start + 8, 40)
         trace.call("aten::add", start + 10, (8,)).call("aten::add", start + 60, (8,))
 
-    work = work_from("torch", three_steps(fill).write(tmp_path / "t.json"))
+    work = work_from(three_steps(fill).write(tmp_path / "t.json"))
     modules = [work.calls.modules[module] for module in work.calls.module.tolist()]
     assert modules == ["GPT/Linear[0]: Linear", "GPT: GPT"]
 
@@ -236,14 +235,12 @@ def test_a_copy_from_the_host_belongs_to_no_operator(tmp_path: Path) -> None:
         trace.launch(correlation, start + 12, api="cudaMemcpyAsync")
         trace.copy("Memcpy HtoD (Pageable -> Device)", correlation, start + 20, 5, size=32)
 
-    work = work_from("torch", three_steps(fill).write(tmp_path / "t.json"))
+    work = work_from(three_steps(fill).write(tmp_path / "t.json"))
     assert work.call.tolist() == [-1, -1, -1]
 
 
 def test_a_compiled_kernel_is_an_operator_of_triton(tmp_path: Path) -> None:
-    work = work_from(
-        "torch", three_steps(lambda trace, start: trace.call(TRITON, start + 10, (8,))).write(tmp_path / "t.json")
-    )
+    work = work_from(three_steps(lambda trace, start: trace.call(TRITON, start + 10, (8,))).write(tmp_path / "t.json"))
     assert operators_of(work) == [f"triton::{TRITON}"] * 3
 
 
@@ -253,7 +250,7 @@ def test_nodes_of_a_cuda_graph_belong_to_the_operators_of_their_capture(tmp_path
         export.range("step", start, start + 900)
         replay = export.call("cudaGraphLaunch_v10000", start + 10)
         export.kernel(ADD, None, start + 20, start + 90, correlation=replay, node=5)
-    work = work_from("nsys", export.write(tmp_path / "t.sqlite"))
+    work = work_from(export.write(tmp_path / "t.sqlite"))
     assert operators_of(work) == ["aten::add"] * 3
 
 
@@ -266,7 +263,7 @@ def test_the_step_of_the_hooks_precedes_shapes_of_a_profiler(tmp_path: Path) -> 
     none = np.zeros(1, np.int64)
     calls = OperatorCalls(none, none, none, none, none, none > 0, (Signature("aten::mul", ()),))
     steps = {int(trace.operations.process[0]): OperatorStep(calls, (ADD,), none)}
-    work = work_from("hooks", replace(trace, operator_steps=steps))
+    work = work_from(replace(trace, operator_steps=steps))
     assert operators_of(work) == ["aten::mul"] * 3
 
 
@@ -297,7 +294,7 @@ def test_lists_of_an_optimizer_are_known_if_it_updates_all_parameters(
     groups: int, names: tuple[str, ...], *, known: bool, tmp_path: Path
 ) -> None:
     path = three_steps(lambda trace, start: adamw(trace, start, groups, names)).write(tmp_path / "t.json")
-    work = work_from("torch", path)
+    work = work_from(path)
     parameters = (Tensor((4, 2), "float32"), Tensor((3,), "float32"))
     expected = (*[parameters] * 4, (), ()) if known else ((),) * 6
     assert signature_of(work, "aten::_fused_adamw_").inputs == expected
@@ -359,7 +356,7 @@ def test_the_name_of_a_kernel_shows_types(kernel: str, types: tuple[str, ...]) -
 
 
 def test_types_of_a_real_capture_of_nsys_follow_from_its_kernels(real_capture: RealCapture) -> None:
-    work = work_from("nsys", real_capture("functions_autograd_gpt2"))
+    work = work_from(real_capture("functions_autograd_gpt2"))
     signatures = {signature.name: signature for signature in work.calls.signatures}
     # All matmuls are kernels ``nvjet_sm90_t…``, which multiply in bf16. The loss and the optimizer run in float32.
     product = signatures["aten::mm"].inputs[0]
@@ -381,7 +378,7 @@ def test_a_shared_copy_keeps_shapes_and_types_and_no_texts(tmp_path: Path) -> No
         if event["name"] == "aten::add":
             event["args"]["Concrete Inputs"] = ["[0, 1]", "my secret", "0.5", "True"]
     copy = shared_copy(trace.write(tmp_path / "t.json"), tmp_path / "copy.sqlite")
-    signature = signature_of(work_from("torch", copy), "aten::add")
+    signature = signature_of(work_from(copy), "aten::add")
     assert signature == Signature("aten::add", (Tensor((8,), "float32"),), None, ("[0, 1]", "", "0.5", "True"))
     assert b"my secret" not in copy.read_bytes()
 
@@ -406,7 +403,7 @@ def test_damaged_arguments_change_nothing_else(damaged: dict[str, Any]) -> None:
         if event["name"] == "aten::mul":
             event["args"].update(damaged)
     with tempfile.TemporaryDirectory() as folder:
-        work = work_from("torch", trace.write(Path(folder) / "t.json"))
+        work = work_from(trace.write(Path(folder) / "t.json"))
     assert operators_of(work) == ["aten::add", "aten::mul"] * 3
     assert signature_of(work, "aten::add").inputs == (Tensor((8,), "float32"),)
 

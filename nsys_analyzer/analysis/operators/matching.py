@@ -8,7 +8,6 @@ so an operation of a measured step belongs to the call that launched its counter
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -16,19 +15,14 @@ from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.operators.recorded import find_recorded_step
 from nsys_analyzer.analysis.steps.groups import Steps
 from nsys_analyzer.analysis.steps.process import ProcessWork
-from nsys_analyzer.analysis.steps.windows import Windows
-from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Ints
-from nsys_analyzer.trace.operator_calls import OperatorCalls, OperatorStep, name_operations
+from nsys_analyzer.trace.operator_calls import OperatorCalls, name_operations
 
 #: A step is compared with each part of the operator step if it has less than this share of its operations, as a decode
 #: step of a generation has.
 _PART_OF_STEP = 0.7
 #: The maximum number of parts of the operator step with which one step is compared.
 _MAX_PARTS = 200
-
-#: What recorded the calls of operators.
-OperatorSource = Literal["hooks", "torch", "nsys"]
 
 
 @dataclass(frozen=True)
@@ -39,30 +33,18 @@ class OperatorWork:
         calls: the calls.
         call: shape (operations of the trace,), the index in ``calls`` of the call of each operation, or -1 if it is
             unknown or outside of the measured steps.
-        source: what recorded the calls: the capture hooks, PyTorch's profiler with ``record_shapes``, or nsys with
-            ``--pytorch=autograd-shapes-nvtx``.
     """
 
     calls: OperatorCalls
     call: Ints
-    source: OperatorSource = "hooks"
 
 
 def find_operator_work(work: ProcessWork, steps: Steps) -> OperatorWork | None:
     """Returns the calls of operators and their GPU operations in the measured steps; None if the trace has no calls."""
-    trace = work.attributed.trace
-    if step := trace.operator_steps.get(work.process):
-        return match_operator_step(work, steps.windows, step)
-    step = find_recorded_step(work, steps.windows)
-    source: OperatorSource = "torch" if schema.OPERATORS.key in trace.tables else "nsys"
-    return match_operator_step(work, steps.windows, step, source) if step else None
-
-
-def match_operator_step(
-    work: ProcessWork, windows: Windows, step: OperatorStep, source: OperatorSource = "hooks"
-) -> OperatorWork:
-    """Finds the call of each operation of the given steps by comparing the steps with the operator step."""
-    trace = work.attributed.trace
+    trace, windows = work.attributed.trace, steps.windows
+    step = trace.operator_steps.get(work.process) or find_recorded_step(work, windows)
+    if step is None:
+        return None
     call = np.full(len(trace.operations), NONE)
     of_process = np.concatenate([*work.devices.values()]) if work.devices else np.zeros(0, np.int64)
     of_process = of_process[np.lexsort((trace.operations.start[of_process], work.launched_at[of_process]))]
@@ -76,7 +58,7 @@ def match_operator_step(
         index = np.flatnonzero(step_of_operation == number)
         counterpart = find_counterparts(names[index], reference)
         call[of_process[index]] = np.append(step.call, NONE)[counterpart]
-    return OperatorWork(step.calls, call, source)
+    return OperatorWork(step.calls, call)
 
 
 def find_counterparts(names: Ints, reference: Ints) -> Ints:

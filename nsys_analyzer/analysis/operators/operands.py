@@ -24,10 +24,6 @@ _PRECISIONS = {
 }  # fmt: skip
 
 
-class UnknownOperandError(LookupError):
-    """The source of a call lacks a property that a formula needs."""
-
-
 class Call:
     """The operands of one call.
 
@@ -43,7 +39,7 @@ class Call:
         """Returns the tensor at a position of the arguments.
 
         Raises:
-            UnknownOperandError: there is no tensor at this position.
+            LookupError: there is no tensor at this position.
         """
         argument = self.signature.inputs[position] if position < len(self.signature.inputs) else None
         if not isinstance(argument, Tensor):
@@ -65,7 +61,7 @@ class Call:
         """Returns the argument at a position that is not a tensor, or its default if the call leaves it out.
 
         Raises:
-            UnknownOperandError: the source does not contain arguments, or this argument has no default.
+            LookupError: the source does not contain arguments, or this argument has no default.
         """
         texts = self.signature.arguments
         text = texts[position] if position < len(texts) else ""
@@ -85,7 +81,7 @@ class Call:
         """Returns the size of an element.
 
         Raises:
-            UnknownOperandError: the data type of the tensor is unknown.
+            LookupError: the data type of the tensor is unknown.
         """
         if tensor.dtype == "bool":
             return 1
@@ -94,9 +90,9 @@ class Call:
             raise self.unknown("type of a tensor")
         return max(1, int(bits[0]) // 8)
 
-    def unknown(self, operand: str) -> UnknownOperandError:
+    def unknown(self, operand: str) -> LookupError:
         """Returns the error that the source of the call does not contain an operand."""
-        return UnknownOperandError(f"The {operand} of {self.signature.name} is unknown.")
+        return LookupError(f"The {operand} of {self.signature.name} is unknown.")
 
     def find_precision(self) -> str:
         """Returns the precision of the first tensor of a type that has a precision, or an empty text."""

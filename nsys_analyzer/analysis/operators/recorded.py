@@ -62,16 +62,13 @@ def find_recorded_step(work: ProcessWork, windows: Windows) -> OperatorStep | No
     """Returns the calls of operators in one of the given steps; None if the trace contains no shapes."""
     trace, attribution = work.attributed.trace, work.attributed.attribution
     operators = trace.operators
-    is_computing = mask_by_name(operators, lambda name: is_operator(name) or name.startswith(_COMPILED_KERNEL))
-    has_shapes = is_computing & (operators.arguments != NONE)
+    has_shapes = mask_by_name(operators, lambda name: is_operator(name) or name.startswith(_COMPILED_KERNEL))
+    has_shapes &= operators.arguments != NONE
     if not has_shapes.any() or not work.devices:
         return None
     operations = _find_typical_step(work, windows)
-    operator, any_operator = (
-        find_innermost_operators(trace, attribution, operations, np.flatnonzero(mask))
-        for mask in (has_shapes, is_computing)
-    )
-    operator = _include_inner_operators(operators, np.where(operator == NONE, any_operator, operator))
+    operator = find_innermost_operators(trace, attribution, operations, np.flatnonzero(has_shapes))
+    operator = _include_inner_operators(operators, operator)
     operator[np.isin(trace.operations.copy[operations], (*FROM_HOST, *INTO_HOST))] = NONE  # they have no expectation
     called = distinct(operator[operator != NONE])
     called = called[np.argsort(operators.start[called], kind="stable")]
