@@ -128,6 +128,19 @@ def test_precisions_that_were_not_measured(gpu: str, kind: Any, precision: str, 
     assert times[0] == pytest.approx(times[1] * factor, nan_ok=True)
 
 
+@pytest.mark.parametrize(
+    ("kind", "columns", "limit"),
+    [
+        ("matmul", 4096, "FLOPs"),
+        ("matmul", 1, "memory"),  # 2 FLOPs for each of 4096² weights of 2 bytes
+        ("elementwise", 4096, "memory"),
+    ],
+)
+def test_the_limit_of_an_operator(kind: Any, columns: int, limit: str) -> None:
+    cost = Cost(kind, "bf16", 2 * 4096**2 * columns, 2 * (4096**2 + 2 * 4096 * columns))
+    assert H100.find_limit(cost, Signature("aten::mm", ())) == limit
+
+
 def test_no_rates() -> None:
     assert find_attainable_rates(None) is None
     assert find_attainable_rates(Gpu(0, "NVIDIA GPU of tomorrow", 0, 0)) is None

@@ -170,8 +170,8 @@ def test_the_section_lists_the_account_and_the_operators() -> None:
     cells = re.findall(r"\| ([a-z][a-zA-Z, ]+?) +\| +([\d.]+) \| +([\d.]+) % \|", text)
     assert cells[-1] == ("the step", "46.1", "100.0")
     assert sum(float(ms) for _, ms, _ in cells[:-1]) == pytest.approx(46.1)
-    assert "| `mm` | 4×4 bf16 | – | 1 | 8.000 | 6.000 | 2.000 |" in re.sub(r" +", " ", text)
-    assert "| `add` | 4×4 bf16 | `train.py:20 in step` | 1 | 3.000 | 1.000 | 2.000 |" in re.sub(r" +", " ", text)
+    assert "| `mm` | 4×4 bf16 | – | memory | 1 | 8.000 | 6.000 | 2.000 |" in re.sub(r" +", " ", text)
+    assert "| `add` | 4×4 bf16 | `train.py:20 in step` | memory | 1 | 3.000 | 1.000 | 2.000 |" in re.sub(r" +", " ", text)
 
 
 def test_operators_after_the_first_rows_are_folded() -> None:

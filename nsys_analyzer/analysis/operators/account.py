@@ -41,6 +41,7 @@ class OperatorRow:
         phase: the phase that calls it.
         module: the module that calls it, with ``*`` for the numbers of layers; empty if it is unknown.
         line: the line of the program that calls it; empty if it is unknown.
+        limit: what limits an operator that takes its attainable time, ``FLOPs`` or ``memory``; empty if unknown.
         calls: the number of calls.
         ms: the measured kernel time, ms.
         attainable_ms: the attainable time, ms; None if it is unknown.
@@ -54,6 +55,7 @@ class OperatorRow:
     phase: str
     module: str
     line: str
+    limit: str
     calls: int
     ms: float
     attainable_ms: float | None
@@ -197,6 +199,10 @@ def make_operator_rows(operators: PricedOperators) -> tuple[OperatorRow, ...]:
     calls, rows = operators.calls, []
     modules = [_LAYER_NUMBER.sub("*", module) for module in calls.modules]
     shapes = [describe_shapes(signature) for signature in calls.signatures]
+    limits = [
+        operators.rates.find_limit(cost, signature) if operators.rates and cost else ""
+        for cost, signature in zip(operators.costs, calls.signatures, strict=True)
+    ]
     for index in np.flatnonzero(operators.measured_ns > 0).tolist():
         signature, attainable_ns = calls.signature[index], operators.attainable_ns[index]
         cost = operators.costs[signature]
@@ -207,6 +213,7 @@ def make_operator_rows(operators: PricedOperators) -> tuple[OperatorRow, ...]:
                 phase=_text(calls.phases, calls.phase[index]),
                 module=_text(modules, calls.module[index]),
                 line=_text(calls.lines, calls.line[index]),
+                limit=limits[signature] if not np.isnan(attainable_ns) else "",
                 calls=1,
                 ms=float(operators.measured_ns[index]) / NS_PER_MS,
                 attainable_ms=None if np.isnan(attainable_ns) else float(attainable_ns) / NS_PER_MS,
@@ -231,7 +238,7 @@ def fold_rows(rows: Iterable[OperatorRow], key: Callable[[OperatorRow], Hashable
     for same in groups.values():
         texts = {
             name: getattr(same[0], name) if len({getattr(row, name) for row in same}) == 1 else ""
-            for name in ("operator", "shapes", "phase", "module", "line")
+            for name in ("operator", "shapes", "phase", "module", "line", "limit")
         }
         is_priced = any(row.attainable_ms is not None for row in same)
         attainable_ms = sum(row.ms if row.attainable_ms is None else row.attainable_ms for row in same)

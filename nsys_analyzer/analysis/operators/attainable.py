@@ -132,6 +132,12 @@ class AttainableRates:
             return float("nan")
         return max(memory_ns, curves[key].time_ns(cost.flops * reference.flops_per_s[key[1]] / peak))
 
+    def find_limit(self, cost: Cost, signature: Signature) -> str:
+        """Returns what limits an operator that takes its attainable time: ``FLOPs`` or ``memory``."""
+        has_arithmetic = cost.kind in COMPUTE_KINDS and cost.flops > 0
+        is_limited_by_flops = self.time_ns(cost._replace(bytes=0.0), signature) == self.time_ns(cost, signature)
+        return "FLOPs" if has_arithmetic and is_limited_by_flops else "memory"
+
 
 def find_attainable_rates(gpu: Gpu | None) -> AttainableRates | None:
     """Returns the attainable rates of a GPU; None if its peaks are unknown, or for an empty name."""

@@ -129,6 +129,7 @@ _NAME_FIELDS: dict[str, tuple[Field[OperatorRow], ...]] = {
         Field("operator", "code", lambda row: row.operator.removeprefix("aten::")),
         Field("shapes", "text", lambda row: row.shapes),
         Field("line", "code", lambda row: row.line or None),
+        Field("limit", "text", lambda row: row.limit or None),
     ),
     "module": (Field("module", "code", lambda row: row.module or "(no module)"),),
     "line": (Field("line", "code", lambda row: row.line or "(no line)"),),
@@ -152,8 +153,9 @@ def _define_terms(account: StepAccount) -> str:
     return (
         "The attainable time of an operator is the longer one of two times: that of its arithmetic, and that of "
         "reading its inputs and writing its outputs once. Both times are interpolated between times of well-shaped "
-        f"operators that were measured on {account.measured_on}. The excess is the measured time above the attainable "
-        "time. Calls that are faster do not reduce the excess of other calls. The account replays the step and counts "
+        f"operators that were measured on {account.measured_on}. The longer one is that of the limit: FLOPs or memory. "
+        "The excess is the measured time above the attainable time. Calls that are faster do not reduce the excess of "
+        "other calls. The account replays the step and counts "
         "only what makes the step shorter. So the account may contain less excess than the operators have. The GPU's "
         "work may hide launching and waiting, and launching and waiting may hide the GPU's work. So each part is the "
         "mean of its savings before and after the other part is removed."
