@@ -87,9 +87,6 @@ MATMULS = [
     # Weights in 4 bits: 2 tiles of 8 rows, 4-byte elements.
     (cost("_weight_int4pack_mm", bf16(3, 128), Tensor((2, 1, 32, 4), "int32"), "32", bf16(4, 16, 2)),
      2 * 3 * 16 * 128, 2 * 384 + 4 * 256 + 2 * 128 + 2 * 48),
-    # A layer of attention: 10 tokens meet two matrices, and each meets 5 keys and values of 8 features.
-    (cost("_native_multi_head_attention", *[bf16(2, 5, 8)] * 3, "8", "2", bf16(24, 8), bf16(24), bf16(8, 8), bf16(8),
-          outputs=[bf16(2, 5, 8)]), 2 * 10 * (192 + 64) + 4 * 2 * 5 * 5 * 8, 2 * (3 * 80 + 192 + 24 + 64 + 8 + 80)),
 ]  # fmt: skip
 
 
@@ -102,8 +99,6 @@ TEMPLATES = [
      "matmul", 2 * 64 * 8, 2 * 3 * 64),
     (cost("triton::triton_tem_fused_bmm_1", bf16(3, 4, 8), bf16(3, 8, 2), bf16(3, 4, 2)),
      "matmul", 2 * 24 * 8, 2 * (96 + 48 + 24)),
-    (cost("triton::triton_tem_fused_convolution_2", bf16(1, 3, 8, 8), bf16(6, 3, 3, 3), bf16(1, 6, 6, 6)),
-     "convolution", 2 * 216 * 27, 2 * (192 + 162 + 216)),
     # FlexAttention without a mask has one block.
     (cost("triton::triton_tem_fused_flex_attention_3", bf16(1, 4, 32, 16), bf16(1, 2, 32, 16), bf16(1, 2, 32, 16),
           fp32(1, 4, 32), Tensor((1, 1, 1), "int32"), Tensor((1, 1, 1, 1), "int32"), bf16(1, 4, 32, 16)),

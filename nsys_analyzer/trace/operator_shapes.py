@@ -69,8 +69,7 @@ def _parse_argument(shape: Any, type_name: Any, strides: Any) -> TensorArgument:
         ValueError: the shape is damaged.
     """
     if type_name == _TENSOR_LIST and isinstance(shape, list):
-        parts = strides if isinstance(strides, list) and len(strides) == len(shape) else [None] * len(shape)
-        return tuple(_parse_tensor(*pair, "") for pair in zip(shape, parts, strict=True))
+        return tuple(_parse_tensor(shape_of_tensor, None, "") for shape_of_tensor in shape)
     dtype = TYPES.get(str(type_name), "")
     if str(type_name).startswith(_SMALL_TYPE_PREFIXES):
         dtype = str(type_name).removeprefix("c10::").lower()

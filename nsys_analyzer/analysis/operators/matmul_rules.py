@@ -96,13 +96,6 @@ _MATMULS = {
 }
 
 
-def _count_layer_flops(call: Call) -> float:
-    """Returns the FLOPs of a layer of a transformer encoder: each token meets each weight, all keys and all values."""
-    inputs = call.tensor(0)
-    meeting = sum(count_elements(weight) for weight in call.tensors() if len(weight.shape) == 2)
-    return 2.0 * (meeting + 2 * inputs.shape[-1] * inputs.shape[1]) * count_elements(inputs) / inputs.shape[-1]
-
-
 # --- convolutions
 
 
@@ -290,24 +283,15 @@ def _make_template_rule(name: str) -> Rule | None:
     In a source without outputs, the last buffers among the inputs are the outputs.
     """
 
-    def find_buffers(call: Call) -> list[Tensor]:
-        """Returns all buffers of the kernel, the outputs last."""
-        return [*call.tensors(), *(call.outputs or ())]
-
     def count_matmul(call: Call) -> float:
         """Returns the FLOPs of the first two consecutive buffers whose product is as large as a later buffer."""
-        buffers = find_buffers(call)
+        buffers = [*call.tensors(), *(call.outputs or ())]
         for position, (left, right) in enumerate(pairwise(buffers), 2):
             if len(left.shape) == len(right.shape) >= 2 and left.shape[-1] == right.shape[-2]:
                 elements = _count_matmul_outputs(left, right)
                 if elements in map(count_elements, buffers[position:]):
                     return 2 * elements * left.shape[-1]
         raise call.unknown("operands")
-
-    def count_convolution(call: Call) -> float:
-        """Returns the FLOPs of a convolution without groups."""
-        _, weight, *_, output = (tensor for tensor in find_buffers(call) if len(tensor.shape) > 2)
-        return _count_convolution_flops(weight, output.shape)
 
     def count_attention(call: Call) -> float:
         """Returns the FLOPs of FlexAttention. If a mask has several blocks, only its content tells which are used."""
@@ -318,12 +302,9 @@ def _make_template_rule(name: str) -> Rule | None:
         scores = math.prod(query.shape[:3]) * key.shape[2]
         return 2.0 * (keys * key.shape[-1] + values * value.shape[-1]) * scores
 
-    written = outputs_or(nothing)
     if "flex_attention" in name:
-        return Rule("attention", bytes_of(), written, count_attention)
-    if "convolution" in name:
-        return Rule("convolution", bytes_of(), written, count_convolution)
-    return Rule("matmul", bytes_of(), written, count_matmul) if "mm" in name else None
+        return Rule("attention", bytes_of(), outputs_or(nothing), count_attention)
+    return Rule("matmul", bytes_of(), outputs_or(nothing), count_matmul) if "mm" in name else None
 
 
 #: The rules of operators that multiply, by the name of the operator.
@@ -332,6 +313,4 @@ MATMUL_RULES: dict[str, Rule] = {
     **{f"aten::{name}": _make_convolution() for name in _CONVOLUTIONS},
     "aten::convolution_backward": _make_convolution_backward(),
     **{name: _attention(positions, is_backward="backward" in name) for name, positions in _ATTENTION.items()},
-    "aten::_native_multi_head_attention": Rule("matmul", flops=_count_layer_flops),
-    "aten::_transformer_encoder_layer_fwd": Rule("matmul", flops=_count_layer_flops),
 }

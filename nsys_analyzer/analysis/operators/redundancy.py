@@ -132,23 +132,20 @@ def _find_repeated(calls: OperatorCalls) -> Bools:
     values that others may repeat.
     """
     is_repeated = np.zeros(len(calls), np.bool_)
+    if not calls.offsets:
+        return is_repeated
     results: dict[tuple[int, tuple[int, ...], tuple[int, ...]], tuple[int, ...]] = {}
     first_equal: dict[int, int] = {}
-    is_random = [bool(_RANDOM_OR_EMPTY.search(signature.name)) for signature in calls.signatures]
-    is_in_place = [signature.name.endswith("_") for signature in calls.signatures]
-    own_memory = {
-        value
-        for signature, reads in zip(calls.signature.tolist(), calls.reads, strict=False)
-        if is_in_place[signature]
-        for value in reads
-    }.union(calls.lasting)
-    for index, (signature, reads, offsets) in enumerate(
-        zip(calls.signature.tolist(), calls.reads, calls.offsets, strict=False)
-    ):
+    signatures = calls.signature.tolist()
+    names = [calls.signatures[signature].name for signature in signatures]
+    own_memory = set(calls.lasting)
+    own_memory.update(*(reads for name, reads in zip(names, calls.reads, strict=True) if name.endswith("_")))
+    for index, name in enumerate(names):
         writes = calls.writes[index]
-        if not writes or is_random[signature] or is_in_place[signature]:
+        if not writes or name.endswith("_") or _RANDOM_OR_EMPTY.search(name):
             continue
-        key = (signature, tuple(first_equal.get(value, value) for value in reads), offsets)
+        reads = tuple(first_equal.get(value, value) for value in calls.reads[index])
+        key = (signatures[index], reads, calls.offsets[index])
         if key in results and own_memory.isdisjoint(writes):
             is_repeated[index] = bool(reads)
             first_equal.update(zip(writes, results[key], strict=False))
