@@ -22,6 +22,8 @@ _MIN_ROW_SHARE = 0.001
 #: The first screen names a share of the kernel time without an expectation, and an unexplained share of the step, from
 #: these shares on.
 _MIN_NAMED_SHARE, _MIN_UNEXPLAINED_SHARE = 0.01, 0.05
+#: A saving that exceeds what lies above the attainable time by this factor is more than a rounded or uncertain figure.
+_LARGER_SAVING = 1.1
 _WORDS = {ATTAINABLE: "attainable time", "operators": EXCESS, "redundant": REDUNDANT, UNEXPLAINED: UNEXPLAINED}
 _WORDS |= {cause: words for cause, words in CAUSE_WORDS.items() if cause not in _WORDS}
 
@@ -31,8 +33,13 @@ def format_attainable(account: StepAccount) -> str:
     return format_ms(round_account(account).get(ATTAINABLE, 0.0))
 
 
-def describe_limits_of_account(account: StepAccount) -> str:
-    """Returns what limits the attainable time and the parts above it; empty if nothing does."""
+def describe_limits_of_account(account: StepAccount, largest_saving_ms: float = 0.0) -> str:
+    """Returns what limits the attainable time and the parts above it; empty if nothing does.
+
+    Args:
+        account: the account of a step.
+        largest_saving_ms: the largest saving that a finding predicts, ms.
+    """
     clauses = []
     if account.is_scaled:
         clauses.append(f"is scaled by data sheets from times that were measured on {account.measured_on}")
@@ -44,6 +51,11 @@ def describe_limits_of_account(account: StepAccount) -> str:
     if unexplained_ms >= _MIN_UNEXPLAINED_SHARE * account.step_ms:
         difference = format_ms(unexplained_ms)
         sentences.append(f"The replayed step is {difference} shorter than the step, so {difference} are unexplained.")
+    if largest_saving_ms > _LARGER_SAVING * (account.step_ms - account.attainable_ms):
+        sentences.append(
+            "The attainable time is that of the operators that the program calls. Fewer operators with the same result "
+            "may take less."
+        )
     return " ".join(sentences)
 
 
