@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from nsys_analyzer.analysis.operators.costs import OPERATOR_KINDS, Cost, estimate_cost
+from nsys_analyzer.analysis.operators.costs import Cost, estimate_cost
 from nsys_analyzer.analysis.operators.matmul_rules import MATMUL_RULES
+from nsys_analyzer.analysis.operators.operands import OperatorKind
 from nsys_analyzer.trace.operator_calls import Signature, Tensor, TensorArgument
 
 
@@ -352,7 +353,7 @@ def test_arguments_that_do_not_fit(argument: TensorArgument) -> None:
     for name in {*MATMUL_RULES, *(f"aten::{name}" for name in dir(torch.ops.aten))}:
         for text in ("", "None", "x", "[0, 0]", "7"):
             found = estimate_cost(Signature(name, (argument,) * 12, None, (text,) * 12))
-            assert found is None or (found.kind in OPERATOR_KINDS and 0 <= found.flops + found.bytes < math.inf)
+            assert found is None or (found.kind in get_args(OperatorKind) and 0 <= found.flops + found.bytes < math.inf)
 
 
 # --- PyTorch

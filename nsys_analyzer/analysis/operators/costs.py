@@ -6,10 +6,8 @@ from typing import NamedTuple
 
 from nsys_analyzer.analysis.operators.data_rules import find_data_rule
 from nsys_analyzer.analysis.operators.matmul_rules import find_matmul_rule
-from nsys_analyzer.analysis.operators.operands import OPERATOR_KINDS, Call, OperatorKind
+from nsys_analyzer.analysis.operators.operands import Call, OperatorKind
 from nsys_analyzer.trace.operator_calls import Signature
-
-__all__ = ["OPERATOR_KINDS", "Cost", "OperatorKind", "estimate_cost"]
 
 
 class Cost(NamedTuple):

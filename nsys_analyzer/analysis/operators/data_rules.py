@@ -70,10 +70,9 @@ _KINDS: dict[OperatorKind, re.Pattern[str]] = {
         r"|searchsorted|bucketize|isin|_fft\w+"
     ),
     "copy": re.compile(
-        r"\w*_?copy_?|_copy_from|clone|cat|_?chunk_cat|stack|flip|roll|rot90|repeat\w*|\w+_pad(?:_nd|[123]d)\w*"
-        r"|(?:slice|select|unfold)_backward|im2col|col2im|\w+shuffle|diag_embed|all_gather_copy_in|_local_scalar_dense"
-        r"|(?:new_)?(?:zeros|ones|full)(?:_like)?|fill_|zero_|\w*rand\w*|(?:log_)?normal_?|uniform_|bernoulli_|\w+ial_"
-        r"|cauchy_|geometric_|arange|linspace|logspace|eye|tri[lu]_indices|scalar_tensor|hann_window"
+        r"\w*_?copy_?|clone|cat|_?chunk_cat|stack|flip|roll|repeat\w*|\w+_pad(?:_nd|[123]d)\w*|\w+shuffle|im2col|col2im"
+        r"|(?:slice|select|unfold)_backward|all_gather_copy_in|_local_scalar_dense|fill_|zero_|arange|\w*rand\w*"
+        r"|(?:new_)?(?:zeros|ones|full)(?:_like)?|normal_?|uniform_|bernoulli_|exponential_|scalar_tensor"
     ),
 }  # fmt: skip
 #: The operations per element of the first argument: additions, multiplications, comparisons and functions.
@@ -180,8 +179,7 @@ _FORMULAS: dict[re.Pattern[str], tuple[Formula, Formula]] = {
         r"(?:_foreach_)?copy_": (bytes_of(1), size_of(0)),
         r"split_with_sizes_copy|_?chunk_cat|all_gather_copy_in": (bytes_of(0), size_of(0)),
         r"(?:new_)?(?:zeros|ones|full)(?:_like)?|rand\w*": (nothing, outputs_or(size_of(0))),
-        r"fill_|zero_|_foreach_zero_|(?:log_)?normal_|uniform_|bernoulli_|random_|\w+ial_|cauchy_|geometric_":
-            (nothing, size_of(0)),
+        r"fill_|zero_|_foreach_zero_|normal_|uniform_|bernoulli_|random_|exponential_": (nothing, size_of(0)),
         # Parameters, moments and the maxima of moments, but not the gradients.
         r"_fused_(?:adam|sgd|adagrad)\w*": (bytes_of(), size_of(0, 2, 3, 4)),
         r"(?:_foreach_)?addcmul_": (_read_by_addcmul, size_of(0)),

@@ -6,7 +6,7 @@ import ast
 import math
 import re
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from nsys_analyzer.trace.operator_calls import Signature, Tensor
 
@@ -15,7 +15,6 @@ OperatorKind = Literal[
     "matmul", "attention", "convolution", "norm", "softmax", "reduction", "elementwise", "copy", "embedding",
     "cross entropy", "optimizer", "collective", "other",
 ]  # fmt: skip
-OPERATOR_KINDS: tuple[OperatorKind, ...] = get_args(OperatorKind)
 
 #: The precisions of PyTorch's data types. The names of the types with 8 and 4 bits have a suffix.
 _PRECISIONS = {
