@@ -11,7 +11,7 @@ its end.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
@@ -33,6 +33,7 @@ _OPERATORS_ON_LISTS = ("aten::_foreach_", "aten::_fused_")
 #: Operators whose first argument is a list of tensors.
 _OPERATORS_ON_A_LIST = ("aten::cat", "aten::stack", "aten::_cat", "aten::hstack", "aten::vstack")
 _MAX_LISTS = 5
+_Sizes: TypeAlias = tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
 
 
 class _Texts(msgspec.Struct, array_like=True):
@@ -57,7 +58,7 @@ def parse_signature(name: str, text: str) -> Signature | None:
             return Signature(name, _group_tensors(name, [_parse_tensor(shape, None, "") for shape in lists.shapes]))
         strides = [*lists.strides, *([None] * len(lists.shapes))]
         inputs = [_parse_argument(*row) for row in zip(lists.shapes, lists.types, strides, strict=False)]
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+    except (msgspec.MsgspecError, RecursionError):
         return None
     return Signature(name, tuple(inputs), None, tuple(map(str, lists.values)))
 
@@ -66,7 +67,7 @@ def _parse_argument(shape: Any, type_name: Any, strides: Any) -> TensorArgument:
     """Returns the tensor or the tensors of an argument; None for an argument of another kind.
 
     Raises:
-        ValueError: the shape is damaged.
+        msgspec.MsgspecError: the shape is damaged.
     """
     if type_name == _TENSOR_LIST and isinstance(shape, list):
         return tuple(_parse_tensor(shape_of_tensor, None, "") for shape_of_tensor in shape)
@@ -80,16 +81,10 @@ def _parse_tensor(shape: Any, strides: Any, dtype: str) -> Tensor:
     """Returns a tensor of the given shape.
 
     Raises:
-        ValueError: the shape is no list of sizes.
+        msgspec.MsgspecError: the shape is no list of sizes.
     """
-    if not _is_list_of_integers(shape) or any(size < 0 for size in shape):
-        raise ValueError(f"{shape} is no shape")
-    has_strides = _is_list_of_integers(strides) and len(strides) == len(shape)
-    return Tensor(tuple(shape), dtype, tuple(strides) if has_strides else None)
-
-
-def _is_list_of_integers(value: Any) -> bool:
-    return isinstance(value, list) and all(type(entry) is int for entry in value)
+    sizes, steps = msgspec.convert(shape, _Sizes), msgspec.convert(strides or [], tuple[int, ...])
+    return Tensor(sizes, dtype, steps if len(steps) == len(sizes) else None)
 
 
 def _group_tensors(name: str, tensors: Sequence[Tensor]) -> tuple[TensorArgument, ...]:

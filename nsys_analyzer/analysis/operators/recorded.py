@@ -15,7 +15,6 @@ accumulates.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from functools import cache
 
 import numpy as np
@@ -212,24 +211,16 @@ def _complete_lists(work: ProcessWork, called: Ints, index: Ints, signatures: li
     The lists of optimizers stay unknown if a rank updates only a part of the parameters, or if an operator is called
     for several groups of parameters.
     """
-    names = work.attributed.trace.operators.names
-    calls = Counter(index.tolist())
-    lists = {
-        code: _OPTIMIZER_OPERATORS.get(signature.name, len(signature.inputs))
-        for code, signature in enumerate(signatures)
-        if () in signature.inputs and _takes_parameters(signature)
-    }
-    if any(calls[code] > 1 for code in lists) or any(map(_SHARDING_COLLECTIVE.search, names)):
-        return signatures
-    completed = [*signatures]
-    for code, count in lists.items():
-        first_call = int(called[np.flatnonzero(index == code)[0]])
-        parameters = _find_parameters(work, int(work.attributed.trace.operators.start[first_call]))
-        inputs = [
-            parameters if argument == () and position < count else argument
-            for position, argument in enumerate(signatures[code].inputs)
-        ]
-        completed[code] = signatures[code]._replace(inputs=tuple(inputs))
+    operators, completed = work.attributed.trace.operators, [*signatures]
+    if any(map(_SHARDING_COLLECTIVE.search, operators.names)):
+        return completed
+    for code in np.flatnonzero(np.bincount(index) == 1).tolist():
+        signature = signatures[code]
+        if () in signature.inputs and _takes_parameters(signature):
+            parameters = _find_parameters(work, int(operators.start[called[index == code][0]]))
+            count = _OPTIMIZER_OPERATORS.get(signature.name, len(signature.inputs))
+            lists = (parameters if argument == () else argument for argument in signature.inputs[:count])
+            completed[code] = signature._replace(inputs=(*lists, *signature.inputs[count:]))
     return completed
 
 
