@@ -358,6 +358,8 @@ def test_what_differs_and_what_is_another_program() -> None:
     [
         (run(name="long", configuration=Configuration(context_length=512)),
          ["The context length is 256 in train, and 512 in long"]),
+        (run(configuration=Configuration(context_length=512)),  # both are named train
+         ["The context length is 256 in the first run, and 512 in the second run"]),
         (run(), []),  # what is not known contradicts nothing
         (run(name="other", gpu="NVIDIA H100"), ["train ran on NVIDIA H200, other on NVIDIA H100"]),
         (run(name="cut", status="partial"), ["cut is partial: a range has no end, or some of its kernels are missing"]),

@@ -426,6 +426,8 @@ def describe_obstacle(obstacle: Obstacle) -> StrOrText:
     if obstacle.difference:
         setting = obstacle.difference.key.replace("_", " ")
         before, after = obstacle.difference.before, obstacle.difference.after
+        if run.title == second_run.title:
+            return f"The {setting} is {before} in the first run, and {after} in the second run"
         return f"The {setting} is {before} in {run.title}, and {after} in {second_run.title}"
     if obstacle.kind == "modules":
         return f"The models of {run.title} and {second_run.title} have no module in common"
