@@ -124,7 +124,7 @@ def test_one_report_holds_all_ranks_and_keeps_their_times(tmp_path: Path, nsys: 
     (capture,) = gather([runs], timings=read_sweep_timings(runs)).captures
     assert (capture.rank, capture.unprofiled) == (None, None)
     (warning,) = (text for one in say_all(capture.warnings) if "none of the rows" in (text := plain(one)))
-    assert "they differ in rank (0, 1); give a file with" in warning
+    assert "they differ in rank (0, 1) (give a file with" in warning
 
 
 def test_each_rank_of_one_report_has_its_own_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,7 +141,7 @@ def test_it_says_which_rank_is_late(tmp_path: Path) -> None:
         assert late["value"] > 5
         assert "Rank 1 is late by" in late["title"]
         assert finding["figure"] == "saves_ms finding=late_rank"
-        assert "the own time of rank 1 is" in finding["title"]
+        assert "the own time of rank 1 (its step without waiting) is" in finding["title"]
 
 
 def test_long_names_are_cut_and_declared_to_be_data(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def _describe_matmul(capture: CaptureSummary, share: MatmulShare) -> str:
         condition = ", without communication," if step.communicates or inference.communicates else ""
         scopes = inference.without_communication(), step.without_communication()
         comparison = _compare_matmul_shares(*scopes, f"in inference ({origin})", kernel)
-        text += f" In the {step.scope}{condition} the share of matmul is {comparison}."
+        text += f" In {name_scope(step.scope)}{condition} the share of matmul is {comparison}."
     return text
 
 

@@ -11,7 +11,7 @@ from nsys_analyzer.report.evidence import CAUSE_WORDS, format_step_length
 from nsys_analyzer.report.model import Answer, Block, Details, Field, Paragraph, Table, make_table
 from nsys_analyzer.report.sections.bars import ATTAINABLE, EXCESS, REDUNDANT, UNEXPLAINED, round_account
 from nsys_analyzer.report.units import format_ms
-from nsys_analyzer.text import join_names, join_texts, phrase, plural, rounded_percent
+from nsys_analyzer.text import StrOrText, join_names, join_texts, phrase, plural, rounded_percent
 
 #: The number of operators in full view, and the maximum number of operators in the section.
 _FIRST_ROWS, _MAX_ROWS = 5, 30
@@ -99,12 +99,11 @@ def answer_operators(capture: CaptureSummary) -> Iterator[Block]:
     if listed_rows := [row for row in rows_without_estimate if row.ms >= least_ms][:_MAX_ROWS]:
         folded_blocks.append(tabulate_operators(listed_rows, "Kernel time without an expectation, by operator:", title))
     hidden_count = len(rows) - len(rows_above_limit[:_MAX_ROWS]) - len(listed_rows)
-    ending = (
-        f" `nsys-analyze operators` lists {hidden_count} more {plural(hidden_count, 'operator')}."
-        if hidden_count
-        else ""
-    )
-    folded_blocks.append(Paragraph(join_texts("", (_define_terms(account), phrase(ending))), title))
+    sentences: list[StrOrText] = [_define_terms(account)]
+    if hidden_count:
+        operators = plural(hidden_count, "operator")
+        sentences.append(phrase("`nsys-analyze operators` lists {} more {}.", hidden_count, operators))
+    folded_blocks.append(Paragraph(join_texts(" ", sentences), title))
     yield Details("More operators, and what the terms mean", tuple(folded_blocks), title)
 
 
