@@ -322,8 +322,8 @@ def cells_of(pair: Pair) -> Iterator[str]:
 class UnseenFault(msgspec.Struct, frozen=True):
     """A fault that was planted by somebody who did not know the rules, and the first finding of its capture.
 
-    Times are ms per step, without the profiler, in the same process that was later recorded. ``later`` has the first
-    finding after the rules were changed with the fault in view; it is None if the first finding stayed.
+    Times are ms per step in a run without the profiler. ``later`` has the first finding after the rules were changed
+    with the fault in view; it is None if the first finding stayed.
     """
 
     program: str
@@ -353,8 +353,8 @@ def unseen_faults() -> Iterator[str]:
     yield (
         "The faults above were planted while the rules were written. The faults below were planted by somebody who did "
         "not know the rules, in five programs that the rules had never seen (`examples/unseen_faults`). Each program "
-        "was recorded once with each fault and once without it, by `nsys-analyze run -- python program.py`, on an NVIDIA "
-        "H200 with PyTorch 2.11. The table has the first finding of the first analysis, before a rule was changed."
+        "was recorded once with each fault and once without it, by `nsys-analyze run -- python program.py`, on an "
+        "NVIDIA H200 with PyTorch 2.11. The table has the first finding before a rule was changed."
     )
     yield ""
     yield (

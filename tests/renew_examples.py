@@ -15,8 +15,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import itertools
 import lzma
-import os
 import re
 import shlex
 import shutil
@@ -86,8 +86,14 @@ def stretches(output: str) -> Iterator[list[str]]:
             yield stretch.strip("\n").split("\n\n")
 
 
+def count_common_words(text: str, other: str) -> int:
+    """The number of words with which both texts begin."""
+    pairs = zip(text.split(), other.split(), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
 def renewed(example: re.Match[str]) -> str:
-    """An example with what its command prints now; each stretch begins with the same word, and is as long."""
+    """An example with what its command prints now; each stretch begins with the same words, and is as long."""
     command, shown = example["command"], example["output"]
     printed = output_of(command).strip("\n").split("\n\n")
     if LEFT_OUT not in shown.splitlines():
@@ -95,9 +101,10 @@ def renewed(example: re.Match[str]) -> str:
     kept, behind = [], 0
     for stretch in stretches(shown):
         word = stretch[0].split()[0]
-        first = next((i for i, block in enumerate(printed) if i >= behind and block.split()[:1] == [word]), None)
-        if first is None:
+        candidates = [i for i, block in enumerate(printed) if i >= behind and block.split()[:1] == [word]]
+        if not candidates:
             raise ValueError(f"{command} prints no paragraph that begins with {word!r}")
+        first = max(candidates, key=lambda i: count_common_words(printed[i], stretch[0]))
         if first > behind:
             kept.append(LEFT_OUT)
         behind = first + len(stretch)
