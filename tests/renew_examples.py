@@ -17,6 +17,7 @@ import hashlib
 import io
 import itertools
 import lzma
+import os
 import re
 import shlex
 import shutil
