@@ -189,8 +189,8 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
         "kernel time), so their class is unknown. Export the report again."
     ),
     "opaque_graphs": lambda replays: phrase(
-        "The kernels of {:,.0f} CUDA graph replays were not recorded: GPU busy includes the replays, but no table "
-        "lists their kernels. Capture with `--cuda-graph-trace=node` to record them.", replays,
+        "The kernels of {} were not recorded: GPU busy includes the {}, but no table lists their kernels. Capture with "
+        "`--cuda-graph-trace=node` to record them.", _count(round(replays), "CUDA graph replay"), plural(replays, "replay"),
     ),
     "kernels_without_launch": lambda kernels: (
         f"No launch was recorded for {_count(kernels, 'kernel')}, so the range of "
