@@ -190,7 +190,8 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
     ),
     "opaque_graphs": lambda replays: phrase(
         "The kernels of {} were not recorded: GPU busy includes the {}, but no table lists their kernels. Capture with "
-        "`--cuda-graph-trace=node` to record them.", _count(round(replays), "CUDA graph replay"), plural(replays, "replay"),
+        "`--cuda-graph-trace=node` to record them.",
+        _count(round(replays), "CUDA graph replay"), plural(replays, "replay"),
     ),
     "kernels_without_launch": lambda kernels: (
         f"No launch was recorded for {_count(kernels, 'kernel')}, so the range of "
