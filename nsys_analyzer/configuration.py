@@ -212,7 +212,8 @@ class Run(Options[None]):
         run: the ``nsys-analyze run`` command that started the timed and the recorded run.
         capture: the file name of the trace that the manifest belongs to.
         stacks: the names of the files with Python stacks that were sampled during the recording.
-        operators: the names of the files with the calls of operators in the step after the measured steps.
+        operators: the names of the files that list the operator calls of one extra step, which ran after the measured
+            steps.
         rank: the rank of the capture's process.
         world_size: the number of ranks of the run.
         rank_pids: the process ID of each rank, if one capture records all of them.

@@ -151,16 +151,16 @@ def fill_figures(
     ]  # fmt: skip
 
 
-def measure_phases(levels: Sequence[Point], spans: Sequence[Span]) -> list[PhaseFigures]:
+def measure_phases(levels: Sequence[Point], phases: Sequence[Span]) -> list[PhaseFigures]:
     """Returns the memory of each phase. An event between two phases counts for the earlier phase."""
-    first_points = [0, *(bisect_right(levels, span.start_ms, key=lambda point: point[0]) for span in spans[1:])]
+    first_points = [0, *(bisect_right(levels, phase.start_ms, key=lambda point: point[0]) for phase in phases[1:])]
     end_points = [*first_points[1:], len(levels)]
     figures = []
-    for span, first_point, end in zip(spans, first_points, end_points, strict=True):
+    for phase, first_point, end in zip(phases, first_points, end_points, strict=True):
         levels_in_phase = [
             level for _, level in levels[max(first_point - 1, 0) : end]
         ]  # also the level when the phase starts
-        figures.append(PhaseFigures(span.name, span.start_ms, span.end_ms, levels_in_phase[0], max(levels_in_phase)))
+        figures.append(PhaseFigures(phase.name, phase.start_ms, phase.end_ms, levels_in_phase[0], max(levels_in_phase)))
     return figures
 
 

@@ -210,7 +210,7 @@ class Pipeline(SharedTraining):
                 f"{layers} layers cannot make {ranks} stages", "Give at least as many --num-layers as processes"
             )
         local_layers = range(layers * number // ranks, layers * (number + 1) // ranks)
-        blocks_elsewhere = [f"blocks.{index}" for index in range(layers) if index not in local_layers]
+        blocks_elsewhere = [f"blocks.{layer}" for layer in range(layers) if layer not in local_layers]
         blocks_elsewhere += ["embedding"] * (number > 0) + ["norm", "head"] * (number < ranks - 1)
         for name in blocks_elsewhere:
             model.set_submodule(name, ModuleOnOtherRank())

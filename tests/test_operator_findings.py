@@ -105,7 +105,7 @@ def test_recomputed_work_is_removed() -> None:
     assert places(candidate, steps) == ["model.py:7"]
     said = text_of(candidate)
     assert "Activations are recomputed" in said
-    assert "2 calls take 0.2 ms (40 % of the step)" in said
+    assert "2 operator calls take 0.2 ms (40 % of the step)" in said
     # Backward reads one of two recomputed results: 8,192 · 4,096 elements of 2 bytes are 64 MiB.
     assert "This saves about 64.0 MiB of memory: keep it if" in said
 

@@ -172,7 +172,7 @@ def test_rows_are_added_up() -> None:
 def test_the_section_lists_the_account_and_the_operators() -> None:
     text = write_section(make_capture())
     assert (
-        " a step, about 23.9 ms are attainable on this GPU. The largest parts above the attainable time: launching, "
+        "; about 23.9 ms would be attainable on this GPU. The largest parts above the attainable time: launching, "
         "short pauses (8.2 ms), other CPU work (5.5 ms) and redundant work (4.5 ms)." in text
     )
     cells = re.findall(r"\| ([a-z][a-zA-Z, ]+?) +\| +([\d.]+) \| +([\d.]+) % \|", text)

@@ -324,13 +324,13 @@ def _check_that_steps_contain(subject: CapturesToReplay, studies: Sequence[Study
     present_classes = {names[code] for names, kernels in codes for code in kernels if code >= 0} - {""}
     present_ranges = {study.ranges[code] for study in studies for code in study.spans.name.tolist()}
     classes = [*question.classes, *([COMMUNICATION] if question.network is not None else [])]
-    for kind, names, present in (
+    for noun, names, present in (
         ("kernel of class", classes, present_classes),
         ("range", question.ranges, present_ranges),
     ):
         for name in (name for name in names if name not in present):
             present_names = ", ".join(sorted(present)) or "none"
-            raise ConfigurationError(f"The steps contain no {kind} {name!r}", f"They contain: {present_names}")
+            raise ConfigurationError(f"The steps contain no {noun} {name!r}", f"They contain: {present_names}")
     if question.operators and len(subject.captures) > 1:
         hint = "Give the capture of one rank"
         raise ConfigurationError("Operators cannot be changed if several ranks are replayed together", hint)

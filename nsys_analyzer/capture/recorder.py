@@ -40,8 +40,8 @@ from nsys_analyzer.system.machine import cpu_model, driver_module_version
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-#: The exit code if the program succeeded but no trace was written. The package's targets end with 3 if they run out of
-#: memory.
+#: The exit code if the program succeeded but no trace was written. It differs from the exit code 3 of the package's
+#: targets, which means that they ran out of memory.
 NOTHING_RECORDED = 4
 _TERMINATED_EXIT_CODE = 128 + signal.SIGTERM
 #: The name of a file beside the trace. If another process makes this file, the recording of a server begins at once,
@@ -122,7 +122,7 @@ class Recorder:
             self._write_trace()
         except NoSpaceError as error:
             self.failure = error
-        except (OSError, RuntimeError, NsysAnalyzerError) as error:  # the program did not cause it, so it continues
+        except (OSError, RuntimeError, NsysAnalyzerError) as error:  # not an error of the program, which continues
             problem = f"{self.output} cannot be written: {error}"
             self.failure = ExportError(problem, "Free some space, or choose another --output")
 

@@ -188,7 +188,7 @@ def running_options(folder: Path) -> Callable[[Function], Function]:
             ),
             option(
                 RUNNING, "--resume/--rerun", default=None,
-                help="Keep the finished results in the output folder and run only what is missing, or replace them.",
+                help="Run only what has no result in the output folder yet, or run everything and replace the results.",
             ),
             output_option(folder),
             option(RUNNING, "--dry-run", is_flag=True, help="Print what would be run, and run nothing."),

@@ -350,7 +350,13 @@ class _TextReader:
         return _TextPart(text, "sentences" if claims else "heading", claims)
 
     def _judge_sentence(self, words: str, matches: Sequence[_ReportSentence]) -> Claim | None:
-        """Returns the claim of words that match these sentences of the report; None if all are headings."""
+        """Returns the claim that a sentence of an answer makes.
+
+        Args:
+            words: the sentence of the answer.
+            matches: the sentences of the report that the words match. If all of them are headings, the words make no
+                claim, and the result is None.
+        """
         if all(sentence.kind == "heading" for sentence in matches):
             is_of_capture = any(sentence.capture for sentence in matches)
             self._capture = words if words in self._report.captures else self._capture if is_of_capture else ""

@@ -61,7 +61,7 @@ _VALUES_LINE_LENGTH, _NAMES_LINE_LENGTH = 80, 100
 _AXIS_WIDTH_INCHES, _CHARACTER_WIDTH_INCHES = 6.3, 0.075
 _MAX_ROW_NAME_LENGTH = 36
 #: A part of a bar that is longer than this gets no number, because matplotlib cannot place text that far from 0.
-_MAX_LABELED_PART_LENGTH = 1e15
+_MAX_NUMBERED_PART_LENGTH = 1e15
 
 #: The name of a curve and its points; y is NaN where the curve is interrupted.
 _Curve = tuple[str, list[tuple[float, float]]]
@@ -179,7 +179,7 @@ def _draw_stacked_bars(canvas: Canvas, axes: Axes, figure: Bars) -> None:
             name_and_number = f"{_shorten_name(name)} {number}"
             candidates = (name_and_number, number)
             text = next((text for text in candidates if len(text) + 1 <= length * characters_per_unit), "")
-            if abs(length) < _MAX_LABELED_PART_LENGTH:
+            if abs(length) < _MAX_NUMBERED_PART_LENGTH:
                 axes.text(start + length / 2, row, text, ha="center", va="center", color=text_color(colors[name]))
             named_parts |= {name} if text == name_and_number else set()
         bar_starts = [start + length for start, length in zip(bar_starts, lengths, strict=True)]

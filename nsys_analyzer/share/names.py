@@ -136,8 +136,8 @@ _PUBLIC_LAYER_PREFIXES = ("", "transformer_", "transformer")
 
 # --- the parts of names
 
-#: Matches annotations of operators, with numbers only. The numbers are not private, and a trace may contain a million
-#: different ones.
+#: Matches annotations of operators that consist of numbers, such as ``, seq = 7, op_id = 12``. They are kept, because
+#: the numbers are not private, and because a trace may contain a million different ones.
 _ANNOTATION = r", *(?:seq|op_id|sizes|input_op_ids) *="
 _ANNOTATIONS = re.compile(rf"(?:{_ANNOTATION}(?:[\d\[\](),]|(?<![\d-])[ -])*)+")
 #: Matches a text in JSON.

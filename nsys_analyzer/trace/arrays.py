@@ -105,8 +105,8 @@ def compress_constant(column: Any) -> Any:
 def iterate_blocks(length: int, min_length: int = 0) -> Iterator[slice]:
     """Returns slices that divide a long column into blocks of at least ``min_length`` positions.
 
-    The temporary arrays for one block fit into the CPU's cache. The system would allocate and zero temporary arrays of
-    the column's length again and again, which takes half of the time of a long capture.
+    The temporary arrays of one block fit into the CPU's cache. For arrays of the column's length, the system allocates
+    and zeroes memory in each calculation. In a long capture, this takes half of the time of the analysis.
     """
     size = max(_BLOCK_LENGTH, min_length)
     return (slice(first, first + size) for first in range(0, length, size))

@@ -244,7 +244,7 @@ def without_operator_steps(trace: Any) -> Any:
         return late
 
     def select_early(rows: Any) -> Any:
-        """Returns the rows that start before the step of their process."""
+        """Returns the rows that start before the step in which each operator of their process has a range."""
         return rows.select(~is_late(rows.start, process_of(rows.thread)))
 
     launch, is_late_operation = _find_late_operations(trace, is_late)

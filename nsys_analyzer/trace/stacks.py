@@ -115,7 +115,7 @@ def read_stacks(capture: Path, clocks: Ranges) -> dict[int, Stacks]:
     """
     matches = [CLOCK_RANGE.fullmatch(clocks.names[name]) for name in clocks.name.tolist()]
     pid_and_clock = np.array([(int(match[1]), int(match[2])) for match in matches if match], np.int64).reshape(-1, 2)
-    stacks_of, loader_stacks_of = dict[int, Stacks](), dict[int, Stacks]()
+    stacks_of, data_loader_stacks_of = dict[int, Stacks](), dict[int, Stacks]()
     for path in find_stack_files(capture) if len(pid_and_clock) else ():
         check_regular(path, "Remove it. The report then shows no source lines")
         try:
@@ -139,7 +139,9 @@ def read_stacks(capture: Path, clocks: Ranges) -> dict[int, Stacks]:
             process = int(process_of(clocks.thread[indices[0]]))
             process_stacks = Stacks(requested, sampled, file.period_ns, samples[2], stacks, file.source)
             if file.loads:
-                loader_stacks_of[process] = process_stacks.append(loader_stacks_of.get(process))
+                data_loader_stacks_of[process] = process_stacks.append(data_loader_stacks_of.get(process))
             else:
                 stacks_of[process] = process_stacks
-    return {process: replace(stacks, loader=loader_stacks_of.get(process)) for process, stacks in stacks_of.items()}
+    return {
+        process: replace(stacks, loader=data_loader_stacks_of.get(process)) for process, stacks in stacks_of.items()
+    }

@@ -347,8 +347,8 @@ def _make_ranges(frame: Frame, strings: Mapping[int, str]) -> tuple[Ranges, Ints
         [normalize_module_name(name) if name.startswith("{") else name for name in texts_without_arguments]
     )
     ranges = Ranges(frame["start"], frame["end"], frame["thread"], codes[text_code], names)
-    are_operators = np.array([name in annotated or name.startswith(ATEN_PREFIX) for name in names], np.bool_)
-    index = np.flatnonzero(are_operators[ranges.name])
+    is_operator_name = np.array([name in annotated or name.startswith(ATEN_PREFIX) for name in names], np.bool_)
+    index = np.flatnonzero(is_operator_name[ranges.name])
     matches = (_SEQUENCE.search(text) if "=" in text else None for text in recorded_texts)
     sequence = np.array([int(match[1]) if match else -1 for match in matches], np.int64)[text_code[index]]
     operand_sizes = [match[1] if "sizes" in text and (match := _SIZES.search(text)) else "" for text in recorded_texts]

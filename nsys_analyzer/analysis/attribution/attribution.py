@@ -305,18 +305,22 @@ def _find_rejected_steps(roles: Mapping[str, str | None], *, decodes: bool) -> s
     step only if there is a range such as "prefill" as well, or if ``decodes`` is True.
     """
     marks_of_shapes = zip(roles, map_by_shape(tuple(roles), parse_served_step), strict=True)
-    marks = {name: mark for name, is_mark in marks_of_shapes if is_mark and (mark := parse_served_step(name))}
-    is_inside = any(name.startswith(ENGINE_STEP_PREFIX) for name in marks)
-    is_certain = any(mark.certain for mark in marks.values())
-    is_doubtful = is_certain or (len({mark.kind for mark in marks.values()}) < 2 and not decodes)
+    served_steps = {
+        name: served_step for name, is_mark in marks_of_shapes if is_mark and (served_step := parse_served_step(name))
+    }
+    is_inside = any(name.startswith(ENGINE_STEP_PREFIX) for name in served_steps)
+    is_certain = any(served_step.certain for served_step in served_steps.values())
+    is_doubtful = is_certain or (len({served_step.kind for served_step in served_steps.values()}) < 2 and not decodes)
     rejected_names = {
         name
-        for name, mark in marks.items()
-        if (is_inside and name.startswith(EXECUTOR_STEP_PREFIX)) or (is_doubtful and not mark.certain)
+        for name, served_step in served_steps.items()
+        if (is_inside and name.startswith(EXECUTOR_STEP_PREFIX)) or (is_doubtful and not served_step.certain)
     }
     trains = not {"backward", "optimizer"}.isdisjoint(roles.values())
-    serves = bool(marks.keys() - rejected_names) and not trains
-    return rejected_names | {name for name, role in roles.items() if serves and role == STEP and name not in marks}
+    serves = bool(served_steps.keys() - rejected_names) and not trains
+    return rejected_names | {
+        name for name, role in roles.items() if serves and role == STEP and name not in served_steps
+    }
 
 
 #: Separates the names of the ranges in a range path.

@@ -204,9 +204,9 @@ def measure_launch_waits(start: Ints, called: Ints, launch: SmallInts) -> Ints:
 
 
 def _estimate_clock_offsets(operations: Operations, launch: SmallInts, wait: Ints) -> Ints:
-    """Returns the offset of the clock of each operation's device, ns; shape (operations,).
+    """Returns how far the clock of each operation's GPU is ahead of the CPU's clock, ns; shape (operations,).
 
-    The offset is negative if most operations of the device start before their launch, otherwise 0.
+    The result is negative if most operations of the GPU start before their launch. Otherwise it is 0.
     """
     if not (wait < -_CLOCK_ERROR_NS).any():
         return np.broadcast_to(np.int64(0), len(wait))

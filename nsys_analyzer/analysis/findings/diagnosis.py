@@ -150,13 +150,13 @@ def diagnose(
         findings = list(_rank_candidates(steps, candidates))
         if priced:
             account = make_account(priced, baselines, scale, middle_ms, {row.cause: row.ms for row in step.causes})
-    explained = {"unrecorded", "profiler", *(finding.place.name for finding in findings if finding.place)}
+    explained_causes = {"unrecorded", "profiler", *(finding.place.name for finding in findings if finding.place)}
     lines_ms = sum(finding.saves_ms for finding in findings if finding.id == HOST_LINE)
     if lines_ms and lines_ms >= waits.MAJORITY_SHARE * step.idle_of("launch"):
-        explained.add("launch")
+        explained_causes.add("launch")
     if waits_for_ranks:
-        explained.add("communication")
-    idle = _find_idle_gpu(step, profiled_ms if doubt else (low_ms + high_ms) / 2, explained)
+        explained_causes.add("communication")
+    idle = _find_idle_gpu(step, profiled_ms if doubt else (low_ms + high_ms) / 2, explained_causes)
     # If the replay cannot be trusted, idle time with an unknown cause is not reported.
     is_vague = doubt is not None and idle is not None and idle.place == Place("idle", "unknown")
     if idle and not one_time_reason and not is_vague:
@@ -311,13 +311,13 @@ def _without_explained_work(
     study: Study, ranked: Sequence[tuple[Candidate, _SavingInterval]]
 ) -> list[tuple[Candidate, _SavingInterval]]:
     """Returns the candidates whose GPU work is not mostly that of others, which save more or know a reason."""
-    explained, kept = np.zeros(len(study.operations), np.bool_), []
+    explained_operations, kept = np.zeros(len(study.operations), np.bool_), []
     for candidate, saving in sorted(ranked, key=lambda pair: pair[0].is_symptom):
         if candidate.operations is not None:
             work_ms = study.work_ms(candidate.operations)
-            if study.work_ms(candidate.operations & explained) > _MAX_EXPLAINED_SHARE * work_ms:
+            if study.work_ms(candidate.operations & explained_operations) > _MAX_EXPLAINED_SHARE * work_ms:
                 continue
-            explained |= candidate.operations
+            explained_operations |= candidate.operations
         kept.append((candidate, saving))
     return sorted(kept, key=lambda pair: -pair[1].middle)
 
@@ -407,7 +407,7 @@ class GpuIdleFigures(FindingFigures):
     is_pass: bool
 
 
-def _find_idle_gpu(step: StepSummary, step_ms: float, explained: set[str]) -> FindingWithFigures | None:
+def _find_idle_gpu(step: StepSummary, step_ms: float, explained_causes: set[str]) -> FindingWithFigures | None:
     """Returns a finding for the largest part of a step in which the GPU does not compute.
 
     Returns None if the GPU computes for most of the step, or if another finding explains this part.
@@ -415,7 +415,7 @@ def _find_idle_gpu(step: StepSummary, step_ms: float, explained: set[str]) -> Fi
     Args:
         step: the figures of the steps.
         step_ms: the length of a step without the profiler, ms.
-        explained: the causes of idle time and the kernel classes that other findings explain.
+        explained_causes: the causes of idle time and the kernel classes that other findings explain.
     """
     if not step_ms or step.compute_ms >= _MIN_COMPUTE_SHARE * step_ms:
         return None
@@ -429,12 +429,12 @@ def _find_idle_gpu(step: StepSummary, step_ms: float, explained: set[str]) -> Fi
     parts.append((step.exposed_copy_ms, "copy", True))
     parts.append((step.exposed_communication_ms, "communication", True))
     ms, cause, is_exposed = max(parts)
-    if cause in explained or not ms:
+    if cause in explained_causes or not ms:
         return None
     ms_by_place = defaultdict[tuple[str, str], float](float)
     for row in step.idle_by_cause:
-        place = (row.range, "") if row.range else ("", row.api or "")
-        ms_by_place[place] += row.ms * (row.cause == cause)
+        range_and_api = (row.range, "") if row.range else ("", row.api or "")
+        ms_by_place[range_and_api] += row.ms * (row.cause == cause)
     (range_name, api), longest_ms = max(ms_by_place.items(), key=lambda pair: pair[1], default=(("", ""), 0.0))
     is_mostly_in_place = longest_ms >= waits.MAJORITY_SHARE * causes_ms.get(cause, 0.0)
     ms = min(ms, step_ms)

@@ -353,7 +353,7 @@ def find_unfused_chains(steps: StepsToExplain) -> Iterator[Candidate]:
             saves_launches=steps.idle_share < LEAST_IDLE_SHARE,
         )
         chained = ExplainedCalls(calls, least_ns, most_ns)
-        # Compiled code costs CPU time, too. If launching limits the step, no launch is saved.
+        # Compiled code needs CPU time itself. So if launching limits the step, the estimate does not remove launches.
         save = partial(saved_launches, steps) if figures.saves_launches else saved_work
         yield from _make_candidate(steps, "unfused_chains", figures, chained, save)
 

@@ -302,7 +302,7 @@ def find_host_sync(steps: StepsToExplain) -> Iterator[Candidate]:
     half_the_time, without_scalars = np.where(waiting, 0.5, 1.0), np.where(scalars, 0.0, 1.0)
 
     def remove_waits(replay: Replay) -> Replay:
-        """Returns the steps in which the program does not wait for the scalars."""
+        """Returns a replay in which the program does not wait for the scalars that it copies from the GPU."""
         return replay.without_waits(waiting).scale_launches(half_the_time)
 
     def remove_calls(replay: Replay) -> Replay:
@@ -430,7 +430,7 @@ class BetweenStepsFigures(FindingFigures):
 
 
 def find_between_steps(steps: StepsToExplain) -> Iterator[Candidate]:
-    """Finds time between an engine's steps in which it makes no CUDA call: scheduling, sampling, detokenization."""
+    """Finds pauses between the steps of a serving engine: it schedules, samples or detokenizes without CUDA calls."""
     study = steps.study
     between = np.zeros(len(study.calls.kind), np.bool_)
     between[study.replay.first_call[1:] - 1] = True

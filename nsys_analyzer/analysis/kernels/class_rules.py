@@ -278,7 +278,7 @@ OPERATOR_RULES: tuple[Rule, ...] = (
     ),
     Rule("communication", r"^(?:_?c10d(?:_functional)?|_dtensor|symm_mem)::|^record_param_comms$", "c10d::allreduce_"),
     Rule(
-        "memset/memcpy",  # Includes allocations that do not fill the memory.
+        "memset/memcpy",  # Allocations that write no values belong to this class, too.
         r"^aten::(?:(?:new_)?empty|resize_|set_|_local_scalar_dense|item|_?pin_memory)",
         "aten::empty_strided",
     ),

@@ -51,25 +51,25 @@ def find_chains(operators: PricedOperators, pending: Bools) -> Iterator[list[int
 
 
 def _find_depths(calls: OperatorCalls, is_barrier: Bools) -> list[int]:
-    """Returns the depth of each call: the latest possible number of barriers, such as matmuls, before it.
+    """Returns the depth of each call: the greatest possible number of barriers, such as matmuls, before it.
 
     If a barrier reads the result of one call, and another call needs the result of the barrier, the other call has a
     greater depth. So calls with equal depths can run in one kernel.
     """
     barriers = is_barrier.astype(np.int64).tolist()
-    earliest, of_value = list[int](), dict[int, int]()
+    least_depths, depth_of_value = list[int](), dict[int, int]()
     for barrier, reads, writes in zip(barriers, calls.reads, calls.writes, strict=True):
-        earliest.append(max((of_value.get(value, 0) for value in reads), default=0) + barrier)
-        of_value.update(dict.fromkeys(writes, earliest[-1]))
+        least_depths.append(max((depth_of_value.get(value, 0) for value in reads), default=0) + barrier)
+        depth_of_value.update(dict.fromkeys(writes, least_depths[-1]))
     passes = list(zip(calls.phase.tolist(), calls.instance.tolist(), strict=True))
-    latest, latest_of_value = earliest.copy(), dict[tuple[int, tuple[int, int]], int]()
-    for index in range(len(latest) - 1, -1, -1):
-        readers = [latest_of_value.get((value, passes[index])) for value in calls.writes[index]]
-        latest[index] = min((depth for depth in readers if depth is not None), default=earliest[index])
+    greatest_depths, greatest_depth_of_value = least_depths.copy(), dict[tuple[int, tuple[int, int]], int]()
+    for index in range(len(greatest_depths) - 1, -1, -1):
+        readers = [greatest_depth_of_value.get((value, passes[index])) for value in calls.writes[index]]
+        greatest_depths[index] = min((depth for depth in readers if depth is not None), default=least_depths[index])
         for value in calls.reads[index]:
-            key, depth = (value, passes[index]), latest[index] - barriers[index]
-            latest_of_value[key] = min(latest_of_value.get(key, depth), depth)
-    return latest
+            key, depth = (value, passes[index]), greatest_depths[index] - barriers[index]
+            greatest_depth_of_value[key] = min(greatest_depth_of_value.get(key, depth), depth)
+    return greatest_depths
 
 
 def count_chain_bytes(operators: PricedOperators, chain: Sequence[int]) -> tuple[float, float]:

@@ -76,8 +76,9 @@ _KINDS: dict[OperatorKind, re.Pattern[str]] = {
     ),
 }  # fmt: skip
 #: The operations per element of the first argument: additions, multiplications, comparisons and functions.
-#: A norm has mean 1, variance 3, normalization 2, weight and bias 2. A softmax has maximum, difference, exponential,
-#: sum and quotient. Backward operators of both have as many, within a factor of 2.
+#: A norm needs 8 operations: 1 for the mean, 3 for the variance, 2 for the normalization, and 2 for weight and bias. A
+#: softmax needs 5: one each for maximum, difference, exponential, sum and quotient. The backward operators of both need
+#: as many, within a factor of 2.
 _OPERATIONS_PER_ELEMENT: dict[OperatorKind, float] = {
     "norm": 8, "softmax": 5, "elementwise": 1, "reduction": 1, "optimizer": 1,
 }  # fmt: skip

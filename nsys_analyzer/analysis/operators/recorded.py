@@ -40,8 +40,10 @@ from nsys_analyzer.trace.trace import ATEN_PREFIX
 
 #: The data types of matrices by the precision that the names of matmul kernels show.
 _TYPE_OF_PRECISION = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "tf32": "float32", "fp64": "float64"}
-#: The beginning of the names of kernels that torch.compile generated, and their namespace in signatures.
-_COMPILED_KERNEL, _COMPILED_NAMESPACE = "triton_", "triton::"
+#: The names of the kernels that torch.compile generates begin with this text.
+_COMPILED_KERNEL_PREFIX = "triton_"
+#: The namespace that these kernels get in the signatures of operators.
+_COMPILED_NAMESPACE = "triton::"
 #: Matches the first floating-point type among the template arguments of PyTorch's own kernels.
 _KERNEL_TYPE = re.compile(r"\bat::native\b.*?[<(, ](float|double|c10::BFloat16|c10::Half)\b")
 #: Matches the kernels that convert a tensor in float32 to 16 bits.
@@ -61,7 +63,7 @@ def find_recorded_step(work: ProcessWork, windows: Windows) -> OperatorStep | No
     """Returns the calls of operators in one of the given steps; None if the trace contains no shapes."""
     trace, attribution = work.attributed.trace, work.attributed.attribution
     operators = trace.operators
-    has_shapes = mask_by_name(operators, lambda name: is_operator(name) or name.startswith(_COMPILED_KERNEL))
+    has_shapes = mask_by_name(operators, lambda name: is_operator(name) or name.startswith(_COMPILED_KERNEL_PREFIX))
     has_shapes &= operators.arguments != NONE
     if not has_shapes.any() or not work.devices:
         return None
@@ -170,7 +172,7 @@ def _make_signatures(work: ProcessWork, called: Ints, kernel: Ints) -> tuple[Int
         for position, argument in enumerate(signature.inputs if signature else ()):
             kernel_type = kernel_types[min(position, len(kernel_types) - 1)] if kernel_types else ""
             inputs.append(_with_types(argument, kernel_type or common_type))
-        name = f"{_COMPILED_NAMESPACE}{name}" if name.startswith(_COMPILED_KERNEL) else name
+        name = f"{_COMPILED_NAMESPACE}{name}" if name.startswith(_COMPILED_KERNEL_PREFIX) else name
         signature_of_key[key] = Signature(name, tuple(inputs), None, signature.arguments if signature else ())
     index_of_signature = {signature: i for i, signature in enumerate(dict.fromkeys(signature_of_key.values()))}
     index = np.array([index_of_signature[signature_of_key[key]] for key in keys], np.int64)

@@ -99,7 +99,7 @@ def find_module_calls(attributed: AttributedTrace) -> ModuleCalls | None:
     operators = attributed.trace.operators
     if not any(map(_NUMBERED_BLOCK.fullmatch, ranges.names)) and not (operators.sequence >= 0).any():
         return None
-    # The program's own ranges inside its phases are calls, except for ranges inside a backward pass.
+    # A range that the program opened in one of its phases is taken for a call of a module, except in a backward pass.
     roles, operator_names = attributed.roles, {operators.names[code] for code in distinct(operators.name)}
     is_call = mask_by_name(ranges, lambda name: not (is_framework_name(name) or name in operator_names))
     is_call &= ~roles.is_phase_or_step & ~roles.has_role("warmup")

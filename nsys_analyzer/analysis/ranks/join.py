@@ -222,7 +222,7 @@ class JoinedRanks:
         exposed_ms = mean_ms(member.exposed_communication)
         columns = [walls_ns, self.own_ns[position]] if self.waits else [walls_ns]
         rows = zip(*((column / NS_PER_MS).tolist() for column in columns), strict=True)
-        numbers = self.numbers[position][steps].tolist()
+        step_numbers = self.numbers[position][steps].tolist()
         figures = RankFigures(
             label=member.label,
             rank=member.rank,
@@ -237,7 +237,7 @@ class JoinedRanks:
             exposed_communication_ms=scale * exposed_ms,
             idle_ms=scale * mean_ms(member.idle),
             cpu_ms=mean_ms(member.cpu),
-            steps=tuple(RankStep(number, *row) for number, row in zip(numbers, rows, strict=True)),
+            steps=tuple(RankStep(step_number, *row) for step_number, row in zip(step_numbers, rows, strict=True)),
         )
         if not self.waits:
             return figures

@@ -212,17 +212,17 @@ def match_collectives(members: Sequence[Member]) -> tuple[list[Match], Ints, lis
     for member_numbers in numbers_of_others:
         step_numbers = np.intersect1d(step_numbers, member_numbers)
     # A communicator without an ID is identified by the position of its stream among the streams without an ID.
-    users_of: dict[tuple[str, int], Match] = defaultdict(dict)
+    collectives_by_communicator: dict[tuple[str, int], Match] = defaultdict(dict)
     for position, member in enumerate(members):
         communicator = member.collectives.communicator
         ids, first_user = np.unique(communicator, return_index=True)
         streams = iter(range(len(ids)))
         for number in ids[np.argsort(first_user)].tolist():
             key = ("id", number) if number > 0 else ("stream", next(streams))
-            users_of[key][position] = np.flatnonzero(communicator == number)
+            collectives_by_communicator[key][position] = np.flatnonzero(communicator == number)
     matches: list[Match] = []
     differing_steps: set[int] = set()
-    for users in users_of.values():
+    for users in collectives_by_communicator.values():
         for candidates in _split_exchanges(members, users):
             match, unequal_steps = _match_in_communicator(members, candidates, step_numbers)
             differing_steps |= unequal_steps

@@ -273,12 +273,12 @@ class _Delays:
 
 
 def _find_delays(operations: LaunchedOperations, launched_at: Ints, joined: Ints) -> _Delays:
-    """Finds the shortest time from each dependency of an operation to its start.
+    """Finds the shortest delay from each dependency of an operation to the operation's start.
 
-    An operation depends on its launch, on the previous work of its stream, and on the joined operation. One of these
-    three dependencies determined its start in the trace, and the time from this dependency is the time in the trace.
-    The time from another dependency is limited to the median time of the operations whose start this kind of dependency
-    determined.
+    An operation has three dependencies: its launch, the previous operation of its stream, and the operation of another
+    stream that it waits for. One of them determined the operation's start in the trace: its delay is the recorded one.
+    The delay of each other dependency is at most the median delay of the operations whose start was determined by a
+    dependency of the same kind.
     """
     start, end, stream = operations.start, operations.end, operations.stream
     previous_operation = find_previous_on_stream(stream)

@@ -35,7 +35,7 @@ ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, _, SEND_RECEIVE, ALL_TO_ALL, _, GATHER, 
 _LONG_LAUNCH_NS = 50_000
 _RECEIVE = re.compile("recv", re.IGNORECASE)
 _STEP_NUMBER = re.compile(r"\D*(\d{1,9})\D*")
-#: The value of ``Member.run`` if ``--ranks`` was given: the order of the captures is then the order of their ranks.
+#: The value of ``Member.run`` if ``--ranks`` was given. The user then lists the captures in the order of their ranks.
 BY_ORDER = "--ranks"
 
 

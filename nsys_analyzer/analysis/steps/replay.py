@@ -188,8 +188,9 @@ class Replay:
     def step_ns(self) -> float:
         """Returns the mean length of a step, ns: from the end of one step to the end of the next step.
 
-        The first step is left out, because it begins with an idle GPU. If there are only one or two steps, they are
-        repeated, and each step counts equally. If there are several ranks, the slowest rank counts.
+        The first step is left out of the mean, because it begins with an idle GPU. A replay of only one or two recorded
+        steps runs them several times and gives each of them the same weight. In a replay of several ranks, the slowest
+        rank determines the length.
         """
         if self.is_single_pass:
             return self.total_ns

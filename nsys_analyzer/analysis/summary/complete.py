@@ -106,16 +106,16 @@ def find_missing_reason(capture: CaptureSummary) -> Fact | None:
         return Fact("ran_on_cpu")
     if metadata is None:
         return Fact("no_capture", reason=capture.message)
-    by_torch = metadata.profiler == "torch"
+    is_from_torch = metadata.profiler == "torch"
     if capture.has_no_kernel:
         lost_launches = capture.coverage.lost_launches if capture.coverage else 0
         if lost_launches:
             return Fact("only_launches_recorded", launches=lost_launches)
-        return Fact("no_recorded_kernel", by_torch=by_torch)
+        return Fact("no_recorded_kernel", by_torch=is_from_torch)
     if step is None or all(device.total_ms <= device.idle_ms for device in step.devices):
         return Fact("idle_steps")
     if step.launch_latency_us is None:
-        return Fact("no_replay_without_api_calls", by_torch=by_torch)
+        return Fact("no_replay_without_api_calls", by_torch=is_from_torch)
     if capture.diagnosis is None:
         return Fact("too_few_api_calls")
     if capture.diagnosis.doubt:

@@ -269,7 +269,10 @@ class _RatesOfCapture:
             yield FUSED_ATTENTION, forward_multiple * attention, forward_multiple * fused_attention_elements(*shapes)
 
     def note_skipped_work(self, rate: ClassRate) -> bool:
-        """Returns whether a rate is so high that the kernels must have skipped work. If so, adds a note on it."""
+        """Returns whether the kernels must have skipped work to reach this FLOP rate, which is above the GPU's peak.
+
+        If so, the method adds a note.
+        """
         peak = rate.peak_flops_per_s or self.peak_rates.get(self.best_precision or "")
         is_impossible = peak and (rate.flops_per_s or 0.0) > peak * (1 + PEAK_TOLERANCE)
         skipped_work = _SKIPPED_WORK.get(rate.kernel_class) if is_impossible else None

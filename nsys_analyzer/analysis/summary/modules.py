@@ -224,22 +224,22 @@ class _ModuleTree:
         np.minimum.at(first_call, calls.path, call_times)
         self._children: dict[ModulePath, list[int]] = {}
         paths = set(calls.paths)
-        for code in np.argsort(first_call, kind="stable").tolist():
-            path = calls.paths[code]
+        for module in np.argsort(first_call, kind="stable").tolist():
+            path = calls.paths[module]
             prefixes = (path[:length] for length in range(len(path) - 1, 0, -1))
             parent = next((prefix for prefix in prefixes if prefix in paths), ())  # empty for the outermost modules
-            self._children.setdefault(parent, []).append(code)
+            self._children.setdefault(parent, []).append(module)
 
     def modules(self, parent: ModulePath = (), depth: int = 0) -> Iterator[Module]:
         """Yields the modules below ``parent`` that launch a kernel, depth first."""
-        for code in self._children.get(parent, ()):
-            path, subtree = self._calls.paths[code], self._find_subtree(code)
+        for module in self._children.get(parent, ()):
+            path, subtree = self._calls.paths[module], self._find_subtree(module)
             if self._launches[subtree].any():
-                own_ms = self._duration_ns[code] / self._units / NS_PER_MS
+                own_ms = self._duration_ns[module] / self._units / NS_PER_MS
                 yield Module(
                     path=".".join(path),
                     label=".".join(path[len(parent) :]),
-                    kind=self._calls.kinds[code],
+                    kind=self._calls.kinds[module],
                     depth=depth,
                     forward=self.sum_work(subtree, FORWARD),
                     backward=self.sum_work(subtree, BACKWARD),
@@ -255,10 +255,10 @@ class _ModuleTree:
         )
         return Work(duration_ns / NS_PER_MS, launches)
 
-    def _find_subtree(self, code: int) -> Sequence[int]:
-        """Returns the codes of a module and of all modules inside it."""
-        children = self._children.get(self._calls.paths[code], ())
-        return [code, *(module for child in children for module in self._find_subtree(child))]
+    def _find_subtree(self, module: int) -> Sequence[int]:
+        """Returns the indices of a module and of all modules inside it."""
+        children = self._children.get(self._calls.paths[module], ())
+        return [module, *(inner_module for child in children for inner_module in self._find_subtree(child))]
 
 
 # --- the FLOPs of each module

@@ -77,8 +77,10 @@ class AttentionSummary:
     A figure is None if it is unknown.
 
     Attributes:
-        softmax_ms, matmul_ms, fused_ms: the time of these kernels in the scope ``per``, ms.
-        softmax_launches, matmul_launches, fused_launches: the number of launches of these kernels in the scope ``per``.
+        softmax_ms, matmul_ms, fused_ms: the time of these kernels in one pass or step, or in the whole capture, as
+            ``per`` says, ms.
+        softmax_launches, matmul_launches, fused_launches: the number of launches of these kernels in one pass or step,
+            or in the whole capture, as ``per`` says.
         softmax_source: how the softmax kernels were found.
         runtime_ratio: the time of the matmuls divided by the time of the softmax.
         flop_ratio: the FLOPs of the matmuls divided by the FLOPs of the softmax.

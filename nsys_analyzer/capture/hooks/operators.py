@@ -369,7 +369,8 @@ class _Values:
         from torch.multiprocessing.reductions import StorageWeakRef
 
         self._refer: Any = StorageWeakRef
-        #: For each storage by its address: a weak reference, so that no other storage gets the address, and the value.
+        #: Maps the address of each storage to a weak reference to the storage and its current value. The reference
+        #: prevents that another storage gets the same address.
         self._storages: dict[int, tuple[Any, int]] = {}
         self._is_older: list[bool] = []
 

@@ -410,7 +410,10 @@ class Session:
             self._start_recording()
 
     def _count_flops(self) -> None:
-        """Starts to count the FLOPs of the next step, unless it may not fit into memory without torch.compile."""
+        """Starts to count the FLOPs of the next step, which then runs without torch.compile.
+
+        If this step could run out of GPU memory, its FLOPs are not counted.
+        """
         cuda, is_full = self.torch.cuda, False
         if has_compiled() and cuda.is_available() and cuda.is_initialized():
             total_bytes = cuda.get_device_properties(cuda.current_device()).total_memory

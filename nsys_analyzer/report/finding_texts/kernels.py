@@ -116,7 +116,7 @@ def describe_unfused_elementwise(figures: UnfusedElementwiseFigures) -> FindingT
         ),
         derivation="The step is replayed with each chain of k kernels fused into one kernel: of the time and the "
         "launches of its elementwise kernels and casts, 1/k to 2/k remain. If the launches limit the step, the "
-        "replay saves no launch, because compiled code needs CPU time itself.",
+        "replay keeps all launches, because compiled code needs CPU time itself.",
         remedy=("model = torch.compile(model)  # or block.compile() for each block: it compiles faster",),
         disproof="After the change, kernels named triton_… replace these kernels. If the step is no shorter then, the "
         "elementwise kernels do not limit it.",

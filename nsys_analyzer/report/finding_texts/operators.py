@@ -31,7 +31,7 @@ _MAX_OPERATORS_OF_CHAIN = 8
 
 def _say_time(figures: OperatorsFigures) -> str:
     """Returns the calls, their time, and their attainable time if it is known, as sentences."""
-    calls = format_count(figures.calls, "call")
+    calls = format_count(figures.calls, "operator call")
     take = "takes" if figures.calls == 1 else "take"
     time = f"In each step, {calls} {take} {format_ms(figures.ms)} ({rounded_percent(figures.share)} of the step)"
     if math.isnan(figures.attainable_ms):
@@ -109,7 +109,7 @@ _REDUNDANCY: Mapping[Redundancy, _RedundancyWords] = {
 def describe_redundant_work(figures: RedundantWorkFigures) -> FindingTexts:
     """Returns the sentences of the finding on work that a step does not need."""
     words = _REDUNDANCY[figures.kind]
-    calls, take = format_count(figures.calls, "call"), "takes" if figures.calls == 1 else "take"
+    calls, take = format_count(figures.calls, "operator call"), "takes" if figures.calls == 1 else "take"
     where = f" in {format_count(figures.modules, 'module')}" if figures.modules > 1 else ""
     where += f" of the class {figures.module}" if where and figures.module else ""
     memory = f"about {format_bytes(figures.kept_bytes)} of memory" if figures.kept_bytes else "memory"
@@ -264,9 +264,9 @@ def describe_unfused_chains(figures: UnfusedChainsFigures) -> FindingTexts:
     return FindingTexts(
         title=f"{title} in {figures.place}" if figures.place else title,
         evidence=(
-            f"In each step, {format_count(figures.calls, 'call')} in {format_count(figures.chains, 'chain')} take "
-            f"{format_ms(figures.ms)} ({rounded_percent(figures.share)} of the step). Each chain reads what it has "
-            "just written.",
+            f"In each step, {format_count(figures.calls, 'operator call')} in {format_count(figures.chains, 'chain')} "
+            f"take {format_ms(figures.ms)} ({rounded_percent(figures.share)} of the step). Each chain reads what it "
+            "has just written.",
             f"The chain with the most time consists of {shown}{more}.",
             f"The operators read and write {rounded(moved_gb)} GB. Without the values that only the chains read, "
             f"{rounded(needed_gb)} GB remain.",

@@ -259,9 +259,10 @@ _CPU_TERMS = {
 _LIMIT_TERMS = {
     "MFU": "model FLOPs utilization: the model's FLOPs ÷ time ÷ peak. The peak is the mean over the precisions of the "
     "matmuls, weighted by time. One forward pass has 8·B·S·d²·L FLOPs of projections, 4·B·S²·d·L of attention, "
-    "6·B·S·d·d_ff·L of feed-forward and 2·B·S·d·V of the head. Backward has twice as many FLOPs. If PyTorch counted "
-    "the FLOPs of the run, the report uses PyTorch's counts: a matmul of (m, k) and (k, n) has 2·m·k·n FLOPs. Rates "
-    "are too low if a forward pass is recomputed, and too high if a causal kernel skips half of the S × S scores.",
+    "6·B·S·d·d_ff·L of feed-forward and 2·B·S·d·V of the head. Backward has twice as many FLOPs as forward. "
+    "If PyTorch counted the FLOPs of the run, the report uses PyTorch's counts: a matmul of (m, k) and (k, n) has "
+    "2·m·k·n FLOPs. Rates are too low if a forward pass is recomputed, and too high if a causal kernel skips "
+    "half of the S × S scores.",
     "B/s, FLOP per byte": "rates from a lower bound of the bytes, which are counted and not measured. Each matmul "
     "reads both operands once and writes its result once. Fused attention reads Q, K and V and writes its result. A "
     "copy on the device reads and writes each byte. So B/s is a lower bound, and FLOP per byte is an upper bound.",

@@ -225,9 +225,13 @@ def _list_remarks(pair: Comparison, limit: float) -> Iterator[StrOrText]:
     if pair.same:
         yield "Both sides are the same capture."
     if change:
-        counts = len(pair.before.runs), len(pair.after.runs)
-        numbers, noun = (counts, "run") if max(counts) > 1 else ((change.before_n, change.after_n), "step")
-        before, after = (format_count(n, noun) if n else "an unknown number of steps" for n in numbers)
+        run_counts = len(pair.before.runs), len(pair.after.runs)
+        compared_counts, noun = (
+            (run_counts, "run") if max(run_counts) > 1 else ((change.before_n, change.after_n), "step")
+        )
+        before, after = (
+            format_count(count, noun) if count else "an unknown number of steps" for count in compared_counts
+        )
         yield f"The comparison uses {before} before the change and {after} after the change."
     if pair.unprofiled and step:
         yield _describe_step_change(step.wall, "under").capitalize()

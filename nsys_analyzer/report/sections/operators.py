@@ -118,7 +118,7 @@ def _summarize_account(account: StepAccount, length: str) -> str:
         if largest
         else ""
     )
-    return f"Of {length} a step, about {attainable} are attainable on this GPU.{rest}"
+    return f"A step takes {length}; about {attainable} would be attainable on this GPU.{rest}"
 
 
 def _tabulate_account(account: StepAccount, title: str) -> Table:
@@ -167,7 +167,7 @@ def _define_terms(account: StepAccount) -> str:
         f"operators that were measured on {account.measured_on}. The longer one is that of the limit: FLOPs or memory. "
         "The excess is the measured time above the attainable time. Calls that are faster do not reduce the excess of "
         "other calls. The account replays the step and counts "
-        "only what makes the step shorter. So the account may contain less excess than the operators have. The GPU's "
-        "work may hide launching and waiting, and launching and waiting may hide the GPU's work. So each part is the "
-        "mean of its savings before and after the other part is removed."
+        "only what makes the step shorter. So the operators may exceed their attainable times by more "
+        "than the account shows. The GPU's work may hide launching and waiting, and launching and waiting may hide "
+        "the GPU's work. So each part is the mean of its savings before and after the other part is removed."
     )

@@ -328,8 +328,8 @@ class _EventCollector:
             for name, code in code_of.items()
             if "::" in name or f"aten::{name}" in code_of or _BACKWARD_NODE.search(name)
         ]
-        are_operators = np.isin(rows["name"], operators)
-        for kind, separated in (("operator", rows[are_operators]), ("range", rows[~are_operators])):
+        is_operator_event = np.isin(rows["name"], operators)
+        for kind, separated in (("operator", rows[is_operator_event]), ("range", rows[~is_operator_event])):
             if len(separated):
                 columns = COLUMNS.get(kind, EVENT)
                 rows_before = events.get(kind, np.empty(0, columns))

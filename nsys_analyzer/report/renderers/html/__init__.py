@@ -406,7 +406,9 @@ def _list_operators(capture: CaptureSummary) -> tuple[list[tuple[str, str, str, 
         return [], np.array([NONE])
     calls, rates = work.calls, find_attainable_rates(capture.study.gpu if capture.study else None)
     times_ns = find_attainable_times(calls, [estimate_cost(signature) for signature in calls.signatures], rates)
-    pairs, operator_of_call = np.unique(np.stack([calls.signature, calls.line]), axis=1, return_inverse=True)
+    signatures_and_lines, operator_of_call = np.unique(
+        np.stack([calls.signature, calls.line]), axis=1, return_inverse=True
+    )
     operators = [
         (
             visible(calls.signatures[signature].name),
@@ -414,7 +416,7 @@ def _list_operators(capture: CaptureSummary) -> tuple[list[tuple[str, str, str, 
             visible(calls.lines[line]) if line >= 0 else "",
             None if np.isnan(times_ns[signature]) else round(times_ns[signature]),
         )
-        for signature, line in pairs.T.tolist()
+        for signature, line in signatures_and_lines.T.tolist()
     ]
     return operators, np.append(operator_of_call.ravel(), NONE)
 
