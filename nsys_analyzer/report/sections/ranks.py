@@ -46,8 +46,8 @@ _LEGEND = (
     phrase(
         "*Own time* is the step without waiting. A rank is *late* by the difference between its own time and the "
         "shortest own time. *Unprofiled* lateness comes from a replay without the cost of recording. Two "
-        "replays are computed: one keeps the pace at which each rank launches, and in the other, all ranks launch at the "
-        "pace of the fastest rank. The replay in which the latest rank is less late counts."
+        "replays are computed: one keeps the pace at which each rank launches, and in the other, all ranks launch at "
+        "the pace of the fastest rank. The replay in which the latest rank is less late counts."
     ),
     phrase(
         "*Bytes* is the message size of one rank, as NCCL counts it. *Bus bandwidth* is the bytes over each link ÷ the "
