@@ -77,10 +77,12 @@ class AttentionSummary:
     A figure is None if it is unknown.
 
     Attributes:
-        softmax_ms, matmul_ms, fused_ms: the time of these kernels in one pass or step, or in the whole capture, as
-            ``per`` says, ms.
-        softmax_launches, matmul_launches, fused_launches: the number of launches of these kernels in one pass or step,
-            or in the whole capture, as ``per`` says.
+        softmax_ms: the time of attention's softmax kernels in the scope that ``per`` names, ms.
+        matmul_ms: the time of attention's matmul kernels in the scope that ``per`` names, ms.
+        fused_ms: the time of fused attention kernels in the scope that ``per`` names, ms.
+        softmax_launches: the number of launches of attention's softmax kernels in the scope that ``per`` names.
+        matmul_launches: the number of launches of attention's matmul kernels in the scope that ``per`` names.
+        fused_launches: the number of launches of fused attention kernels in the scope that ``per`` names.
         softmax_source: how the softmax kernels were found.
         runtime_ratio: the time of the matmuls divided by the time of the softmax.
         flop_ratio: the FLOPs of the matmuls divided by the FLOPs of the softmax.
