@@ -280,10 +280,13 @@ def _find_late_operations(trace: Any, is_late: Callable[[Ints, Ints], Bools]) ->
     launches, operations = trace.launches, trace.operations
     process_of_launch, launch = process_of(launches.thread), np.full(len(operations), -1)
     for process in np.unique(process_of_launch).tolist():  # correlation IDs are unique within a process
-        of_process, own = np.flatnonzero(operations.process == process), np.flatnonzero(process_of_launch == process)
-        own = own[np.argsort(launches.correlation[own], kind="stable")]
-        position = np.searchsorted(launches.correlation[own], operations.correlation[of_process])
-        candidate = own[np.minimum(position, len(own) - 1)]
+        of_process, own_launches = (
+            np.flatnonzero(operations.process == process),
+            np.flatnonzero(process_of_launch == process),
+        )
+        own_launches = own_launches[np.argsort(launches.correlation[own_launches], kind="stable")]
+        position = np.searchsorted(launches.correlation[own_launches], operations.correlation[of_process])
+        candidate = own_launches[np.minimum(position, len(own_launches) - 1)]
         matches = launches.correlation[candidate] == operations.correlation[of_process]
         launch[of_process] = np.where(matches, candidate, -1)
     begins_late = is_late(np.where(launch >= 0, launches.start[launch], operations.start), operations.process)

@@ -369,7 +369,7 @@ def _list_lines(
     """Returns the lines of an excerpt, and after them the lines that they call, with their parts of the time ``ms``."""
     stacks = samples.stacks
     cut = tuple(frames[excerpt.depth.get(index, 0) :] for index, frames in enumerate(stacks.stacks))
-    own = rank_lines(replace(stacks, stacks=cut), samples.stack[of_excerpt], weight[of_excerpt], ms)
-    inner = rank_lines(stacks, samples.stack[of_excerpt], weight[of_excerpt], ms)
-    places = {line.place for line in own}
-    return own + tuple(line for line in inner if line.place not in places)
+    own_lines = rank_lines(replace(stacks, stacks=cut), samples.stack[of_excerpt], weight[of_excerpt], ms)
+    inner_lines = rank_lines(stacks, samples.stack[of_excerpt], weight[of_excerpt], ms)
+    places = {line.place for line in own_lines}
+    return own_lines + tuple(line for line in inner_lines if line.place not in places)

@@ -188,6 +188,7 @@ def _without_calls(steps: StepsToExplain, operations: Bools, *, prepares: bool) 
     remove_launches = saved_launches(steps, operations.astype(np.float64))
 
     def change(replay: Replay) -> Replay:
+        """Returns the steps without the operations and without the time in which the program launches them."""
         changed = remove_launches(replay)
         cpu_ns = np.where(is_inside, replay.pause_ns, changed.cpu_ns)
         if not prepares:
@@ -338,7 +339,7 @@ def find_unfused_chains(steps: StepsToExplain) -> Iterator[Candidate]:
             moved_bytes, needed_bytes = count_chain_bytes(operators, chain)
             needed_ns = operators.rates.time_ns(Cost("copy", "", 0, needed_bytes)) if operators.rates else 0.0
             left_ns = [min(max(float(np.sort(ns)[-count:].sum()), needed_ns), ns.sum()) for count in (1, 2)]
-            least_ns[chain], most_ns[chain] = (ns * (left / ns.sum()) for left in left_ns)
+            least_ns[chain], most_ns[chain] = (ns * (remaining_ns / ns.sum()) for remaining_ns in left_ns)
             totals += (moved_bytes, needed_bytes, *left_ns)
         longest_chain = max(chains, key=lambda chain: operators.measured_ns[chain].sum())
         figures = UnfusedChainsFigures(

@@ -106,7 +106,7 @@ def _has_rows(tensors: Sequence[Tensor], rows: int, length: int) -> bool:
     """
     for size in (length, max(length - 1, 1)):
         for shape in (tensor.shape for tensor in tensors):
-            counts = [count for count, other in (*pairwise(shape), *pairwise(shape[::-1])) if other == size]
+            counts = [count for count, neighbor in (*pairwise(shape), *pairwise(shape[::-1])) if neighbor == size]
             # The heads of attention may be part of the dimension of the rows.
             has_rows = rows in counts or (len(shape) > 2 and any(count % rows == 0 for count in counts))
             if has_rows or rows * size in shape:

@@ -136,8 +136,8 @@ def _count_updated(call: Call) -> float:
     A mask does not tell how many elements it selects. If the program does not ask for a change in place, autograd
     nevertheless changes tensors of zeros in place, except in the step that the hooks record.
     """
-    others = [count_elements(tensor) for tensor in call.tensors()[1:] if tensor.dtype != "bool"]
-    return float(max(others, default=0) * call.element_bytes(call.tensor(0)))
+    counts = [count_elements(tensor) for tensor in call.tensors()[1:] if tensor.dtype != "bool"]
+    return float(max(counts, default=0) * call.element_bytes(call.tensor(0)))
 
 
 def _read_by_update(call: Call) -> float:

@@ -93,11 +93,11 @@ def find_counterparts(names: Ints, reference: Ints) -> Ints:
 
 def _number_occurrences(names: Ints) -> list[tuple[int, int]]:
     """Returns each name with the number of its earlier occurrences."""
-    seen: dict[int, int] = {}
+    occurrences: dict[int, int] = {}
     numbered = []
     for name in names.tolist():
-        numbered.append((name, seen.get(name, 0)))
-        seen[name] = seen.get(name, 0) + 1
+        numbered.append((name, occurrences.get(name, 0)))
+        occurrences[name] = occurrences.get(name, 0) + 1
     return numbered
 
 

@@ -72,11 +72,13 @@ def _matmul(left: int, last: int, count_outputs: Callable[[Tensor, Tensor], int]
     """
 
     def count_flops(call: Call) -> float:
+        """Returns 2 FLOPs for each element of the output and of the inner dimension."""
         operand = call.tensor(left)
         values_per_element = 2 if operand.dtype.startswith("float4") else 1  # a byte contains two values
         return 2 * count_outputs(operand, call.tensor(left + 1)) * operand.shape[-1] * values_per_element
 
     def count_written(call: Call) -> float:
+        """Returns the bytes of the output."""
         operand = call.tensor(left)
         return count_outputs(operand, call.tensor(left + 1)) * call.element_bytes(operand)
 
@@ -141,14 +143,17 @@ def _make_convolution() -> Rule:
     """Makes the rule of a convolution of ``(input, weight, …)`` with a bias at any position."""
 
     def count_flops(call: Call) -> float:
+        """Returns the FLOPs of the convolution, without its bias."""
         multiplied = call.tensor(0).shape if _is_transposed(call) else _find_output_shape(call)
         return _count_convolution_flops(call.tensor(1), multiplied)
 
     def count_read(call: Call) -> float:
+        """Returns the bytes of the weights and of the part of the input that the output depends on."""
         used_bytes = _count_used_bytes(call, call.tensor(0), call.tensor(1), _find_output_shape(call))
         return used_bytes + call.count_bytes(call.tensors()[1:])
 
     def count_written(call: Call) -> float:
+        """Returns the bytes of the output."""
         return math.prod(_find_output_shape(call)) * call.element_bytes(call.tensor(0))
 
     return Rule("convolution", count_read, outputs_or(count_written), count_flops)
@@ -167,10 +172,12 @@ def _make_convolution_backward() -> Rule:
         return (int(for_input) + int(for_weight)) * _count_convolution_flops(call.tensor(2), multiplied)
 
     def count_read(call: Call) -> float:
+        """Returns the bytes of the gradient, the weights and the used part of the input."""
         gradient, inputs, weight = (call.tensor(position) for position in range(3))
         return call.count_bytes([gradient, weight]) + _count_used_bytes(call, inputs, weight, gradient.shape)
 
     def count_written(call: Call) -> float:
+        """Returns the bytes of the computed gradients, which are as large as the input and the weights."""
         return call.count_bytes([call.tensor(position) for position in (1, 2) if call.value(10)[position - 1]])
 
     return Rule("convolution", count_read, outputs_or(count_written), count_flops)
@@ -243,6 +250,7 @@ def _attention(positions: _Attention, *, is_backward: bool) -> Rule:
     key_matmuls, value_matmuls = (3, 2) if is_backward else (1, 1)
 
     def count_flops(call: Call) -> float:
+        """Returns the FLOPs of all matmuls on the scores."""
         key, value = call.tensor(positions.query + 1), call.tensor(positions.query + 2)
         width = key_matmuls * key.shape[-1] + value_matmuls * value.shape[-1]
         return 2 * width * positions.count_scores(call)
@@ -295,8 +303,8 @@ def _make_template_rule(name: str) -> Rule | None:
 
     def count_attention(call: Call) -> float:
         """Returns the FLOPs of FlexAttention. If a mask has several blocks, only its content tells which are used."""
-        query, key, value, *others = (tensor for tensor in call.tensors() if len(tensor.shape) == 4)
-        if any(tensor.dtype == "int32" and tensor.shape[-1] > 1 for tensor in others):
+        query, key, value, *mask_blocks = (tensor for tensor in call.tensors() if len(tensor.shape) == 4)
+        if any(tensor.dtype == "int32" and tensor.shape[-1] > 1 for tensor in mask_blocks):
             raise call.unknown("number of blocks")
         keys, values = (3, 2) if "backward" in name else (1, 1)
         scores = math.prod(query.shape[:3]) * key.shape[2]

@@ -48,10 +48,10 @@ class Call:
     def tensors(self, *positions: int) -> list[Tensor]:
         """Returns the tensors at the given positions, including those in lists; without positions, all tensors."""
         inputs = self.signature.inputs
-        chosen = [inputs[position] for position in positions if position < len(inputs)] if positions else [*inputs]
+        arguments = [inputs[position] for position in positions if position < len(inputs)] if positions else [*inputs]
         return [
             tensor
-            for argument in chosen
+            for argument in arguments
             if argument is not None
             for tensor in ((argument,) if isinstance(argument, Tensor) else argument)
         ]
@@ -133,6 +133,7 @@ def size_of(*positions: int) -> Formula:
     """Makes a formula: the bytes of new tensors with the shapes and types of those at the given positions."""
 
     def count(call: Call) -> float:
+        """Returns the bytes of the tensors, or raises an error if there are none."""
         tensors = call.tensors(*positions)
         if not tensors:
             raise call.unknown(f"tensor at position {positions[0]}")

@@ -120,8 +120,8 @@ def _find_images_by_channel(operators: PricedOperators) -> Bools:
         for by_channel, cost in zip(is_by_channel, operators.costs, strict=True)
     ):
         is_by_channel = [False] * len(is_by_channel)
-    found: Bools = np.array([*is_by_channel, False])[operators.calls.signature]
-    return found
+    calls_by_channel: Bools = np.array([*is_by_channel, False])[operators.calls.signature]
+    return calls_by_channel
 
 
 def _is_by_channel(signature: Signature) -> bool:
@@ -142,19 +142,22 @@ def _expect_channels_last(operators: PricedOperators, formats: ImageFormats) -> 
     operators with kernels for both formats, or with images in both formats, are compared with the attainable time. No
     time remains of a copy between both formats.
     """
-    signatures, signature = operators.calls.signatures, operators.calls.signature
+    signatures, signature_code = operators.calls.signatures, operators.calls.signature
     key_of_signature = [
-        (one.name, *(tensor._replace(strides=None) for tensor in (*Call(one).tensors(), *(one.outputs or ()))))
-        for one in signatures
+        (
+            signature.name,
+            *(tensor._replace(strides=None) for tensor in (*Call(signature).tensors(), *(signature.outputs or ()))),
+        )
+        for signature in signatures
     ]
     code_of_key = {key: code for code, key in enumerate(dict.fromkeys(key_of_signature))}
-    code = np.array([code_of_key[key] for key in key_of_signature], np.int64)[signature]
+    code = np.array([code_of_key[key] for key in key_of_signature], np.int64)[signature_code]
     is_reference = formats.last & ~formats.by_channel & (operators.measured_ns > 0)
     total_ns = np.bincount(code[is_reference], operators.measured_ns[is_reference], len(code_of_key))
     count = np.bincount(code[is_reference], minlength=len(code_of_key))
     reference_ns = np.where(count > 0, total_ns / np.maximum(count, 1), np.nan)[code]
-    has_kernels = np.array([bool(IMAGE_OPERATOR.search(one.name)) for one in signatures])[signature]
-    is_copy = np.array([bool(cost and cost.kind == "copy") for cost in operators.costs])[signature]
+    has_kernels = np.array([bool(IMAGE_OPERATOR.search(row.name)) for row in signatures])[signature_code]
+    is_copy = np.array([bool(cost and cost.kind == "copy") for cost in operators.costs])[signature_code]
     otherwise_ns = np.where(has_kernels | formats.last, operators.attainable_ns, np.nan)
     expected_ns = np.where(np.isnan(reference_ns), otherwise_ns, reference_ns)
     return np.where(is_copy & formats.converts, 0.0, expected_ns)
@@ -174,8 +177,9 @@ def _explain_alignment(operators: PricedOperators, pending: Bools) -> ExplainedC
             padded_ns[index] = rates.time_ns(padded._replace(precision=cost.precision), signature)
     least_ns = padded_ns[calls.signature]
     is_matmul = np.array([bool(cost and cost.kind == "matmul") for cost in operators.costs])[calls.signature]
-    others = pending & is_matmul & np.isnan(least_ns) & operators.is_priced
-    ratio = float(operators.measured_ns[others].sum() / operators.attainable_ns[others].sum()) if others.any() else 0.0
+    other_matmuls = pending & is_matmul & np.isnan(least_ns) & operators.is_priced
+    measured_ns, attainable_ns = operators.measured_ns[other_matmuls], operators.attainable_ns[other_matmuls]
+    ratio = float(measured_ns.sum() / attainable_ns.sum()) if other_matmuls.any() else 0.0
     most_ns = least_ns * (max(ratio, 1.0) if ratio else _USUAL_RATIO)
     return ExplainedCalls(pending & (operators.measured_ns > most_ns), least_ns, most_ns)
 
@@ -218,6 +222,7 @@ def _map_tensors(signature: Signature, change: Callable[[Tensor], Tensor]) -> Si
     """Returns the operator with each of its tensors changed."""
 
     def change_argument(argument: TensorArgument) -> TensorArgument:
+        """Returns the argument with each of its tensors changed."""
         if isinstance(argument, Tensor):
             return change(argument)
         return tuple(map(change, argument)) if argument else None

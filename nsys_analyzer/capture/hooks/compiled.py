@@ -41,10 +41,10 @@ class CompiledCode:
         if not has_compiled():
             return None
         breaks: Counter[str] = Counter()
-        for found in _read("graph_break_reasons", []):
-            if getattr(found, "graph_break", False) and (stack := getattr(found, "user_stack", None)):
+        for compilation in _read("graph_break_reasons", []):
+            if getattr(compilation, "graph_break", False) and (stack := getattr(compilation, "user_stack", None)):
                 frame = stack[-1]
-                breaks[_join(frame.filename, frame.lineno, frame.name, found.reason)] += 1
+                breaks[_join(frame.filename, frame.lineno, frame.name, compilation.reason)] += 1
         recompilations: Counter[str] = Counter()
         for code, reasons in _read("guard_failures", {}).items():
             if code.co_filename.startswith(_HOOKS_FOLDER):  # the hook of a call is compiled with the module

@@ -248,9 +248,9 @@ _FUSED_FUNCTIONS: tuple[tuple[frozenset[str], str, str], ...] = (
 def describe_unfused_chains(figures: UnfusedChainsFigures) -> FindingTexts:
     """Returns the sentences of the finding on chains of operators that one kernel could do."""
     names = figures.longest_chain
-    shown = ", ".join(names[:_MAX_OPERATORS_OF_CHAIN])
+    named_operators = ", ".join(names[:_MAX_OPERATORS_OF_CHAIN])
     hidden = len(names) - _MAX_OPERATORS_OF_CHAIN
-    more = f" and {hidden} more" if hidden > 0 else ""
+    hidden_count = f" and {hidden} more" if hidden > 0 else ""
     moved_gb, needed_gb = figures.moved_bytes / 1e9, figures.needed_bytes / 1e9
     title, remedy = "Chains of operators are not fused", list[str]()
     for operators, name, line in _FUSED_FUNCTIONS:
@@ -267,7 +267,7 @@ def describe_unfused_chains(figures: UnfusedChainsFigures) -> FindingTexts:
             f"In each step, {format_count(figures.calls, 'operator call')} in {format_count(figures.chains, 'chain')} "
             f"take {format_ms(figures.ms)} ({rounded_percent(figures.share)} of the step). Each chain reads what it "
             "has just written.",
-            f"The chain with the most time consists of {shown}{more}.",
+            f"The chain with the most time consists of {named_operators}{hidden_count}.",
             f"The operators read and write {rounded(moved_gb)} GB. Without the values that only the chains read, "
             f"{rounded(needed_gb)} GB remain.",
         ),
