@@ -22,7 +22,7 @@ from nsys_analyzer.analysis.findings.finding import (
     StepsToExplain,
     distinct_names,
 )
-from nsys_analyzer.analysis.steps.lines import Line
+from nsys_analyzer.analysis.steps.lines import parse_line
 from nsys_analyzer.analysis.steps.process import CAUSES
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.study import Study
@@ -322,21 +322,10 @@ def find_host_sync(steps: StepsToExplain) -> Iterator[Candidate]:
         most_often,
     )
     # Samples during the idle time show where the program waits. Without such samples, PyTorch's warnings do.
-    lines = () if study.lines.get("sync") else _parse_warned_lines(most_often)
+    total = sum(count for _, count in most_often)
+    warned = [parse_line(text, count / total) for text, count in most_often] if not study.lines.get("sync") else []
+    lines = tuple(filter(None, warned))
     yield Candidate("host_sync", figures, (remove_waits, remove_calls), Place("idle", "sync"), lines=lines)
-
-
-#: Matches the place of a wait in a warning: ``train.py:7 in step, called from train.py:20``.
-_WARNED_LINE = re.compile(r"(.+?):(\d+) in ([^,]*)(?:, called from (.+))?")
-
-
-def _parse_warned_lines(warned_lines: Sequence[tuple[str, int]]) -> tuple[Line, ...]:
-    """Returns the lines of PyTorch's warnings, with their shares of the waits."""
-    waits = sum(count for _, count in warned_lines)
-    places = [(_WARNED_LINE.fullmatch(place), count) for place, count in warned_lines]
-    return tuple(
-        Line(match[1], int(match[2]), match[3], match[4] or "", count / waits) for match, count in places if match
-    )
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -17,14 +16,11 @@ from nsys_analyzer.analysis.operators.costs import Cost, estimate_cost
 from nsys_analyzer.analysis.operators.matching import OperatorWork
 from nsys_analyzer.analysis.operators.operands import Call
 from nsys_analyzer.analysis.operators.redundancy import Redundancy, find_redundant_calls
-from nsys_analyzer.analysis.steps.lines import MAX_LINES, MIN_LINE_SHARE, Line, quote_source
+from nsys_analyzer.analysis.steps.lines import MAX_LINES, MIN_LINE_SHARE, Line, parse_line, quote_source
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.operator_calls import OperatorCalls
 from nsys_analyzer.trace.schema import NS_PER_MS
-
-#: Matches the text of a line, ``train.py:12 in step``.
-_LINE = re.compile(r"(.+):(\d+) in (.*)")
 
 
 @dataclass(frozen=True)
@@ -88,17 +84,14 @@ class PricedOperators:
 
     def measure_ns(self, operations: Bools) -> Floats:
         """Returns the mean time per step of the given operations by their call, ns, shape (calls,)."""
-        of_calls = operations & (self.call != NONE)
-        exposed_ns = self.study.operations.exposed_ns[of_calls]
-        measured: Floats = np.bincount(self.call[of_calls], exposed_ns, len(self.calls)) / self.study.steps
-        return measured
+        exposed_ns = np.where(operations, self.study.operations.exposed_ns, 0.0)
+        return _add_up_by_call(self.study, self.call, exposed_ns, len(self.calls))
 
     def measure_launching_ns(self) -> Floats:
         """Returns the mean time per step from the launches of each call to the next launches, ns, shape (calls,)."""
-        is_known, replay = self.call != NONE, self.study.replay
-        launching_ns = (replay.cpu_ns - replay.pause_ns)[replay.launch[is_known]]
-        measured: Floats = np.bincount(self.call[is_known], launching_ns, len(self.calls)) / self.study.steps
-        return measured
+        replay = self.study.replay
+        launching_ns = (replay.cpu_ns - replay.pause_ns)[replay.launch]
+        return _add_up_by_call(self.study, self.call, launching_ns, len(self.calls))
 
     def lines_of(self, ns: Floats) -> tuple[Line, ...]:
         """Returns the lines of the program that call the operators with the most time.
@@ -115,11 +108,10 @@ class PricedOperators:
         """Returns the lines with the most time, by their texts in a file of operators."""
         samples, lines = self.study.call_samples, list[Line]()
         for text, line_ns in sorted(ns_of_line.items(), key=lambda row: -row[1])[:MAX_LINES]:
-            match, share = _LINE.fullmatch(text), line_ns / total_ns
-            if match and share >= MIN_LINE_SHARE:
-                file, number, function = match[1], int(match[2]), match[3]
-                source = quote_source(samples.stacks, file, number) if samples and not lines else ()
-                lines.append(Line(file, number, function, "", share, line_ns / NS_PER_MS, source))
+            line = parse_line(text, line_ns / total_ns, line_ns / NS_PER_MS)
+            if line and line.share >= MIN_LINE_SHARE:
+                source = quote_source(samples.stacks, line.file, line.line) if samples and not lines else ()
+                lines.append(replace(line, source=source))
         return tuple(lines)
 
 
@@ -127,26 +119,35 @@ def price_operators(study: Study, work: OperatorWork) -> PricedOperators:
     """Returns the calls of operators with their measured and attainable times in the studied steps."""
     calls, call = work.calls, work.call[study.operations.trace_index]
     rates = find_attainable_rates(study.gpu)
-    is_known = call != NONE
-    costs = [estimate_cost(signature) for signature in calls.signatures]
-    for number, precision in _find_precisions(study, calls.signature[call[is_known]], is_known).items():
+    costs, attainable_of_signature = price_signatures(study, work)
+    measured_ns = _add_up_by_call(study, call, study.operations.exposed_ns, len(calls))
+    attainable_ns = np.append(attainable_of_signature, np.nan)[calls.signature]
+    return PricedOperators(study, calls, call, costs, measured_ns, attainable_ns, rates, find_redundant_calls(calls))
+
+
+def price_signatures(study: Study, work: OperatorWork) -> tuple[tuple[Cost | None, ...], Floats]:
+    """Returns the cost of each signature of the calls, and its attainable time, ns.
+
+    The cost is None without a formula. The time is NaN if it is unknown.
+    """
+    signatures, call = work.calls.signatures, work.call[study.operations.trace_index]
+    rates, is_known = find_attainable_rates(study.gpu), call != NONE
+    costs = [estimate_cost(signature) for signature in signatures]
+    for number, precision in _find_precisions(study, work.calls.signature[call[is_known]], is_known).items():
         if (cost := costs[number]) and cost.kind in COMPUTE_KINDS and cost.precision == "fp32":
             costs[number] = cost._replace(precision=precision)
-    attainable_of_signature = find_attainable_times(calls, costs, rates)
-    exposed_ns = study.operations.exposed_ns[is_known]
-    measured_ns = np.bincount(call[is_known], exposed_ns, len(calls)) / study.steps
-    attainable_ns = np.append(attainable_of_signature, np.nan)[calls.signature]
-    redundant = find_redundant_calls(calls)
-    return PricedOperators(study, calls, call, tuple(costs), measured_ns, attainable_ns, rates, redundant)
-
-
-def find_attainable_times(calls: OperatorCalls, costs: Sequence[Cost | None], rates: AttainableRates | None) -> Floats:
-    """Returns the attainable time of each signature of the calls, ns; NaN if it is unknown."""
-    times = [
+    times_ns = [
         rates.time_ns(cost, signature) if rates and cost else np.nan
-        for signature, cost in zip(calls.signatures, costs, strict=True)
+        for signature, cost in zip(signatures, costs, strict=True)
     ]
-    return np.array(times, np.float64)
+    return tuple(costs), np.array(times_ns, np.float64)
+
+
+def _add_up_by_call(study: Study, call: Ints, ns: Floats, calls: int) -> Floats:
+    """Returns the mean sum per step of the times of each call's operations, ns, shape (calls,)."""
+    is_known = call != NONE
+    sums_ns: Floats = np.bincount(call[is_known], ns[is_known], calls) / study.steps
+    return sums_ns
 
 
 def _find_precisions(study: Study, signature: Ints, is_known: Bools) -> Mapping[int, str]:

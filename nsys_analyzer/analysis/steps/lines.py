@@ -32,6 +32,9 @@ _SOURCE_CONTEXT = 5
 #: Matches the name of a function that Python creates inside another function, such as ``.<lambda>`` in ``f.<lambda>``.
 _PART_OF_FUNCTION = re.compile(r"\.<(?:genexpr|listcomp|dictcomp|setcomp|lambda)>")
 
+#: Matches a line in a text of the capture hooks: its file, its number, its function, and the line that calls it.
+_LINE_TEXT = re.compile(r"(.+?):(\d+) in (.*?)(?:, called from (.+))?")
+
 
 @dataclass(frozen=True)
 class Line:
@@ -283,6 +286,17 @@ class StackSamples:
             Line(*in_named_function(frame), "", weights[frame] / total, None, quote_source(self.stacks, *frame[:2]))
             for frame in callers
         )
+
+
+def parse_line(text: str, share: float, ms: float | None = None) -> Line | None:
+    """Returns the line that a text of the capture hooks names; None for another text.
+
+    Args:
+        text: ``train.py:7 in step``, or ``train.py:7 in step, called from train.py:20``.
+        share, ms: as in ``Line``.
+    """
+    match = _LINE_TEXT.fullmatch(text)
+    return Line(match[1], int(match[2]), match[3], match[4] or "", share, ms) if match else None
 
 
 def _find_nearest(values: Ints, position: Ints) -> Ints:

@@ -21,9 +21,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.operators.account import describe_shapes
-from nsys_analyzer.analysis.operators.attainable import find_attainable_rates
-from nsys_analyzer.analysis.operators.costs import estimate_cost
-from nsys_analyzer.analysis.operators.pricing import find_attainable_times
+from nsys_analyzer.analysis.operators.pricing import price_signatures
 from nsys_analyzer.analysis.ranks.run import ParallelRun, RankFigures
 from nsys_analyzer.analysis.steps.process import CAUSES
 from nsys_analyzer.analysis.steps.tracks import IdleTrack, Stream, Tracks
@@ -404,8 +402,11 @@ def _list_operators(capture: CaptureSummary) -> tuple[list[tuple[str, str, str, 
     work = capture.operators
     if work is None:
         return [], np.array([NONE])
-    calls, rates = work.calls, find_attainable_rates(capture.study.gpu if capture.study else None)
-    times_ns = find_attainable_times(calls, [estimate_cost(signature) for signature in calls.signatures], rates)
+    calls = work.calls
+    if capture.study:
+        _, times_ns = price_signatures(capture.study, work)
+    else:
+        times_ns = np.full(len(calls.signatures), np.nan)
     signatures_and_lines, operator_of_call = np.unique(
         np.stack([calls.signature, calls.line]), axis=1, return_inverse=True
     )
