@@ -24,7 +24,7 @@ from nsys_analyzer.errors import TraceError
 from nsys_analyzer.system.atomic_write import check_regular
 from nsys_analyzer.trace.arrays import Bools, Ints, dense_codes, mask_by_name
 from nsys_analyzer.trace.columns import OPERATION_KINDS, pid_of, process_of
-from nsys_analyzer.trace.sources import trace_stem
+from nsys_analyzer.trace.sources import find_files_beside
 
 OPERATORS_SUFFIX = ".operators.gz"
 #: The name of the range around the step in which each operator has a range. All figures leave this step out.
@@ -186,8 +186,7 @@ class _File(msgspec.Struct):
 
 def find_operator_files(capture: Path) -> list[Path]:
     """Returns the files of operators that belong to a capture, including those of its ranks."""
-    names = re.compile(rf"{re.escape(trace_stem(capture))}(_rank\d+)?{re.escape(OPERATORS_SUFFIX)}")
-    return sorted(path for path in capture.parent.iterdir() if names.fullmatch(path.name))
+    return find_files_beside(capture, rf"(_rank\d+)?{re.escape(OPERATORS_SUFFIX)}")
 
 
 def read_operator_calls(path: Path) -> tuple[int, OperatorCalls]:

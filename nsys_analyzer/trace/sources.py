@@ -7,6 +7,7 @@ example as an :class:`~nsys_analyzer.trace.reader.ArrowReader` over tables in me
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from glob import escape
@@ -153,6 +154,12 @@ def trace_stem(capture: Path) -> str:
     It differs from ``Path.stem``: ``2.7B_ctx256`` has no suffix, and neither has a file that is called ``.sqlite``.
     """
     return capture.name.removesuffix(find_source(capture).suffix_of(capture)) or capture.name
+
+
+def find_files_beside(capture: Path, pattern: str) -> list[Path]:
+    """Returns the files in the capture's folder whose names are the capture's stem and a match of the pattern."""
+    names = re.compile(re.escape(trace_stem(capture)) + pattern)
+    return sorted(path for path in capture.parent.iterdir() if names.fullmatch(path.name))
 
 
 def check_output_is_no_input(output: Path, inputs: Iterable[Path]) -> None:

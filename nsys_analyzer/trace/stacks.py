@@ -17,7 +17,7 @@ from nsys_analyzer.errors import TraceError
 from nsys_analyzer.system.atomic_write import check_regular
 from nsys_analyzer.trace.arrays import Bools, Ints, mask_by_name
 from nsys_analyzer.trace.columns import Ranges, process_of
-from nsys_analyzer.trace.sources import trace_stem
+from nsys_analyzer.trace.sources import find_files_beside
 
 STACKS_SUFFIX = ".stacks.gz"
 #: Matches the name of a clock range, by which the capture hooks record the process ID and the monotonic clock (ns) at
@@ -93,9 +93,7 @@ class Stacks:
 
 def find_stack_files(capture: Path) -> list[Path]:
     """Returns the stacks files of a capture, including the files of its ranks and of their data loader processes."""
-    stem = trace_stem(capture)
-    names = re.compile(rf"{re.escape(stem)}(_rank\d+)?(_loader\d+)?{re.escape(STACKS_SUFFIX)}")
-    return sorted(path for path in capture.parent.iterdir() if names.fullmatch(path.name))
+    return find_files_beside(capture, rf"(_rank\d+)?(_loader\d+)?{re.escape(STACKS_SUFFIX)}")
 
 
 def find_clock_ranges(ranges: Ranges) -> Bools:
