@@ -9,8 +9,6 @@ the program that made the call, and the memory that the call reads and writes.
 from __future__ import annotations
 
 import contextlib
-import gzip
-import json
 import os
 import sys
 import threading
@@ -23,7 +21,7 @@ from typing import Any, NamedTuple
 from .modules import Modules
 from .padding import find_tokens_of_rows
 from .ranges import RANK_PLACEHOLDER, Ranges
-from .stacks import is_of_program, relative_path
+from .stacks import is_of_program, relative_path, write_compressed
 
 #: The environment variable with the file that a target of this package writes, because it uses the step without hooks.
 FILE_VARIABLE = "NSYS_ANALYZE_OPERATORS"
@@ -122,10 +120,7 @@ class OperatorStep:
             return
         if calls.failure:
             raise calls.failure
-        unfinished = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-        with gzip.open(unfinished, "wt", encoding="utf-8", compresslevel=6) as file:
-            json.dump(calls.make_contents(), file, separators=(",", ":"))
-        unfinished.replace(self._path)
+        write_compressed(self._path, calls.make_contents())
 
     def count_phase(self, name: str) -> None:
         """Notes that an instance of a phase begins."""
@@ -258,18 +253,18 @@ class _Calls:
         try:
             inputs = [self._as_tensors(value) for value in arguments]
             texts = tuple(
-                "" if given is not None else _format_argument(value)
-                for given, value in zip(inputs, arguments, strict=True)
+                "" if tensors is not None else _format_argument(value)
+                for tensors, value in zip(inputs, arguments, strict=True)
             )
-            read = [None if position in unread else argument for position, argument in enumerate(inputs)]
-            stored = [tensor for argument in read for tensor in self._stored(argument)]
+            read_arguments = [None if position in unread else argument for position, argument in enumerate(inputs)]
+            stored = [tensor for argument in read_arguments for tensor in self._stored(argument)]
             phase = self._find_phase()
             node = self._torch._C._current_autograd_node()
             if phase == "recomputed" and node is None:
                 phase = "backward"  # the gradient of the loss itself
             with self._lock:
                 index = len(self._callers)
-                described = tuple(self._index_tensors(argument) for argument in read)
+                described = tuple(self._index_tensors(argument) for argument in read_arguments)
                 module, line = self._find_caller(index, phase, node)
                 row = {
                     "signature": _UNKNOWN,
@@ -298,9 +293,9 @@ class _Calls:
             with self._lock:
                 changed = [tensor for position in call.written for tensor in self._tensors_of(call.inputs[position])]
                 outputs = self._tensors_of(result) if returns else changed
-                read = {_storage_key(tensor) for argument in call.inputs for tensor in self._stored(argument)}
-                made = [tensor for tensor in self._stored(outputs) if _storage_key(tensor) not in read]
-                writes = {self._values.write(tensor) for tensor in (*self._stored(changed), *made)}
+                read_storages = {_storage_key(tensor) for argument in call.inputs for tensor in self._stored(argument)}
+                new_tensors = [tensor for tensor in self._stored(outputs) if _storage_key(tensor) not in read_storages]
+                writes = {self._values.write(tensor) for tensor in (*self._stored(changed), *new_tensors)}
                 signature = (
                     call.operator,
                     call.described,

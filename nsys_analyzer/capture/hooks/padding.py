@@ -24,38 +24,45 @@ def find_tokens_of_rows(torch: Any, module: Any, arguments: Any, keywords: Any) 
 
     The arguments are copied to the CPU for this, so that the program waits for the GPU.
     """
-    named = _named(module, arguments, keywords)
-    tensors = {name: value for name, value in named if type(value) is torch.Tensor and value.numel()}
+    named_arguments = _name_arguments(module, arguments, keywords)
+    tensors = {name: value for name, value in named_arguments if type(value) is torch.Tensor and value.numel()}
     masks = [name for name in tensors if _MASK.search(name) and tensors[name].dim() == 2]
     sizes = {tuple(value.shape[:2]) for name, value in tensors.items() if name not in masks and value.dim() >= 2}
-    found: dict[tuple[int, ...], list[int] | None] = {}
+    tokens_of_shape: dict[tuple[int, ...], list[int] | None] = {}
     for name in masks:
         # A mask of other tokens, for example of the earlier tokens in a cache, shows no padding of the batch.
         shape = tuple(tensors[name].shape)
         if shape in sizes or (shape[::-1] in sizes and "pad" in name):
-            found[shape] = _read_mask(torch, tensors[name].cpu(), marks_padding="pad" in name)
+            tokens_of_shape[shape] = _read_mask(torch, tensors[name].cpu(), marks_padding="pad" in name)
     for name, value in tensors.items():
         if _LENGTHS.search(name) and value.dim() == 1 and not value.is_floating_point():
             lengths = value.tolist()
-            for size in sizes - found.keys():
-                found[size] = lengths if size[0] == len(lengths) and 0 < max(lengths) <= size[1] else None
+            for size in sizes - tokens_of_shape.keys():
+                tokens_of_shape[size] = lengths if size[0] == len(lengths) and 0 < max(lengths) <= size[1] else None
     for name, value in tensors.items():
         is_integer = value.dtype in (torch.int64, torch.int32)
-        if is_integer and value.dim() == 2 and not _NO_TOKENS.search(name) and not found.get(tuple(value.shape)):
-            found[tuple(value.shape)] = _read_tokens(torch, value.cpu())
-    return [(shape[1], tokens) for shape, tokens in found.items() if tokens]
+        if (
+            is_integer
+            and value.dim() == 2
+            and not _NO_TOKENS.search(name)
+            and not tokens_of_shape.get(tuple(value.shape))
+        ):
+            tokens_of_shape[tuple(value.shape)] = _read_tokens(torch, value.cpu())
+    return [(shape[1], tokens) for shape, tokens in tokens_of_shape.items() if tokens]
 
 
-def _named(module: Any, arguments: Any, keywords: Any) -> list[tuple[str, Any]]:
+def _name_arguments(module: Any, arguments: Any, keywords: Any) -> list[tuple[str, Any]]:
     """Returns the arguments of a call with their names, and the items of arguments that are mappings."""
     for attribute in ("_orig_mod", "module"):  # the model inside of compiled code, or inside of a wrapper such as DDP
         module = getattr(module, attribute, module)
     parameters = inspect.signature(module.forward).parameters.values()
     names = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
     names += [str(position) for position in range(len(names), len(arguments))]
-    named = [*zip(names, arguments, strict=False), *keywords.items()]
+    named_arguments = [*zip(names, arguments, strict=False), *keywords.items()]
     return [
-        item for name, value in named for item in (value.items() if isinstance(value, Mapping) else [(name, value)])
+        item
+        for name, value in named_arguments
+        for item in (value.items() if isinstance(value, Mapping) else [(name, value)])
     ]
 
 

@@ -99,10 +99,7 @@ class Sampler:
         self._is_sampling = False
         self._sampling.join()
         sys.setswitchinterval(self._original_switch_interval_s)
-        unfinished = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-        with gzip.open(unfinished, "wt", encoding="utf-8") as file:
-            json.dump(self._make_contents(), file, separators=(",", ":"))
-        unfinished.replace(self._path)
+        write_compressed(self._path, self._make_contents())
 
     def make_loader_sampler(self, loop: Any) -> Sampler:
         """Returns a sampler for this process of a data loader, whose code object is ``loop``."""
@@ -231,6 +228,14 @@ class Waits:
         if lines:
             called = next((f", called from {line}" for line, name in lines[1:] if name != lines[0][1]), "")
             self.counts_by_line[f"{' in '.join(lines[0])}{called}"] += 1
+
+
+def write_compressed(path: Path, contents: dict[str, Any]) -> None:
+    """Writes contents as compressed JSON. The file is written completely or not at all."""
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    with gzip.open(unfinished, "wt", encoding="utf-8", compresslevel=6) as file:
+        json.dump(contents, file, separators=(",", ":"))
+    unfinished.replace(path)
 
 
 def is_of_program(code: Any) -> bool:
