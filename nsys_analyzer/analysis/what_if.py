@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from nsys_analyzer.analysis.facts import Fact, FactOrText
-from nsys_analyzer.analysis.findings.diagnosis import estimate_baselines, estimate_interval, estimate_unprofiled_ms
+from nsys_analyzer.analysis.findings.diagnosis import estimate_interval
 from nsys_analyzer.analysis.findings.finding import ReplayChange, saved_work
 from nsys_analyzer.analysis.findings.waits import find_pageable_copies, pin_copies, scale_launches
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, FILLS, UNKNOWN
@@ -18,6 +18,7 @@ from nsys_analyzer.analysis.operators.account import find_remaining_shares, has_
 from nsys_analyzer.analysis.operators.matching import OperatorWork
 from nsys_analyzer.analysis.operators.pricing import price_operators
 from nsys_analyzer.analysis.ranks.joined_study import CapturesToReplay, join_replays
+from nsys_analyzer.analysis.steps.pace import estimate_baselines, estimate_unprofiled_ms
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.summary.summary import CaptureSummary

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -26,8 +25,8 @@ from nsys_analyzer.analysis.findings.host_lines import HOST_LINE, find_host_line
 from nsys_analyzer.analysis.operators.account import StepAccount, make_account
 from nsys_analyzer.analysis.operators.matching import OperatorWork
 from nsys_analyzer.analysis.operators.pricing import price_operators
+from nsys_analyzer.analysis.steps.pace import estimate_baselines, estimate_unprofiled_ms
 from nsys_analyzer.analysis.steps.process import Cause
-from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.configuration import Run
@@ -40,15 +39,6 @@ from nsys_analyzer.trace.schema import NS_PER_MS
 RULES: tuple[Rule, ...] = (*waits.RULES, *operator_rules.RULES, *kernels.RULES)
 #: A finding is reported only if it saves at least this share of a step.
 SMALLEST_SAVING_SHARE = 0.03
-#: The smallest ratio of CPU time without a profiler to CPU time under it, after the cost of recording is subtracted.
-_UNPROFILED_CPU_TIME_RATIO = 0.84
-#: The time to launch a CUDA graph without a profiler, ns. If the profiler records the nodes, the launch takes 0.9 to
-#: 1.3 µs per node: 0.85 ms for 639 nodes. The step of examples/serving takes 2.93 ms with this recording, and 1.96 ms
-#: without it.
-_GRAPH_LAUNCH_NS = 50_000.0
-#: The time that recording a node of a CUDA graph adds to the gap before the node, ns. On the GPU, a graph of 692 nodes
-#: took 9.16 ms without the recording of nodes, and 9.45 ms with it.
-_NODE_RECORDING_NS = 420.0
 #: The assumed relative difference of a saving of GPU work between two runs of one program.
 GPU_TIME_TOLERANCE = 0.03
 #: The assumed relative difference of a saving of CPU time between two runs of one program. On three rented hosts, 26
@@ -63,12 +53,6 @@ _MAX_REPLAY_ERROR = 0.1
 _NOTABLE_OVERHEAD_SHARE = 0.3
 #: If a change saves less than this share of a step on one baseline, it is not replayed on the other baselines.
 _NEGLIGIBLE_SAVING_SHARE = 0.005
-#: Two lengths of steps count as equal if they differ by at most this share.
-_STEP_LENGTH_TOLERANCE = 0.03
-#: The number of bisection rounds when the profiler's cost is fitted to the measured length of a step.
-_BISECTION_ROUNDS = 16
-#: The largest cost of the profiler that is tried, as a multiple of its upper bound.
-_MAX_PROFILER_COST = 4.0
 #: The only pass of a program does not represent further passes if capturing CUDA graphs, or initializing CUDA, takes at
 #: least this share of it.
 _NOTABLE_ONE_TIME_SHARE = 0.25
@@ -80,10 +64,6 @@ _START_UP_CALL_NS = 3_000_000
 _CAUSES_AFTER_WAIT = {"sync": {"launch"}, "copy": {"launch"}, "allocator": {"launch", "host"}}
 #: If operators are known, a finding is left out if findings that save more explain more than this share of its work.
 _MAX_EXPLAINED_SHARE = 0.5
-#: The columns of a replay that contain times. All of them are scaled to fit a measured length of a step.
-_TIME_COLUMNS = (
-    "cpu_ns", "min_wait_ns", "return_ns", "latency_ns", "spacing_ns", "work_ns", "pause_ns", "join_gap_ns",
-)  # fmt: skip
 #: The finding ``gpu_idle`` is reported only if the GPU computes for less than this share of a step.
 _MIN_COMPUTE_SHARE = 0.7
 
@@ -187,74 +167,6 @@ def _find_cold_start(step: StepSummary, study: Study) -> Fact | None:
         for call in longest_first
     )
     return Fact("cold_start", start_up_ms=start_up_ms, total_ms=total_ms, calls=calls)
-
-
-def estimate_baselines(study: Study, length_ms: float, timed_ms: float | None) -> tuple[tuple[Replay, ...], float]:
-    """Returns baselines, which are replays of the steps without the profiler, and a scale.
-
-    The scale is the ratio of the length of a step to the length of a replayed step.
-
-    Args:
-        study: the steps that are replayed.
-        length_ms: the length of a step under the profiler, ms.
-        timed_ms: the measured length of a step without the profiler, ms; None if it was not measured.
-    """
-    # The baselines differ in the profiler's cost: its lower bound, its upper bound, and its upper bound with a faster
-    # CPU.
-    most_cost = study.replay.without_profiler_cost(1.0)
-    baselines = (
-        study.replay.without_profiler_cost(study.min_cost_share),
-        most_cost,
-        most_cost.scale_cpu_time(_UNPROFILED_CPU_TIME_RATIO, study.calls.unrecorded_wait_ns).with_graph_launches(
-            _GRAPH_LAUNCH_NS, _NODE_RECORDING_NS
-        ),
-    )
-    if timed_ms:
-        step_ns = timed_ms * NS_PER_MS
-        # If the GPU works all the time, the length of a step does not depend on the profiler's cost. So baselines with
-        # the measured length are kept, and the cost is fitted only if there are none.
-        matching_baselines = [
-            replay for replay in baselines if abs(replay.step_ns / step_ns - 1) <= _STEP_LENGTH_TOLERANCE
-        ]
-        # All times of a replay are scaled to the measured length, as if the machine were faster or slower.
-        fitted = [
-            (replay, step_ns / replay.step_ns if replay.step_ns else 1.0)
-            for replay in matching_baselines or _fit_profiler_cost(study, most_cost, step_ns)
-        ]
-        return tuple(
-            replace(replay, **{name: getattr(replay, name) * pace for name in _TIME_COLUMNS}) for replay, pace in fitted
-        ), 1.0
-    # The replay contains only a few steps, so its times are scaled to the length of a step.
-    return baselines, length_ms / (study.replay.step_ns / NS_PER_MS) if study.replay.step_ns else 1.0
-
-
-def estimate_unprofiled_ms(replayed_ms: float, busy_ms: float, profiled_ms: float) -> float:
-    """Returns the replayed length of a step, limited to the range from the GPU's work to the profiled length, ms."""
-    return min(max(replayed_ms, busy_ms), profiled_ms)
-
-
-def _fit_profiler_cost(study: Study, most_cost: Replay, step_ns: float) -> list[Replay]:
-    """Subtracts the profiler's cost from the steps. The cost is fitted so that a step has the length ``step_ns``.
-
-    If this cost exceeds its upper bound, the CPU may have been faster instead. The list then also contains the steps
-    with a fitted speed of the CPU.
-    """
-    cost = _find_by_bisection(
-        0.0, _MAX_PROFILER_COST, lambda cost: study.replay.without_profiler_cost(cost).step_ns > step_ns
-    )
-    fitted = [study.replay.without_profiler_cost(cost)]
-    if cost > 1:
-        replay_at_pace = partial(most_cost.scale_cpu_time, unrecorded_wait_ns=study.calls.unrecorded_wait_ns)
-        fitted.append(replay_at_pace(_find_by_bisection(1.0, 0.0, lambda pace: replay_at_pace(pace).step_ns > step_ns)))
-    return fitted
-
-
-def _find_by_bisection(low: float, high: float, is_low: Callable[[float], bool]) -> float:
-    """Finds by bisection the point between ``low`` and ``high`` at which ``is_low`` changes from True to False."""
-    for _ in range(_BISECTION_ROUNDS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if is_low(middle) else (low, middle)
-    return high
 
 
 @dataclass(frozen=True)

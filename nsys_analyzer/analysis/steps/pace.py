@@ -1,0 +1,99 @@
+"""Replays steps at the pace that they have without the profiler: measured in the capture's process, or estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from nsys_analyzer.analysis.steps.replay import Replay
+from nsys_analyzer.analysis.steps.study import Study
+from nsys_analyzer.trace.schema import NS_PER_MS
+
+#: The smallest ratio of CPU time without a profiler to CPU time under it, after the cost of recording is subtracted.
+_UNPROFILED_CPU_TIME_RATIO = 0.84
+#: The time to launch a CUDA graph without a profiler, ns. If the profiler records the nodes, the launch takes 0.9 to
+#: 1.3 µs per node: 0.85 ms for 639 nodes. The step of examples/serving takes 2.93 ms with this recording, and 1.96 ms
+#: without it.
+_GRAPH_LAUNCH_NS = 50_000.0
+#: The time that recording a node of a CUDA graph adds to the gap before the node, ns. On the GPU, a graph of 692 nodes
+#: took 9.16 ms without the recording of nodes, and 9.45 ms with it.
+_NODE_RECORDING_NS = 420.0
+#: Two lengths of steps count as equal if they differ by at most this share.
+_STEP_LENGTH_TOLERANCE = 0.03
+#: The number of bisection rounds when the profiler's cost is fitted to the measured length of a step.
+_BISECTION_ROUNDS = 16
+#: The largest cost of the profiler that is tried, as a multiple of its upper bound.
+_MAX_PROFILER_COST = 4.0
+#: The columns of a replay that contain times. All of them are scaled to fit a measured length of a step.
+_TIME_COLUMNS = (
+    "cpu_ns", "min_wait_ns", "return_ns", "latency_ns", "spacing_ns", "work_ns", "pause_ns", "join_gap_ns",
+)  # fmt: skip
+
+
+def estimate_baselines(study: Study, length_ms: float, timed_ms: float | None) -> tuple[tuple[Replay, ...], float]:
+    """Returns baselines, which are replays of the steps without the profiler, and a scale.
+
+    The scale is the ratio of the length of a step to the length of a replayed step.
+
+    Args:
+        study: the steps that are replayed.
+        length_ms: the length of a step under the profiler, ms.
+        timed_ms: the measured length of a step without the profiler, ms; None if it was not measured.
+    """
+    # The baselines differ in the profiler's cost: its lower bound, its upper bound, and its upper bound with a faster
+    # CPU.
+    most_cost = study.replay.without_profiler_cost(1.0)
+    baselines = (
+        study.replay.without_profiler_cost(study.min_cost_share),
+        most_cost,
+        most_cost.scale_cpu_time(_UNPROFILED_CPU_TIME_RATIO, study.calls.unrecorded_wait_ns).with_graph_launches(
+            _GRAPH_LAUNCH_NS, _NODE_RECORDING_NS
+        ),
+    )
+    if timed_ms:
+        step_ns = timed_ms * NS_PER_MS
+        # If the GPU works all the time, the length of a step does not depend on the profiler's cost. So baselines with
+        # the measured length are kept, and the cost is fitted only if there are none.
+        matching_baselines = [
+            replay for replay in baselines if abs(replay.step_ns / step_ns - 1) <= _STEP_LENGTH_TOLERANCE
+        ]
+        # All times of a replay are scaled to the measured length, as if the machine were faster or slower.
+        fitted = [
+            (replay, step_ns / replay.step_ns if replay.step_ns else 1.0)
+            for replay in matching_baselines or _fit_profiler_cost(study, most_cost, step_ns)
+        ]
+        return tuple(
+            replace(replay, **{name: getattr(replay, name) * pace for name in _TIME_COLUMNS}) for replay, pace in fitted
+        ), 1.0
+    # The replay contains only a few steps, so its times are scaled to the length of a step.
+    return baselines, length_ms / (study.replay.step_ns / NS_PER_MS) if study.replay.step_ns else 1.0
+
+
+def estimate_unprofiled_ms(replayed_ms: float, busy_ms: float, profiled_ms: float) -> float:
+    """Returns the replayed length of a step, limited to the range from the GPU's work to the profiled length, ms."""
+    return min(max(replayed_ms, busy_ms), profiled_ms)
+
+
+def _fit_profiler_cost(study: Study, most_cost: Replay, step_ns: float) -> list[Replay]:
+    """Subtracts the profiler's cost from the steps. The cost is fitted so that a step has the length ``step_ns``.
+
+    If this cost exceeds its upper bound, the CPU may have been faster instead. The list then also contains the steps
+    with a fitted speed of the CPU.
+    """
+    cost = _find_by_bisection(
+        0.0, _MAX_PROFILER_COST, lambda cost: study.replay.without_profiler_cost(cost).step_ns > step_ns
+    )
+    fitted = [study.replay.without_profiler_cost(cost)]
+    if cost > 1:
+        replay_at_pace = partial(most_cost.scale_cpu_time, unrecorded_wait_ns=study.calls.unrecorded_wait_ns)
+        fitted.append(replay_at_pace(_find_by_bisection(1.0, 0.0, lambda pace: replay_at_pace(pace).step_ns > step_ns)))
+    return fitted
+
+
+def _find_by_bisection(low: float, high: float, is_low: Callable[[float], bool]) -> float:
+    """Finds by bisection the point between ``low`` and ``high`` at which ``is_low`` changes from True to False."""
+    for _ in range(_BISECTION_ROUNDS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_low(middle) else (low, middle)
+    return high
