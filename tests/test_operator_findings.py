@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 from nsys_analyzer import api
+from nsys_analyzer.analysis.findings import fewer_operators
 from nsys_analyzer.analysis.findings import operators as rules
 from nsys_analyzer.analysis.findings.diagnosis import _rank_candidates, _without_explained_work
 from nsys_analyzer.analysis.findings.finding import Candidate, Rule, StepsToExplain
 from nsys_analyzer.analysis.findings.kernels import find_layout_copies, find_small_grids, find_unfused_elementwise
+from nsys_analyzer.analysis.findings.redundant_work import find_redundant_work
 from nsys_analyzer.analysis.findings.waits import find_launch_bound
 from nsys_analyzer.analysis.operators.costs import estimate_cost
 from nsys_analyzer.analysis.operators.shape_reasons import find_misaligned_sizes
@@ -99,7 +101,7 @@ def checkpointed(us: float) -> OperatorSteps:
 def test_recomputed_work_is_removed() -> None:
     """Two of five calls, of 100 µs each, are recomputed. Launches do not limit the step."""
     steps = checkpointed(100).case(lasting=[5])
-    candidate = only(rules.find_redundant_work, steps)
+    candidate = only(find_redundant_work, steps)
     assert candidate.id == "recomputed_work"
     assert saved_us(steps, candidate) == pytest.approx([200, 200])
     assert places(candidate, steps) == ["model.py:7"]
@@ -113,7 +115,7 @@ def test_recomputed_work_is_removed() -> None:
 def test_recomputed_work_is_removed_with_its_launches() -> None:
     """Each of five launches takes 10 µs, and its work 1 µs: two launches are removed of 50 µs."""
     steps = checkpointed(1).case(lasting=[5])
-    assert saved_us(steps, only(rules.find_redundant_work, steps)) == pytest.approx([20, 20])
+    assert saved_us(steps, only(find_redundant_work, steps)) == pytest.approx([20, 20])
 
 
 def test_the_first_and_the_last_launch_of_redundant_work_save_at_most_a_usual_launch() -> None:
@@ -123,7 +125,7 @@ def test_the_first_and_the_last_launch_of_redundant_work_save_at_most_a_usual_la
         options = {"us": 1, "phase": phase, "after": after}
         steps.call("relu", LARGE, out=[LARGE], reads=[value], writes=[value + 1], **options)
     case = steps.case(lasting=[4])
-    assert saved_us(case, only(rules.find_redundant_work, case)) == pytest.approx([10 + 10, 10 + 10])
+    assert saved_us(case, only(find_redundant_work, case)) == pytest.approx([10 + 10, 10 + 10])
 
 
 def test_launches_of_redundant_work_are_no_cause_of_their_own() -> None:
@@ -131,7 +133,7 @@ def test_launches_of_redundant_work_are_no_cause_of_their_own() -> None:
     steps = checkpointed(1).case(lasting=[5], launch=0.045)
     launching = only(find_launch_bound, steps)
     (alone,) = _rank_candidates(steps, [launching])
-    both = {one.id: one for one in _rank_candidates(steps, [launching, only(rules.find_redundant_work, steps)])}
+    both = {one.id: one for one in _rank_candidates(steps, [launching, only(find_redundant_work, steps)])}
     assert alone.saves_ms == pytest.approx((50 - 5) / 1_000)
     assert both["launch_bound"].saves_ms == pytest.approx((30 - 3) / 1_000)
 
@@ -147,7 +149,7 @@ def evaluation(*, backward_reads: int) -> OperatorSteps:
 def test_a_forward_pass_without_backward_pass() -> None:
     """One of three calls of 100 µs."""
     steps = evaluation(backward_reads=1).case(lasting=[2, 3])
-    candidate = only(rules.find_redundant_work, steps)
+    candidate = only(find_redundant_work, steps)
     assert candidate.id == "no_backward_work"
     assert saved_us(steps, candidate) == pytest.approx([100, 100])
     assert places(candidate, steps) == ["train.py:9"]
@@ -155,7 +157,7 @@ def test_a_forward_pass_without_backward_pass() -> None:
 
 
 def test_two_forward_passes_of_one_backward_pass_are_needed() -> None:
-    assert [*rules.find_redundant_work(evaluation(backward_reads=2).case(lasting=[3]))] == []
+    assert [*find_redundant_work(evaluation(backward_reads=2).case(lasting=[3]))] == []
 
 
 def test_every_kind_of_redundant_work_has_sentences() -> None:
@@ -168,7 +170,7 @@ def test_every_kind_of_redundant_work_has_sentences() -> None:
     steps.call("_to_copy", LARGE_FP32, out=[LARGE], reads=[5], writes=[6])
     steps.call("add", LARGE, LARGE, out=[LARGE], reads=[3, 6], writes=[7])
     case = steps.case(lasting=[7])
-    candidates = {candidate.id: candidate for candidate in rules.find_redundant_work(case)}
+    candidates = {candidate.id: candidate for candidate in find_redundant_work(case)}
     assert candidates.keys() == {"repeated_work", "unused_work", "undone_work"}
     assert {key: round(saved_us(case, one)[0]) for key, one in candidates.items()} == {
         "repeated_work": 100, "unused_work": 100, "undone_work": 200,
@@ -261,7 +263,7 @@ def test_a_suitable_size_is_slow_for_another_reason() -> None:
 def test_operators_at_their_attainable_time_are_no_finding() -> None:
     us = attainable_us("mm", tensor(8192, 1024), tensor(1024, 32_000), out=[tensor(8192, 32_000)])
     steps = head(32_000, us)
-    assert [found for rule in rules.RULES for found in rule(steps)] == []
+    assert [found for rule in (*rules.RULES, *fewer_operators.RULES) for found in rule(steps)] == []
 
 
 @pytest.mark.parametrize(
@@ -334,7 +336,7 @@ def test_an_operator_that_changes_the_memory_format() -> None:
     assert places(candidate, steps) == ["model.py:22"]
     assert candidate.figures.calls == 3
     assert "by channel (NCHW) after clone, although convolutions use channels_last" in text_of(candidate)
-    assert [*rules.find_copied_tensors(steps)] == []
+    assert [*fewer_operators.find_copied_tensors(steps)] == []
 
 
 def test_images_that_keep_their_memory_format() -> None:
@@ -403,7 +405,7 @@ def test_a_chain_that_one_kernel_could_do() -> None:
     The three operators read and write 64 MiB each: 6 · 64 MiB. Value 0 enters the chain and value 3 leaves it.
     """
     steps = chain(100, 300, 200).case(lasting=[3])
-    candidate = only(rules.find_unfused_chains, steps)
+    candidate = only(fewer_operators.find_unfused_chains, steps)
     assert saved_us(steps, candidate) == pytest.approx([100, 300])
     size = 8192 * 4096 * 2
     assert (candidate.figures.moved_bytes, candidate.figures.needed_bytes) == (6 * size, 2 * size)
@@ -413,13 +415,13 @@ def test_a_chain_that_one_kernel_could_do() -> None:
 
 def test_a_value_that_is_read_outside_of_a_chain_is_written() -> None:
     """Value 1 outlives the step: it is written, but not read: 3 · 64 MiB."""
-    candidate = only(rules.find_unfused_chains, chain(100, 300, 200).case(lasting=[1, 3]))
+    candidate = only(fewer_operators.find_unfused_chains, chain(100, 300, 200).case(lasting=[1, 3]))
     assert candidate.figures.needed_bytes == 3 * 8192 * 4096 * 2
 
 
 def test_a_chain_takes_at_least_the_time_of_its_inputs_and_outputs() -> None:
     """Reading and writing 2 · 64 MiB takes longer than the two longest operators, of 2 µs each."""
-    assert [*rules.find_unfused_chains(chain(1, 2, 2).case(lasting=[3]))] == []
+    assert [*fewer_operators.find_unfused_chains(chain(1, 2, 2).case(lasting=[3]))] == []
 
 
 @pytest.mark.parametrize(("us", "groups"), [((300, 300, 300), [""]), ((900, 100, 100), ["Gelu"])])
@@ -433,7 +435,7 @@ def test_chains_of_several_classes_are_one_finding_unless_one_class_stands_out(
             steps.call(
                 "exp", LARGE, out=[LARGE], us=time, reads=[value], writes=[value + 1], module=f"m.{name}: {name}"
             )
-    found = [*rules.find_unfused_chains(steps.case(lasting=[2, 12, 22]))]
+    found = [*fewer_operators.find_unfused_chains(steps.case(lasting=[2, 12, 22]))]
     assert [one.figures.place for one in found] == groups
     assert "torch.compile(model)" in text_of(found[0])
 
@@ -448,15 +450,15 @@ def gated(*, needs_gate: bool) -> StepsToExplain:
 def test_a_chain_continues_behind_a_matmul_that_does_not_need_it() -> None:
     """The matmul can run before both operators, of which the longer one remains."""
     steps = gated(needs_gate=False)
-    assert saved_us(steps, only(rules.find_unfused_chains, steps)) == pytest.approx([0, 300])
+    assert saved_us(steps, only(fewer_operators.find_unfused_chains, steps)) == pytest.approx([0, 300])
 
 
 def test_a_matmul_that_needs_a_result_of_a_chain_ends_it() -> None:
-    assert [*rules.find_unfused_chains(gated(needs_gate=True))] == []
+    assert [*fewer_operators.find_unfused_chains(gated(needs_gate=True))] == []
 
 
 def test_operators_on_other_data_are_no_chain() -> None:
-    assert [*rules.find_unfused_chains(chain(100, 300, 200, reads=False).case(lasting=[1, 2, 3]))] == []
+    assert [*fewer_operators.find_unfused_chains(chain(100, 300, 200, reads=False).case(lasting=[1, 2, 3]))] == []
 
 
 def test_a_chain_on_a_gpu_without_attainable_times() -> None:
@@ -464,7 +466,7 @@ def test_a_chain_on_a_gpu_without_attainable_times() -> None:
     builder = chain(100, 300, 200)
     builder.steps.gpu = replace(H200, name="a new GPU")
     steps = builder.case(lasting=[3])
-    (candidate,) = [found for rule in rules.RULES for found in rule(steps)]
+    (candidate,) = [found for rule in (*rules.RULES, *fewer_operators.RULES) for found in rule(steps)]
     assert saved_us(steps, candidate) == pytest.approx([100, 300])
     assert "attainable" not in text_of(candidate)
 
@@ -475,7 +477,7 @@ def test_a_fused_chain_saves_no_launch_where_launching_limits_the_step() -> None
     for number in range(3):
         steps.call("exp", LARGE, out=[LARGE], us=40, reads=[number], writes=[number + 1], after=100)
     case = steps.case(lasting=[3], launch=0.18)
-    assert saved_us(case, only(rules.find_unfused_chains, case)) == pytest.approx([0, 0])
+    assert saved_us(case, only(fewer_operators.find_unfused_chains, case)) == pytest.approx([0, 0])
 
 
 def test_chains_replace_the_rules_on_kernels() -> None:
@@ -488,7 +490,7 @@ def test_a_softmax_by_separate_operators_is_named() -> None:
     steps = OperatorSteps()
     for number, name in enumerate(("exp", "sum", "log", "sub")):
         steps.call(name, LARGE, out=[LARGE], reads=[number], writes=[number + 1], line="loss.py:4 in loss_of")
-    candidate = only(rules.find_unfused_chains, steps.case(lasting=[4]))
+    candidate = only(fewer_operators.find_unfused_chains, steps.case(lasting=[4]))
     assert "A log-softmax is computed by separate operators in loss_of" in text_of(candidate)
     assert "F.cross_entropy" in text_of(candidate)
 
@@ -503,7 +505,7 @@ def test_copies_at_a_line() -> None:
     us = attainable_us("mm", *factors, out=product)
     steps.call("mm", *factors, out=product, us=us, reads=[1], writes=[2], after=1)
     case = steps.case(lasting=[2])
-    candidate = only(rules.find_copied_tensors, case)
+    candidate = only(fewer_operators.find_copied_tensors, case)
     assert saved_us(case, candidate) == pytest.approx([0.3 * 400, 400])
     assert "Tensors are copied" in text_of(candidate)
     assert [*rules.find_slow_operators(case)] == []
@@ -516,16 +518,16 @@ def test_copies_that_follow_each_other() -> None:
         line = f"model.py:{number} in there_and_back"
         steps.call("cat", (LARGE,), out=[LARGE], us=us, reads=[number], writes=[number + 1], line=line)
     case = steps.case(lasting=[3])
-    candidate = only(rules.find_copied_tensors, case)
+    candidate = only(fewer_operators.find_copied_tensors, case)
     assert saved_us(case, candidate) == pytest.approx([300, 600 - 30])
     assert "Tensors are copied in there_and_back" in text_of(candidate)
-    assert [*rules.find_unfused_chains(case), *rules.find_slow_operators(case)] == []
+    assert [*fewer_operators.find_unfused_chains(case), *rules.find_slow_operators(case)] == []
 
 
 def test_copies_in_a_chain_are_part_of_it() -> None:
     steps = OperatorSteps().call("clone", LARGE, out=[LARGE], us=400, reads=[0], writes=[1])
     case = steps.call("exp", LARGE, out=[LARGE], us=400, reads=[1], writes=[2]).case(lasting=[2])
-    assert [*rules.find_copied_tensors(case)] == []
+    assert [*fewer_operators.find_copied_tensors(case)] == []
 
 
 def parts(count: int, *, us: float = 3, after: float = 10, depend: bool = False) -> StepsToExplain:
@@ -540,13 +542,13 @@ def parts(count: int, *, us: float = 3, after: float = 10, depend: bool = False)
 def test_operators_on_parts_of_their_data() -> None:
     """10 launches take 30 µs each, and their work 3 µs. One launch remains; the usual time of a launch is 30 µs."""
     steps = parts(10, after=30)
-    candidate = only(rules.find_split_operators, steps)
+    candidate = only(fewer_operators.find_split_operators, steps)
     assert saved_us(steps, candidate) == pytest.approx([270, 270], abs=1)
     assert "Operators run 10 times on parts of their data" in text_of(candidate)
 
 
 def test_parts_that_need_each_other_are_not_split() -> None:
-    assert [*rules.find_split_operators(parts(10, depend=True))] == []
+    assert [*fewer_operators.find_split_operators(parts(10, depend=True))] == []
 
 
 def test_large_parts_save_only_launches() -> None:
@@ -555,7 +557,7 @@ def test_large_parts_save_only_launches() -> None:
     for number in range(4):
         steps.call("mm", matrix, matrix, out=[matrix], us=2_000, reads=[100], writes=[number + 1])
     case = steps.case(lasting=[1, 2, 3, 4])
-    assert saved_us(case, only(rules.find_split_operators, case)) == pytest.approx([0, 0], abs=40)
+    assert saved_us(case, only(fewer_operators.find_split_operators, case)) == pytest.approx([0, 0], abs=40)
 
 
 def test_what_is_known_of_a_slow_operator() -> None:

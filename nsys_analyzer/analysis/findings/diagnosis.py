@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from nsys_analyzer.analysis.facts import Fact
-from nsys_analyzer.analysis.findings import kernels, waits
+from nsys_analyzer.analysis.findings import fewer_operators, kernels, waits
 from nsys_analyzer.analysis.findings import operators as operator_rules
 from nsys_analyzer.analysis.findings.finding import (
     Candidate,
@@ -22,6 +22,7 @@ from nsys_analyzer.analysis.findings.finding import (
     StepsToExplain,
 )
 from nsys_analyzer.analysis.findings.host_lines import HOST_LINE, find_host_lines
+from nsys_analyzer.analysis.findings.redundant_work import find_redundant_work
 from nsys_analyzer.analysis.operators.account import StepAccount, make_account
 from nsys_analyzer.analysis.operators.matching import OperatorWork
 from nsys_analyzer.analysis.operators.pricing import price_operators
@@ -36,7 +37,9 @@ from nsys_analyzer.trace.schema import NS_PER_MS
 
 #: All rules, except the one on idle time that no other rule explains. If two findings save equal time, the finding of
 #: the earlier rule comes first.
-RULES: tuple[Rule, ...] = (*waits.RULES, *operator_rules.RULES, *kernels.RULES)
+RULES: tuple[Rule, ...] = (
+    *waits.RULES, find_redundant_work, *operator_rules.RULES, *fewer_operators.RULES, *kernels.RULES
+)  # fmt: skip
 #: A finding is reported only if it saves at least this share of a step.
 SMALLEST_SAVING_SHARE = 0.03
 #: The assumed relative difference of a saving of GPU work between two runs of one program.

@@ -6,20 +6,22 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from nsys_analyzer.analysis.findings.finding import FindingFigures, FindingTexts
-from nsys_analyzer.analysis.findings.operators import (
+from nsys_analyzer.analysis.findings.fewer_operators import (
     COPY_SAVINGS,
     CopiesFigures,
+    SplitOperatorsFigures,
+    UnfusedChainsFigures,
+)
+from nsys_analyzer.analysis.findings.finding import FindingFigures, FindingTexts
+from nsys_analyzer.analysis.findings.operators import (
     Fp32OperatorsFigures,
     MemoryFormatFigures,
     MisalignedFigures,
     OperatorsFigures,
-    RedundantWorkFigures,
     SlowOperatorsFigures,
-    SplitOperatorsFigures,
-    UnfusedChainsFigures,
 )
 from nsys_analyzer.analysis.findings.padding import PaddingFigures
+from nsys_analyzer.analysis.findings.redundant_work import RedundantWorkFigures
 from nsys_analyzer.analysis.operators.redundancy import Redundancy
 from nsys_analyzer.analysis.operators.shape_reasons import ALIGNMENT_BYTES, MEMORY_FORMAT_SAVINGS
 from nsys_analyzer.report.units import format_count, format_ms, rounded, rounded_percent

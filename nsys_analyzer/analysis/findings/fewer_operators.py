@@ -1,0 +1,225 @@
+"""Rules for operators that fewer operators with the same result could do: chains, copies, and parts of one operator.
+
+The values that operators read and write tell which of them follow each other. Each rule consists of a type of figures
+and a function that finds them. ``report/finding_texts/operators.py`` makes sentences from the figures.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from nsys_analyzer.analysis.findings.finding import Candidate, Rule, StepsToExplain, saved_launches, saved_work
+from nsys_analyzer.analysis.findings.operators import (
+    OperatorsFigures,
+    describe_calls,
+    find_copies,
+    find_unexplained_calls,
+    make_candidate,
+    mask_calls,
+    name_operator,
+)
+from nsys_analyzer.analysis.findings.waits import LEAST_IDLE_SHARE
+from nsys_analyzer.analysis.operators.chains import count_chain_bytes, find_chains, find_independent_calls
+from nsys_analyzer.analysis.operators.costs import Cost
+from nsys_analyzer.analysis.operators.pricing import PricedOperators
+from nsys_analyzer.analysis.operators.shape_reasons import ExplainedCalls
+from nsys_analyzer.trace.schema import NS_PER_MS
+
+#: The smallest and the largest share of the time of copies that is saved without them.
+COPY_SAVINGS = (0.3, 1.0)
+#: The fewest equal calls on parts of the data that are reported.
+_FEWEST_PARTS = 4
+#: Chains are reported by class of modules if fusing the chains of one class saves at least this share of all modules.
+_LEAST_SHARE_OF_CLASS = 0.5
+
+
+@dataclass(frozen=True)
+class UnfusedChainsFigures(OperatorsFigures):
+    """Chains of operators that one kernel could do, at the lines of one class or function.
+
+    Attributes:
+        place: the class of the modules, or the function outside of modules; empty for the modules of several classes.
+        chains: the number of chains.
+        longest_chain: the names of the operators in the chain with the most time, in order.
+        moved_bytes: the bytes that the chains read and write.
+        needed_bytes: the bytes without the values that only the chain itself reads.
+        longest_ms, two_longest_ms: the total time of the longest operator and of the two longest operators of each
+            chain, or the time for ``needed_bytes`` if it is longer, ms.
+        saves_launches: whether the launches of the other operators are saved as well.
+    """
+
+    place: str
+    chains: int
+    longest_chain: tuple[str, ...]
+    moved_bytes: float
+    needed_bytes: float
+    longest_ms: float
+    two_longest_ms: float
+    saves_launches: bool
+
+
+def find_unfused_chains(steps: StepsToExplain) -> Iterator[Candidate]:
+    """Finds chains of operators that pass over the same data, by class of modules or function.
+
+    Of a chain, one kernel remains. It takes between the time of the longest and of the two longest operators, and at
+    least the time for the values that enter and leave the chain.
+    """
+    operators = steps.operators
+    if operators is None or not steps.has_data_flow:
+        return
+    for place, chains in _group_chains(operators).items():
+        calls, totals = np.zeros(len(operators.calls), np.bool_), np.zeros(4)
+        least_ns, most_ns = np.zeros((2, len(calls)))
+        for chain in chains:
+            calls[chain] = True
+            ns = operators.measured_ns[chain]
+            moved_bytes, needed_bytes = count_chain_bytes(operators, chain)
+            needed_ns = operators.rates.time_ns(Cost("copy", "", 0, needed_bytes)) if operators.rates else 0.0
+            left_ns = [min(max(float(np.sort(ns)[-count:].sum()), needed_ns), ns.sum()) for count in (1, 2)]
+            least_ns[chain], most_ns[chain] = (ns * (remaining_ns / ns.sum()) for remaining_ns in left_ns)
+            totals += (moved_bytes, needed_bytes, *left_ns)
+        longest_chain = max(chains, key=lambda chain: operators.measured_ns[chain].sum())
+        figures = UnfusedChainsFigures(
+            *describe_calls(steps, calls),
+            place=place.rpartition(" ")[2],
+            chains=len(chains),
+            longest_chain=tuple(name_operator(operators, index) for index in longest_chain),
+            moved_bytes=totals[0],
+            needed_bytes=totals[1],
+            longest_ms=totals[2] / NS_PER_MS,
+            two_longest_ms=totals[3] / NS_PER_MS,
+            saves_launches=steps.idle_share < LEAST_IDLE_SHARE,
+        )
+        chained = ExplainedCalls(calls, least_ns, most_ns)
+        # Compiled code needs CPU time itself. So if launching limits the step, the estimate does not remove launches.
+        save = partial(saved_launches, steps) if figures.saves_launches else saved_work
+        yield from make_candidate(steps, "unfused_chains", figures, chained, save)
+
+
+def _group_chains(operators: PricedOperators) -> Mapping[str, list[list[int]]]:
+    """Returns the chains of each class of modules, and of each function outside of modules.
+
+    If no class has most of the time that fusing saves in modules, the classes are one group with an empty name, because
+    one compiler fuses all of them.
+    """
+    groups, saved_ns = defaultdict[str, list[list[int]]](list), defaultdict[str, float](float)
+    copies = find_copies(operators)
+    for chain in find_chains(operators, find_unexplained_calls(operators)):
+        if copies[chain].all():
+            continue
+        place, ns = _name_place(operators, chain), operators.measured_ns[chain]
+        groups[place].append(chain)
+        saved_ns[place] += float(ns.sum() - ns.max())
+    classes = [place for place in groups if " " not in place]
+    saved_in_classes_ns = [saved_ns[place] for place in classes]
+    if classes and max(saved_in_classes_ns) < _LEAST_SHARE_OF_CLASS * sum(saved_in_classes_ns):
+        groups[""] = [chain for place in classes for chain in groups.pop(place)]
+    return groups
+
+
+@dataclass(frozen=True)
+class CopiesFigures(OperatorsFigures):
+    """Operators that copy tensors.
+
+    Attributes:
+        place: the class of the modules, or the function outside of modules.
+    """
+
+    place: str
+
+
+def find_copied_tensors(steps: StepsToExplain) -> Iterator[Candidate]:
+    """Finds operators that only copy tensors, by class of modules or function.
+
+    Of copies that follow each other, one or none is needed. Copies among other operators belong to the chains of these.
+    """
+    operators = steps.operators
+    if operators is None or not steps.has_data_flow:
+        return
+    copies, unexplained = find_copies(operators), find_unexplained_calls(operators)
+    least, most = COPY_SAVINGS
+    least_ns, most_ns = operators.measured_ns * (1 - most), operators.measured_ns * (1 - least)
+    groups, in_chain = defaultdict[str, list[int]](list), np.zeros(len(copies), np.bool_)
+    for chain in find_chains(operators, unexplained):
+        in_chain[chain] = True
+        if copies[chain].all():
+            ns = operators.measured_ns[chain]
+            most_ns[chain] = ns * (ns.max() / ns.sum())
+            groups[_name_place(operators, chain)] += chain
+    for index in np.flatnonzero(unexplained & copies & ~in_chain).tolist():
+        groups[_name_place(operators, [index])].append(index)
+    for place, members in groups.items():
+        explained = ExplainedCalls(mask_calls(len(copies), members), least_ns, most_ns)
+        figures = CopiesFigures(*describe_calls(steps, explained.calls), place=place.rpartition(" ")[2])
+        yield from make_candidate(steps, "copied_tensors", figures, explained)
+
+
+@dataclass(frozen=True)
+class SplitOperatorsFigures(OperatorsFigures):
+    """Operators that run on many parts of their data, none of which needs the result of another part.
+
+    Attributes:
+        parts: the number of calls that could be one call.
+        merged_ms: the attainable time of the operators if they were one call each, ms.
+    """
+
+    parts: int
+    merged_ms: float
+
+
+def find_split_operators(steps: StepsToExplain) -> Iterator[Candidate]:
+    """Finds operators that could run once on all of their data, one finding per number of parts.
+
+    The attainable time of one call and of all calls differ for small operators only. Launches are saved as well.
+    """
+    operators = steps.operators
+    if operators is None or operators.rates is None or not steps.has_data_flow:
+        return
+    calls, costs, unexplained = operators.calls, operators.costs, find_unexplained_calls(operators)
+    unexplained &= ~calls.in_phase("optimizer") & operators.is_priced
+    groups_of_parts = defaultdict[int, list[list[int]]](list)
+    for members in find_independent_calls(operators, unexplained):
+        if len(members) >= _FEWEST_PARTS:
+            groups_of_parts[len(members)].append(members)
+    for parts, groups in groups_of_parts.items():
+        mask, saved_ns, merged_ns = np.zeros(len(calls), np.bool_), np.zeros(len(calls)), 0.0
+        for members in groups:
+            signature = calls.signatures[calls.signature[members[0]]]
+            estimates = [cost for index in members if (cost := costs[calls.signature[index]])]
+            total = estimates[0]._replace(
+                flops=sum(cost.flops for cost in estimates), bytes=sum(cost.bytes for cost in estimates)
+            )
+            separate_ns, together_ns = operators.attainable_ns[members].sum(), operators.rates.time_ns(total, signature)
+            mask[members], merged_ns = True, merged_ns + together_ns
+            saved_ns[members] = operators.measured_ns[members] * np.clip(1 - together_ns / separate_ns, 0.0, 1.0)
+        figures = SplitOperatorsFigures(*describe_calls(steps, mask), parts=parts, merged_ms=merged_ns / NS_PER_MS)
+        operations = operators.operations_of(mask)
+        work_share = operators.spread(saved_ns / np.maximum(operators.measured_ns, 1.0), default=0.0)
+        changes = tuple(
+            saved_launches(steps, operations * (1 - 1 / parts), work_share, is_limited=is_limited)
+            for is_limited in (True, False)
+        )
+        lines = operators.lines_of(operators.measured_ns * mask)
+        yield Candidate("split_operators", figures, changes, None, operations, lines)
+
+
+def _name_place(operators: PricedOperators, chain: Sequence[int]) -> str:
+    """Returns the class of the outermost module with calls of a chain; outside of modules, the file and the function.
+
+    The longest call of the chain decides whether the chain is outside of modules.
+    """
+    calls, longest = operators.calls, max(chain, key=lambda index: operators.measured_ns[index])
+    if calls.module[longest] >= 0:
+        modules = [calls.modules[calls.module[index]] for index in chain if calls.module[index] >= 0]
+        return str(min(modules, key=lambda name: name.count(".") + name.count("/"))).rpartition(": ")[2]
+    file, _, function = calls.lines[calls.line[longest]].partition(":") if calls.line[longest] >= 0 else ("", "", "")
+    return f"{file} {function.partition(' in ')[2]}"
+
+
+#: The rules of this file. If two findings save equal time, the finding of the earlier rule comes first.
+RULES: tuple[Rule, ...] = (find_unfused_chains, find_copied_tensors, find_split_operators)
