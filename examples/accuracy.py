@@ -348,8 +348,7 @@ def unseen_faults() -> Iterator[str]:
     inside = sum(
         fault.saves_ms_low <= fault.step_ms - fault.step_without_fault_ms <= fault.saves_ms_high for fault in faults
     )
-    yield "## Faults of unknown kinds"
-    yield ""
+    yield from ("", "## Faults of unknown kinds", "")
     yield (
         "The faults above were planted while the rules were written. The faults below were planted by somebody who did "
         "not know the rules, in five programs that the rules had never seen (`examples/unseen_faults`). Each program "

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsys_analyzer.analysis.intervals import OFF_AXIS, Axis
+from nsys_analyzer.trace.arrays import OFF_AXIS, Axis
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 values = INT64 | st.integers(-3, 3)

@@ -27,6 +27,10 @@ Frame: TypeAlias = dict[str, Any]
 _MAX_LOOKUP_RATIO = 4
 #: The default number of positions in a block of :func:`iterate_blocks`.
 _BLOCK_LENGTH = 1 << 15
+#: The position of a value whose group is not on the axis. It lies before all other positions.
+OFF_AXIS = -1
+#: The largest length of an ``Axis``. Positions on a longer axis might not fit into 64 bits.
+_MAX_AXIS_LENGTH = 1 << 62
 
 
 def arrow_to_numpy(array: pa.Array, default: int = 0) -> Any:
@@ -280,3 +284,51 @@ def mask_by_name(rows: Any, is_match: Callable[[str], object]) -> Bools:
     passes = np.array([*map(bool, map(is_match, rows.names)), False])
     mask: Bools = passes[rows.name]
     return mask
+
+
+class Axis:
+    """Maps values of several groups to positions on one axis. Positions are sorted by group, then by value.
+
+    Each group has a stretch of the axis that is as long as the range of all values. If these stretches do not fit into
+    64 bits, for example because a time is broken, the position depends on the rank of a value among all values.
+    """
+
+    def __init__(self, group: Ints, *values: Ints) -> None:
+        self._groups = distinct(group)
+        if not len(self._groups):
+            return  # an axis without values places every value off the axis
+        self._last = len(self._groups) - 1
+        self._low = min(int(column.min()) for column in values)
+        self._high = max(int(column.max()) for column in values)
+        # Also counts one position before all values and one after all values.
+        self._stretch = self._high - self._low + 3
+        self._ranked: Ints | None = None
+        if self._stretch * len(self._groups) > _MAX_AXIS_LENGTH:
+            self._ranked = distinct(np.concatenate(values))
+            self._stretch = 2 * len(self._ranked) + 1  # also counts one position between any two neighboring values
+
+    def place(self, group: Integers, value: Ints) -> Ints:
+        """Returns the position of each (group, value) on the axis; ``OFF_AXIS`` if the axis lacks the group.
+
+        A value that the axis was not built from gets a position between its neighbors.
+        """
+        positions = np.full(len(group), OFF_AXIS, np.int64)
+        for block in iterate_blocks(len(group) if len(self._groups) else 0):
+            positions[block] = self._place_block(group[block], value[block])
+        return positions
+
+    def _place_block(self, group: Integers, value: Ints) -> Ints:
+        group = group.astype(np.int64)  # `code * self._stretch` would overflow narrower integers
+        if not self._last:
+            return np.where(group == self._groups[0], self._place_in_stretch(value), OFF_AXIS)
+        code = np.searchsorted(self._groups, group).clip(0, self._last)
+        position = code * self._stretch + self._place_in_stretch(value)
+        return np.where(self._groups[code] == group, position, OFF_AXIS)
+
+    def _place_in_stretch(self, value: Ints) -> Ints:
+        """Returns the position of each value within the stretch of its group."""
+        if self._ranked is None:
+            limits = np.iinfo(np.int64)
+            return value.clip(max(self._low - 1, limits.min), min(self._high + 1, limits.max)) - self._low + 1
+        # A value on the axis has an odd position. The even positions lie between two values.
+        return np.searchsorted(self._ranked, value) + np.searchsorted(self._ranked, value, side="right")

@@ -1,4 +1,7 @@
-"""Defines the columns of a trace: GPU operations, API calls, NVTX ranges and graph nodes as arrays."""
+"""Defines the columns of a trace: GPU operations, API calls, NVTX ranges and graph nodes as arrays.
+
+``match_launches`` finds the API call that launched each GPU operation.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nsys_analyzer.text import StrOrText, code
-from nsys_analyzer.trace.arrays import Codes, Ints, SmallInts
+from nsys_analyzer.trace.arrays import Axis, Bools, Codes, Ints, SmallInts, distinct
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -262,3 +265,32 @@ class MemoryUses(Columns):
     process: Ints
     bytes: Ints
     alive: Ints
+
+
+def match_launches(operations: Operations, launches: Launches) -> SmallInts:
+    """Returns the index of the launch of each operation, -1 for an operation without a recorded launch.
+
+    A correlation ID is unique within one process. If several calls share a correlation ID, as a runtime call and the
+    driver call inside it do, the launch is the call that starts first.
+
+    Returns:
+        Shape (operations,).
+    """
+    if not len(launches):
+        return np.full(len(operations), -1, np.int32)
+    axis, keys = place_correlation_ids(launches)
+    order = np.lexsort((launches.start, keys))
+    position, is_known = search_keys(keys[order], axis.place(operations.process, operations.correlation))
+    return np.where(is_known, order[position], -1).astype(np.int32)
+
+
+def place_correlation_ids(launches: Launches) -> tuple[Axis, Ints]:
+    """Returns the axis of (process, correlation ID), and the position of each launch on this axis."""
+    axis = Axis(process_of(distinct(launches.thread)), launches.correlation)
+    return axis, axis.place(process_of(launches.thread), launches.correlation)
+
+
+def search_keys(keys: Ints, searched_keys: Ints) -> tuple[Ints, Bools]:
+    """Returns the first position of each searched key in the sorted ``keys``, and whether ``keys`` contains the key."""
+    position = np.searchsorted(keys, searched_keys).clip(max=len(keys) - 1)
+    return position, keys[position] == searched_keys

@@ -11,7 +11,7 @@ import gzip
 import re
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,8 +22,8 @@ import numpy as np
 
 from nsys_analyzer.errors import TraceError
 from nsys_analyzer.system.atomic_write import check_regular
-from nsys_analyzer.trace.arrays import Bools, Ints, dense_codes, mask_by_name
-from nsys_analyzer.trace.columns import OPERATION_KINDS, pid_of, process_of
+from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, dense_codes, mask_by_name
+from nsys_analyzer.trace.columns import OPERATION_KINDS, match_launches, pid_of, process_of
 from nsys_analyzer.trace.sources import find_files_beside
 
 OPERATORS_SUFFIX = ".operators.gz"
@@ -246,7 +246,10 @@ def without_operator_steps(trace: Any) -> Any:
         """Returns the rows that start before the step in which each operator of their process has a range."""
         return rows.select(~is_late(rows.start, process_of(rows.thread)))
 
-    launch, is_late_operation = _find_late_operations(trace, is_late)
+    launch = match_launches(trace.operations, trace.launches)
+    launched_at = np.append(trace.launches.start, 0)[launch]
+    # An operation without a launch is late if it starts late.
+    is_late_operation = is_late(np.where(launch >= 0, launched_at, trace.operations.start), trace.operations.process)
     calls_of = dict(map(read_operator_calls, find_operator_files(trace.path)))
     steps = {}
     for process in processes.tolist():
@@ -271,27 +274,6 @@ def without_operator_steps(trace: Any) -> Any:
     )
 
 
-def _find_late_operations(trace: Any, is_late: Callable[[Ints, Ints], Bools]) -> tuple[Ints, Bools]:
-    """Returns the launch of each operation, or -1, and True for each operation that was launched late.
-
-    An operation without a launch is late if it starts late.
-    """
-    launches, operations = trace.launches, trace.operations
-    process_of_launch, launch = process_of(launches.thread), np.full(len(operations), -1)
-    for process in np.unique(process_of_launch).tolist():  # correlation IDs are unique within a process
-        of_process, own_launches = (
-            np.flatnonzero(operations.process == process),
-            np.flatnonzero(process_of_launch == process),
-        )
-        own_launches = own_launches[np.argsort(launches.correlation[own_launches], kind="stable")]
-        position = np.searchsorted(launches.correlation[own_launches], operations.correlation[of_process])
-        candidate = own_launches[np.minimum(position, len(own_launches) - 1)]
-        matches = launches.correlation[candidate] == operations.correlation[of_process]
-        launch[of_process] = np.where(matches, candidate, -1)
-    begins_late = is_late(np.where(launch >= 0, launches.start[launch], operations.start), operations.process)
-    return launch, begins_late
-
-
 def name_operations(trace: Any, index: Ints) -> tuple[str, ...]:
     """Returns the names of kernels, and the kinds of other operations."""
     operations = trace.operations
@@ -299,7 +281,7 @@ def name_operations(trace: Any, index: Ints) -> tuple[str, ...]:
     return tuple(operations.names[code] if code >= 0 else OPERATION_KINDS[kind] for code, kind in pairs)
 
 
-def _find_calls(trace: Any, launch: Ints) -> Ints:
+def _find_calls(trace: Any, launch: SmallInts) -> Ints:
     """Returns the call of an operator that made each launch: the range of the thread that began last, or -1."""
     ranges, launches = trace.ranges, trace.launches
     matches = [OPERATOR_RANGE.fullmatch(name) for name in ranges.names]

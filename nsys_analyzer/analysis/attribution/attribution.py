@@ -15,7 +15,6 @@ import numpy as np
 from nsys_analyzer.analysis.attribution.launches import GraphCaptures, find_graph_captures
 from nsys_analyzer.analysis.intervals import (
     NONE,
-    Axis,
     Timeline,
     contains_any_time,
     count_open_ranges,
@@ -23,6 +22,7 @@ from nsys_analyzer.analysis.intervals import (
     merge_ranges,
 )
 from nsys_analyzer.trace.arrays import (
+    Axis,
     Bools,
     Codes,
     Ints,

@@ -13,10 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from nsys_analyzer.analysis.intervals import NONE, OFF_AXIS, Axis, count_times_inside, is_in_any_range
+from nsys_analyzer.analysis.intervals import NONE, count_times_inside, is_in_any_range
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct, distinct_rows, take_or_default
-from nsys_analyzer.trace.columns import BEGIN_CAPTURE, END_CAPTURE, LAUNCH, Launches, Operations, process_of
+from nsys_analyzer.trace.arrays import OFF_AXIS, Axis, Bools, Ints, SmallInts, distinct, distinct_rows, take_or_default
+from nsys_analyzer.trace.columns import (
+    BEGIN_CAPTURE,
+    END_CAPTURE,
+    LAUNCH,
+    Launches,
+    Operations,
+    match_launches,
+    place_correlation_ids,
+    process_of,
+    search_keys,
+)  # fmt: skip
 from nsys_analyzer.trace.metadata import CUDA, HIP
 from nsys_analyzer.trace.time_checks import ExcludedRows, TimedRows, describe_excluded_rows, timed_calls
 from nsys_analyzer.trace.trace import Trace
@@ -49,23 +59,6 @@ _ROUNDING_NS = 2_000
 _MAX_INSTANTIATIONS = 8
 
 
-def match_launches(operations: Operations, launches: Launches) -> SmallInts:
-    """Returns the index of the launch of each operation, -1 for an operation without a recorded launch.
-
-    A correlation ID is unique within one process. If several calls share a correlation ID, as a runtime call and the
-    driver call inside it do, the launch is the call that starts first.
-
-    Returns:
-        Shape (operations,).
-    """
-    if not len(launches):
-        return np.full(len(operations), NONE, np.int32)
-    axis, keys = _place_correlation_ids(launches)
-    order = np.lexsort((launches.start, keys))
-    position, is_known = _search_keys(keys[order], axis.place(operations.process, operations.correlation))
-    return np.where(is_known, order[position], NONE).astype(np.int32)
-
-
 def find_dropped_launches(launches: Launches, *launch: Any) -> Bools:
     """Returns True for each kernel launch whose GPU operation is missing in the capture.
 
@@ -85,7 +78,7 @@ def find_dropped_launches(launches: Launches, *launch: Any) -> Bools:
     is_matched = is_matched[:-1]
     is_dropped: Bools = (launches.call == LAUNCH) & ~is_matched
     if is_dropped.any():
-        _, correlation_keys = _place_correlation_ids(launches)
+        _, correlation_keys = place_correlation_ids(launches)
         is_dropped[is_dropped] = ~np.isin(correlation_keys[is_dropped], correlation_keys[is_matched])
         is_dropped &= ~_is_in_graph_capture(launches)
     return is_dropped
@@ -107,18 +100,6 @@ def _is_in_graph_capture(launches: Launches) -> Bools:
         end.append(ends[next_end[has_end]])
     captured_process, begin, stop = (np.concatenate(column) for column in (captured_processes, start, end))
     return is_in_any_range(captured_process, begin, stop, processes, launches.start)
-
-
-def _place_correlation_ids(launches: Launches) -> tuple[Axis, Ints]:
-    """Returns the axis of (process, correlation ID), and the position of each launch on this axis."""
-    axis = Axis(process_of(distinct(launches.thread)), launches.correlation)
-    return axis, axis.place(process_of(launches.thread), launches.correlation)
-
-
-def _search_keys(keys: Ints, searched_keys: Ints) -> tuple[Ints, Bools]:
-    """Returns the first position of each searched key in the sorted ``keys``, and whether ``keys`` contains the key."""
-    position = np.searchsorted(keys, searched_keys).clip(max=len(keys) - 1)
-    return position, keys[position] == searched_keys
 
 
 @dataclass(frozen=True)
@@ -152,9 +133,9 @@ def find_graph_captures(trace: Trace) -> GraphCaptures:
     key, original = key[order], original[order]
     first_captured_as: Ints = np.arange(len(key))
     for _ in range(_MAX_INSTANTIATIONS):
-        position, has_original = _search_keys(key, original[first_captured_as])
+        position, has_original = search_keys(key, original[first_captured_as])
         first_captured_as = np.where(has_original, position, first_captured_as)
-    position, is_known = _search_keys(
+    position, is_known = search_keys(
         key, axis.place(operations.process[replayed_operations], operations.graph_node[replayed_operations])
     )
     creation_row = order[first_captured_as[position[is_known]]]

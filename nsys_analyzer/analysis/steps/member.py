@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from nsys_analyzer.analysis.attribution.processes import Process
-from nsys_analyzer.analysis.intervals import NONE, Axis, Cover
+from nsys_analyzer.analysis.intervals import NONE, Cover
 from nsys_analyzer.analysis.kernels.classes import find_launching_collectives
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.anatomy import COMMUNICATING
 from nsys_analyzer.analysis.steps.groups import Steps
 from nsys_analyzer.analysis.steps.process import ProcessWork
 from nsys_analyzer.analysis.steps.windows import Windows, mask_instances
-from nsys_analyzer.trace.arrays import Ints, distinct_rows
+from nsys_analyzer.trace.arrays import Axis, Ints, distinct_rows
 from nsys_analyzer.trace.columns import COPY, KERNEL, SYNCHRONIZE, Columns, process_of
 from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP
 from nsys_analyzer.trace.ranks import UNKNOWN_NUMBER
