@@ -267,6 +267,15 @@ def test_the_step_of_the_hooks_precedes_shapes_of_a_profiler(tmp_path: Path) -> 
     assert operators_of(work) == ["aten::mul"] * 3
 
 
+def test_the_earliest_call_of_a_correlation_id_tells_whether_an_operation_is_late(tmp_path: Path) -> None:
+    """The runtime call starts 2 ns before the step of the hooks, and the driver call inside it 2 ns later."""
+    export = Export().range("nsys-analyze operators", 1000, 2000)
+    correlation = export.call("cuLaunchKernel", 1002)
+    export.kernel(ADD, 998, 1010, 1020, correlation=correlation).kernel(MM, 1100, 1110, 1120)
+    trace = Trace.load(export.write(tmp_path / "t.sqlite"))
+    assert [trace.operations.names[code] for code in trace.operations.name] == [ADD]
+
+
 @pytest.mark.parametrize("name", ["mem_small256", "train_small256"])
 def test_a_capture_without_shapes_has_no_operators(name: str, real_capture: RealCapture) -> None:
     assert find_work(real_capture(name)) is None
