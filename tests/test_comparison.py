@@ -157,6 +157,18 @@ def test_matmuls_of_other_operands_do_not_stand_for_each_other() -> None:
     )
 
 
+def test_kernels_of_one_operator_are_paired_if_both_sides_know_their_operators() -> None:
+    """The times alone would pair the kernel of the backward pass, 18 ms, with that of the statistics, 5 ms."""
+    backward, forward = "aten::native_batch_norm_backward", "aten::native_batch_norm"
+    before = [kernel("backward", 18.0, operator=backward), kernel("statistics", 8.0, operator=forward)]
+    after = [kernel("backward_last", 3.0, operator=backward), kernel("statistics_last", 5.0, operator=forward)]
+    assert match_kernels(before, after) == (*zip(before, after, strict=True),)
+    unknown = [structs.replace(one, operator="") for one in after]
+    assert match_kernels(before, unknown) == ((before[0], unknown[1]), (before[1], unknown[0]))
+    other = [kernel("copy", 1.0, operator="aten::copy_")]
+    assert match_kernels(before[:1], other) == ((before[0], None), (None, other[0]))
+
+
 # --- what it says
 
 

@@ -16,9 +16,11 @@ from nsys_analyzer.analysis.summary.summary import Summary, Unprofiled
 from tests.support.steps import H200
 
 
-def kernel(name: str, ms: float, kernel_class: str = "matmul", launches: float = 1, std_ms: float = 0.0) -> KernelTime:
+def kernel(
+    name: str, ms: float, kernel_class: str = "matmul", launches: float = 1, std_ms: float = 0.0, operator: str = ""
+) -> KernelTime:
     """A kernel of a step."""
-    return KernelTime(name, kernel_class, launches, ms, std_ms)
+    return KernelTime(name, kernel_class, launches, ms, std_ms, operator)
 
 
 def run(

@@ -160,21 +160,22 @@ def _average_kernels(steps: Sequence[StepSummary]) -> dict[_KernelKey, tuple[Ker
     tables = [{(kernel.name, kernel.kernel_class): kernel for kernel in step.kernels} for step in steps]
     means: dict[_KernelKey, tuple[KernelTime, Estimate]] = {}
     for key in dict.fromkeys(chain.from_iterable(tables)):
-        estimates, launches = [], 0.0
+        estimates, launches, operator = [], 0.0, ""
         for table, step in zip(tables, steps, strict=True):
             kernel, n = table.get(key), step.instances
+            operator = operator or (kernel.operator if kernel else "")
             launches += kernel.launches / len(steps) if kernel else 0.0
             estimate = Estimate.of_mean(kernel.ms, kernel.std_ms, n) if kernel else Estimate.zero(n)
             estimates.append(estimate.with_run_error(RunSpread.of_kernels(step, estimate.ms)))
         mean_estimate = Estimate.of_runs(estimates)
-        means[key] = KernelTime(*key, launches, mean_estimate.ms, None), mean_estimate
+        means[key] = KernelTime(*key, launches, mean_estimate.ms, None, operator), mean_estimate
     return means
 
 
 def match_kernels(
     before: Sequence[KernelTime], after: Sequence[KernelTime]
 ) -> tuple[tuple[KernelTime | None, KernelTime | None], ...]:
-    """Pairs the kernels of both runs by name and class, then by class, layout and launches per step.
+    """Pairs the kernels of both runs by name and class, then by class, operator, layout and launches per step.
 
     A matmul in another precision or with another tile is a kernel with another name, but it is launched equally often
     and has the same layout. The layout (which operands are transposed) distinguishes a matmul from the matmuls of its
@@ -182,16 +183,18 @@ def match_kernels(
     persistent kernel has about one block per multiprocessor for any shape, and other grids depend on the tile and on
     the split of the sum.
 
-    A kernel without a counterpart is paired with None.
+    The operators that launch the kernels are compared if both runs know their operators. A kernel without a counterpart
+    is paired with None.
     """
+    has_operators = all(any(kernel.operator for kernel in kernels) for kernels in (before, after))
     unpaired = {(kernel.name, kernel.kernel_class): kernel for kernel in after}
     pairs_by_name = [(kernel, unpaired.pop((kernel.name, kernel.kernel_class), None)) for kernel in before]
     kernels_by_work: dict[object, tuple[list[KernelTime], list[KernelTime]]] = defaultdict(lambda: ([], []))
     for side, kernels in enumerate(([kernel for kernel, same in pairs_by_name if not same], unpaired.values())):
         for kernel in sorted(kernels, key=lambda kernel: -kernel.ms):
             match = _MATMUL_LAYOUT.search(kernel.name) if kernel.kernel_class == MATMUL else None
-            layout = match[1].lower() if match else ""
-            kernels_by_work[kernel.kernel_class, layout, round(kernel.launches, 2)][side].append(kernel)
+            layout, operator = match[1].lower() if match else "", kernel.operator if has_operators else ""
+            kernels_by_work[kernel.kernel_class, operator, layout, round(kernel.launches, 2)][side].append(kernel)
     pairs = (pair for kernels in kernels_by_work.values() for pair in zip_longest(*kernels))
     return (*(pair for pair in pairs_by_name if pair[1]), *pairs)
 

@@ -7,15 +7,18 @@ so an operation of a measured step belongs to the call that launched its counter
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec import structs
 
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.operators.recorded import find_recorded_step
 from nsys_analyzer.analysis.steps.groups import Steps
 from nsys_analyzer.analysis.steps.process import ProcessWork
-from nsys_analyzer.trace.arrays import Ints
+from nsys_analyzer.analysis.steps.step import KernelTime
+from nsys_analyzer.trace.arrays import Ints, distinct_rows
 from nsys_analyzer.trace.operator_calls import OperatorCalls, name_operations
 
 #: A step is compared with each part of the operator step if it has less than this share of its operations, as a decode
@@ -59,6 +62,26 @@ def find_operator_work(work: ProcessWork, steps: Steps) -> OperatorWork | None:
         counterpart = find_counterparts(names[index], reference)
         call[of_process[index]] = np.append(step.call, NONE)[counterpart]
     return OperatorWork(step.calls, call)
+
+
+def name_operators_of_kernels(
+    kernels: tuple[KernelTime, ...], work: ProcessWork, operators: OperatorWork
+) -> tuple[KernelTime, ...]:
+    """Returns the kernels of a step with the operator that launches each kernel most often."""
+    traced, calls = work.attributed.kernels, operators.calls
+    of_operator = np.flatnonzero((operators.call != NONE) & (traced.code != NONE))
+    signature = calls.signature[operators.call[of_operator]]
+    first, pair = distinct_rows(traced.code[of_operator], signature)
+    launches: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for position, count in zip(first.tolist(), np.bincount(pair).tolist(), strict=True):
+        kernel = traced.code[of_operator[position]]
+        name = calls.signatures[signature[position]].name
+        launches[traced.names[kernel], traced.classes[kernel]][name] += count
+    return tuple(
+        structs.replace(kernel, operator=launches[key].most_common(1)[0][0]) if key in launches else kernel
+        for kernel in kernels
+        for key in [(kernel.name, kernel.kernel_class)]
+    )
 
 
 def find_counterparts(names: Ints, reference: Ints) -> Ints:

@@ -70,7 +70,8 @@ class KernelTime(msgspec.Struct, frozen=True):
     """The mean compute time of one kernel in a step, and its mean number of launches.
 
     The times of all kernels of a class add up to the time of the class. The name is empty for fills, and for CUDA
-    graphs whose kernels are unknown.
+    graphs whose kernels are unknown. The operator is the one that launches the kernel most often; it is empty if it is
+    unknown.
     """
 
     name: str
@@ -78,6 +79,7 @@ class KernelTime(msgspec.Struct, frozen=True):
     launches: float
     ms: Ms
     std_ms: Ms | None
+    operator: str = ""
 
 
 @dataclass(frozen=True)

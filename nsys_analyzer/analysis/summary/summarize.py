@@ -15,7 +15,7 @@ from nsys_analyzer.analysis.attribution.processes import Process, find_processes
 from nsys_analyzer.analysis.facts import Fact
 from nsys_analyzer.analysis.intervals import NONE, contains_any_time, measure_unions
 from nsys_analyzer.analysis.kernels.class_rules import FUSED_ATTENTION, MATMUL
-from nsys_analyzer.analysis.operators.matching import find_operator_work
+from nsys_analyzer.analysis.operators.matching import find_operator_work, name_operators_of_kernels
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.statistics import Stats, sample_ms
 from nsys_analyzer.analysis.steps.groups import Steps, find_steps
@@ -146,7 +146,8 @@ class _ProcessSummarizer:
         if self.steps:
             work = ProcessWork(self.attributed, self.process.global_pid, self.steps.recorded)
             step, study = summarize_steps(work, self.steps)
-            operators = find_operator_work(work, self.steps)
+            if operators := find_operator_work(work, self.steps):
+                step = replace(step, kernels=name_operators_of_kernels(step.kernels, work, operators))
             members = () if summary.on_cpu else record_members(work, self.process, self.steps, name)
             if step.source in _RANGE_SOURCES:
                 # The wall time of a step is the time from its start to the start of the next one.
