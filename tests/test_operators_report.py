@@ -18,8 +18,9 @@ from msgspec import structs
 from nsys_analyzer import render, what_if
 from nsys_analyzer.analysis.comparison.compare import compare
 from nsys_analyzer.analysis.comparison.comparison import Side
-from nsys_analyzer.analysis.operators.account import AccountPart, fold_rows
+from nsys_analyzer.analysis.operators.account import AccountPart, describe_shapes, fold_rows
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.cli.operators import operators_data
 from nsys_analyzer.errors import CannotAnswerError, ConfigurationError
 from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.questions.ask import ask
@@ -29,9 +30,12 @@ from nsys_analyzer.report.renderers.html import encode_timeline
 from nsys_analyzer.report.renderers.json_report import captures_data
 from nsys_analyzer.report.sections.bars import make_account_bars, round_account
 from nsys_analyzer.report.sections.decision import decision_section
-from nsys_analyzer.report.sections.operators import answer_operators, describe_limits_of_account
+from nsys_analyzer.report.sections.operators import answer_operators, describe_limits_of_account, tabulate_operators
+from nsys_analyzer.report.units import shorten_shapes
 from nsys_analyzer.text import plain
+from nsys_analyzer.trace.operator_calls import Signature, Tensor
 from tests.conftest import Main
+from tests.support.export import ADD, GEMM
 from tests.support.operators import ADD_US, MATMUL_US, STEP_US, make_account, make_capture, make_row, record_operators
 
 
@@ -234,6 +238,10 @@ def test_a_recorded_capture_has_an_account(recorded: CaptureSummary) -> None:
     assert account.step_ms == pytest.approx(STEP_US / 1000, rel=0.05)
     assert account.attainable_ms + sum(part.ms for part in account.parts) == pytest.approx(account.step_ms)
     assert account.expected_share == 1
+    assert recorded.step
+    assert {(kernel.name, kernel.operator) for kernel in recorded.step.kernels} == {
+        (GEMM, "aten::mm"), (ADD, "aten::add"),
+    }  # fmt: skip
     assert {row.operator: row.ms for row in account.operators} == {
         "aten::mm": pytest.approx(MATMUL_US / 1000), "aten::add": pytest.approx(ADD_US / 1000),
     }  # fmt: skip
@@ -266,6 +274,17 @@ def test_the_command_prints_a_row_for_each_name(by: str, names: list[str], tmp_p
     assert row["excess_ms"] == pytest.approx(row["ms"] - row["attainable_ms"])
     rows = [*csv.DictReader(io.StringIO(run_main("operators", path, "--by", by, "--format", "csv").out))]
     assert [float(row["ms"]) for row in rows] == [pytest.approx(0.4), pytest.approx(0.1)]
+
+
+def test_tables_shorten_shapes_and_json_has_all_shapes() -> None:
+    signature = Signature("aten::cat", (tuple(Tensor((size, 8), "bfloat16") for size in range(1, 6)),))
+    shapes = describe_shapes(signature)
+    assert shapes == "1×8 · 2×8 · 3×8 · 4×8 · 5×8 bf16"
+    row = make_row("aten::cat", 2.0, 1.0, shapes=shapes)
+    (data,) = operators_data([(make_capture(), (row,))])
+    assert data["shapes"] == shapes
+    assert tabulate_operators([row], "", "").rows[0][1] == "1×8 · 2×8 · 3×8 and 2 more bf16"
+    assert shorten_shapes("1×8 · 2×8 · scalar") == "1×8 · 2×8 · scalar"
 
 
 def test_the_command_without_operators(tmp_path: Path, run_main: Main) -> None:

@@ -22,6 +22,8 @@ _DECIMAL_PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M
 _PREFIX_THRESHOLD = 0.9995
 #: The number of characters of a bar for 100 %.
 _FULL_BAR_LENGTH = 12
+#: The maximum number of tensors in the description of an operator's shapes.
+_MAX_SHAPES = 3
 
 
 def format_cell(value: Cell, unit: Unit) -> StrOrText:
@@ -112,6 +114,16 @@ def format_count(number: float, noun: str) -> str:
     """Returns a number with its noun, for sentences: 1 launch, 0.5 launches, 644 launches."""
     written = format_number(number, "count")
     return f"{written}{_SPACE}{plural(1 if written == '1' else number, noun)}"
+
+
+def shorten_shapes(shapes: str) -> str:
+    """Returns the shapes of an operator's first tensors, and the number of the other tensors."""
+    tensors = shapes.split(" · ")
+    hidden = len(tensors) - _MAX_SHAPES
+    if hidden <= 0:
+        return shapes
+    *_, dtype = tensors[-1].partition(" ")
+    return f"{' · '.join(tensors[:_MAX_SHAPES])} and {hidden} more {dtype}".strip()
 
 
 def format_ms_range(low: float, high: float) -> str:

@@ -37,7 +37,7 @@ class OperatorRow:
 
     Attributes:
         operator: the name of the operator, such as ``aten::mm``.
-        shapes: the shapes and types of its tensors, such as ``8192×1024 · 1024×4096 bf16``.
+        shapes: the shapes of its tensors, and the type of the first one, such as ``8192×1024 · 1024×4096 bf16``.
         phase: the phase that calls it.
         module: the module that calls it, with ``*`` for the numbers of layers; empty if it is unknown.
         line: the line of the program that calls it; empty if it is unknown.
@@ -258,21 +258,18 @@ def fold_rows(rows: Iterable[OperatorRow], key: Callable[[OperatorRow], Hashable
     return tuple(sorted(folded, key=lambda row: (-row.excess_ms, -row.ms)))
 
 
-#: The most tensors that a description of shapes contains.
-_MAX_SHAPES = 3
 #: PyTorch's data types as reports write them.
 _SHORT_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 
 
 def describe_shapes(signature: Signature) -> str:
-    """Returns the shapes of an operator's first tensors, and the first one's type: ``8192×1024 · 1024×4096 bf16``."""
+    """Returns the shapes of an operator's tensors, and the first one's type: ``8192×1024 · 1024×4096 bf16``."""
     tensors: list[Tensor] = []
     for argument in signature.inputs:
         tensors += [argument] if isinstance(argument, Tensor) else argument or ()
     shapes = ["×".join(map(str, tensor.shape)) or "scalar" for tensor in tensors]
-    hidden = f" and {len(shapes) - _MAX_SHAPES} more" if len(shapes) > _MAX_SHAPES else ""
     dtype = _SHORT_TYPES.get(tensors[0].dtype, tensors[0].dtype) if tensors else ""
-    return f"{' · '.join(shapes[:_MAX_SHAPES])}{hidden} {dtype}".strip()
+    return f"{' · '.join(shapes)} {dtype}".strip()
 
 
 def _text(texts: Sequence[str], index: int) -> str:

@@ -24,7 +24,7 @@ from nsys_analyzer.analysis.findings.padding import PaddingFigures
 from nsys_analyzer.analysis.findings.redundant_work import RedundantWorkFigures
 from nsys_analyzer.analysis.operators.redundancy import Redundancy
 from nsys_analyzer.analysis.operators.shape_reasons import ALIGNMENT_BYTES, MEMORY_FORMAT_SAVINGS
-from nsys_analyzer.report.units import format_count, format_ms, rounded, rounded_percent
+from nsys_analyzer.report.units import format_count, format_ms, rounded, rounded_percent, shorten_shapes
 from nsys_analyzer.text import format_bytes
 
 #: The most operators of a chain in a sentence.
@@ -44,7 +44,8 @@ def _say_time(figures: OperatorsFigures) -> str:
 def _say_operators(figures: OperatorsFigures) -> tuple[str, ...]:
     """Returns a sentence for each named operator."""
     return tuple(
-        f"{time.operator} ({time.shapes}, {format_count(time.calls, 'call')}) takes {format_ms(time.ms)}"
+        f"{time.operator} ({shorten_shapes(time.shapes)}, {format_count(time.calls, 'call')}) "
+        f"takes {format_ms(time.ms)}"
         + ("." if math.isnan(time.attainable_ms) else f"; its attainable time is {format_ms(time.attainable_ms)}.")
         for time in figures.operators
     )

@@ -41,6 +41,7 @@ from nsys_analyzer.report.units import (
     format_count,
     format_ms_range,
     format_number,
+    shorten_shapes,
 )
 from nsys_analyzer.text import NO_BREAK_SPACE, StrOrText, join_texts, phrase, plain, rounded_percent
 from nsys_analyzer.trace.metadata import CPU
@@ -370,7 +371,8 @@ def _tabulate_operators(pair: Comparison, step: StepChange, title: str) -> Table
     def describe_shapes_of(row: OperatorChange) -> str:
         """Returns the shapes of an operator, before and after if they differ."""
         side = " (only before)" if row.after_shapes is None else " (only after)" if row.before_shapes is None else ""
-        return " → ".join(dict.fromkeys(filter(None, (row.before_shapes, row.after_shapes)))) + side
+        shapes = (shorten_shapes(text) for text in (row.before_shapes, row.after_shapes) if text)
+        return " → ".join(dict.fromkeys(shapes)) + side
 
     threshold_ms = _MIN_ROW_SHARE * max(step.wall.before_ms, step.wall.after_ms) / 2
     fields: tuple[Field[OperatorChange], ...] = (

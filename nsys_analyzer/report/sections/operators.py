@@ -10,7 +10,7 @@ from nsys_analyzer.errors import RECORD_COMMAND
 from nsys_analyzer.report.evidence import CAUSE_WORDS, format_step_length
 from nsys_analyzer.report.model import Answer, Block, Details, Field, Paragraph, Table, make_table
 from nsys_analyzer.report.sections.bars import ATTAINABLE, EXCESS, REDUNDANT, UNEXPLAINED, round_account
-from nsys_analyzer.report.units import format_ms
+from nsys_analyzer.report.units import format_ms, shorten_shapes
 from nsys_analyzer.text import StrOrText, join_names, join_texts, phrase, plural, rounded_percent
 
 #: The number of operators in full view, and the maximum number of operators in the section.
@@ -138,7 +138,7 @@ def _tabulate_account(account: StepAccount, title: str) -> Table:
 _NAME_FIELDS: dict[str, tuple[Field[OperatorRow], ...]] = {
     "operator": (
         Field("operator", "code", lambda row: row.operator.removeprefix("aten::")),
-        Field("shapes", "text", lambda row: row.shapes),
+        Field("shapes", "text", lambda row: shorten_shapes(row.shapes)),
         Field("line", "code", lambda row: row.line or None),
         Field("limit", "text", lambda row: row.limit or None),
     ),

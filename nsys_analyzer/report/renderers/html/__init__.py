@@ -50,7 +50,7 @@ from nsys_analyzer.report.palette import CAUSE_COLORS, CLASS_COLORS, text_color
 from nsys_analyzer.report.renderers.markdown import link_target
 from nsys_analyzer.report.renderers.step_bar import legend_entries, part_color
 from nsys_analyzer.report.sections.bars import IDLE
-from nsys_analyzer.report.units import format_cell, format_ms
+from nsys_analyzer.report.units import format_cell, format_ms, shorten_shapes
 from nsys_analyzer.text import StrOrText, Text, plain, spans, visible
 from nsys_analyzer.trace.arrays import Ints
 
@@ -413,7 +413,7 @@ def _list_operators(capture: CaptureSummary) -> tuple[list[tuple[str, str, str, 
     operators = [
         (
             visible(calls.signatures[signature].name),
-            visible(describe_shapes(calls.signatures[signature])),
+            visible(shorten_shapes(describe_shapes(calls.signatures[signature]))),
             visible(calls.lines[line]) if line >= 0 else "",
             None if np.isnan(times_ns[signature]) else round(times_ns[signature]),
         )
