@@ -31,6 +31,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 import torch
 
 from nsys_analyzer.analysis.transformer.models import ModelSize, find_model, list_model_names
+from nsys_analyzer.capture.hooks.step_times import StepTimes
 from nsys_analyzer.configuration import DIMENSIONS, OPTIONS, Option, Options, Run, manifest_values
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.inputs.rows import CaseTarget, to_json_values
@@ -131,14 +132,16 @@ def run(
 
     def measure(times: Times) -> Mapping[str, Any]:
         """Warms up and measures the phases of each step."""
-        original_phases, device = build().phases(), options.device
+        original_phases, device, step_times = build().phases(), options.device, StepTimes(torch)
         phases = original_phases
         with annotate("warmup"):
             if options.cuda_graph:
                 phases = capture_graphs(phases)
             for _ in range(options.warmup_steps):
                 run_step_ns(phases, device)
+                step_times.note_step_end()
             synchronize(device)  # so that earlier work of the device is no part of the first measured step
+        step_times.finish()
         switch_profiler("start", device)
         for _ in range(options.steps):
             for phase, ns in run_step_ns(phases, device).items():
@@ -146,6 +149,10 @@ def run(
         if finish:
             finish(original_phases)
         switch_profiler("stop", device)
+        step_times.note_range_closed()
+        while step_times.is_measuring:
+            run_step_ns(phases, device)
+            step_times.note_step_end()
         return {}
 
     return run_measured(measure, options.device, described_run, results, ranges=ranges)

@@ -25,6 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nsys_analyzer.capture.hooks import step_times
 from nsys_analyzer.capture.hooks.operators import FILE_VARIABLE
 from nsys_analyzer.capture.launcher import rank_log, take_process_ids
 from nsys_analyzer.capture.nsys import PROCESS_ID_VARIABLE
@@ -225,16 +226,23 @@ def _run_target(
         work_folder: the folder that collects the results. The caller renames it to ``result_folder``.
     """
     run = replace(run, **{**manifest_values(target.run), **_make_command_entries(target, profiler)})
-    result, processes = JobResult("ok"), [(Run(), None)] * (target.ranks.count if target.ranks else 1)
+    count = target.ranks.count if target.ranks else 1
+    result = JobResult("ok")
+    processes: list[tuple[Run, Any]] = [(Run(), None)] * count
+    step_lengths: list[dict[str, Any]] = [{}] * count
     if target.is_timed:
         progress.started(target.name, "timing")
         result, processes = _time_target(target, work_folder, timeout_s)
     # A program of the user that fails is still recorded up to its failure.
     if profiler and (result.status == "ok" or not target.timed):
         progress.started(target.name, f"profiling with {profiler.name}")
-        result = _record_target(target, work_folder, profiler, timeout_s)
+        result, step_lengths = _record_target(target, work_folder, profiler, timeout_s)
         if result.message:  # the message may name files in the folder that the caller renames
             result = replace(result, message=result.message.replace(str(work_folder), str(result_folder)))
+    processes = [
+        (description, {"status": "ok", "times_ms": {}, **(timings or {}), **lengths} if lengths else timings)
+        for (description, timings), lengths in zip(processes, step_lengths, strict=True)
+    ]
     pids, ranks, group = take_process_ids(work_folder), target.ranks, uuid.uuid4().hex
     remove_unfinished(work_folder)  # a recorder may have been killed while it wrote its trace
     # A single capture of all ranks gets the description of the first rank and the times of all ranks.
@@ -266,11 +274,7 @@ def _time_target(target: Target, work_folder: Path, timeout_s: float | None) -> 
     path = folder / f"results{RANK_SUFFIX if target.ranks else ''}.json"
     command = [*make_timed_command(target, folder), *(["--results", str(path)] if target.timed else [])]
     result = run_job(Job(command, make_hook_variables(target.annotation, path), timeout_s), work_folder / LOG)
-    names = [f"results_rank{rank}.json" for rank in range(target.ranks.count)] if target.ranks else [path.name]
-    values: list[dict[str, Any]] = []
-    for file in (folder / name for name in names):
-        values.append(decode_json(file.read_bytes()) if file.is_file() else {})
-        file.unlink(missing_ok=True)
+    values = [decode_json(text) if text else {} for text in _take_results(path, target.ranks)]
     runs = [make_run(results, path) for results in values]
     if target.annotation and result.status == "ok":
         run_without_model = Run(not_annotated=_NO_MODEL_SEEN)
@@ -290,10 +294,16 @@ def _time_target(target: Target, work_folder: Path, timeout_s: float | None) -> 
     return result, list(zip(runs, timings, strict=True))
 
 
-def _record_target(target: Target, work_folder: Path, profiler: Profiler, timeout_s: float | None) -> JobResult:
+def _record_target(
+    target: Target, work_folder: Path, profiler: Profiler, timeout_s: float | None
+) -> tuple[JobResult, list[dict[str, Any]]]:
     """Runs a target under a profiler, which writes one capture or a capture for each rank.
 
     If the program crashes, its capture ends at the crash.
+
+    Returns:
+        The result, and for each process the lengths of the steps before and after the capture range, which the profiler
+        did not record.
     """
     command = profiler.record_command(target.program, work_folder.absolute(), target.ranks)
     stacks = work_folder / f"capture{RANK_SUFFIX if target.ranks else ''}{STACKS_SUFFIX}"
@@ -301,14 +311,18 @@ def _record_target(target: Target, work_folder: Path, profiler: Profiler, timeou
     environment = make_hook_variables(target.annotation, stacks=stacks, operators=operators)
     if target.timed:
         environment[FILE_VARIABLE] = str(operators.absolute())
+    lengths = work_folder.absolute() / f"steps{RANK_SUFFIX if target.ranks else ''}.json"
+    if target.is_timed and profiler.records_range:
+        environment[step_times.VARIABLE] = f"{target.unprofiled_steps}:{lengths}"
     if profiler.name == "torch" and not target.timed:  # the program's Python may lack this package
         environment |= make_import_variables()
     if profiler.is_server:
         environment[PROCESS_ID_VARIABLE] = str(os.getpid())
         signal.signal(signal.SIGUSR1, lambda *_: profiler.begin_recording(work_folder))
     result = run_job(Job(command, environment, timeout_s, profiler.is_server), work_folder / LOG)
+    step_lengths = [decode_json(text) if text else {} for text in _take_results(lengths, target.ranks)]
     if result.status == "timeout":
-        return result
+        return result, step_lengths
     stems = capture_stems(target.ranks)
     for number, stem in enumerate(stems):
         log = work_folder / LOG if stems == capture_stems(None) else rank_log(work_folder, number)
@@ -316,7 +330,16 @@ def _record_target(target: Target, work_folder: Path, profiler: Profiler, timeou
             profiler.export_capture(work_folder, stem, log, timeout_s)
         except NsysAnalyzerError as error:
             result = JobResult("failed", str(error)) if result.status == "ok" else result
-    return result
+    return result, step_lengths
+
+
+def _take_results(path: Path, ranks: Ranks | None) -> list[bytes]:
+    """Removes the file with results of each process, and returns its content, which is empty without a file."""
+    files = [Path(str(path).replace(RANK_SUFFIX, f"_rank{rank}")) for rank in range(ranks.count)] if ranks else [path]
+    contents = [file.read_bytes() if file.is_file() else b"" for file in files]
+    for file in files:
+        file.unlink(missing_ok=True)
+    return contents
 
 
 def _make_command_entries(target: Target, profiler: Profiler | None) -> dict[str, Any]:

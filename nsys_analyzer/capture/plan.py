@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ _SERVER_OPTIONS = ("delay", "duration")
 #: Options for a program that runs in several processes, and the hint for a user who gives one without a program.
 _RANK_OPTIONS = ("nproc", "one_report")
 _NPROC_HINT = "Give one: nsys-analyze run --nproc 2 -- python -m profiling_targets.distributed --strategy ddp"
+#: The default limit of the steps whose lengths the recorded process measures before, and after, the capture range.
+_MOST_UNPROFILED_STEPS = 10
 #: Programs that start the ranks themselves, so ``--nproc`` cannot start them.
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "srun")
 #: Matches the command line of a Python that does not load the hooks because of a flag, which is the group.
@@ -54,6 +56,7 @@ class Recording:
     no_operators: bool = False
     nproc: int | None = None
     one_report: bool = False
+    unprofiled_steps: int | None = None
 
     @property
     def is_server(self) -> bool:
@@ -115,7 +118,8 @@ def make_plan(
         transformer_flags = [OPTIONS[name].flag for name in options if name not in _PROGRAM_OPTIONS]
         transformer_flags += ["--target-option"] if target_option else []
         _refuse_flags(transformer_flags, "for our transformer", "Give the program its own option")
-        return Plan((_make_program_target(program, models, options, recording, profiler),), profiler, notices)
+        target = _make_program_target(program, models, options, recording, profiler)
+        return Plan(_limit_unprofiled_steps([target], recording), profiler, notices)
     _refuse_flags(_list_given_flags(recording, _RANK_OPTIONS), "for a program", _NPROC_HINT)
     program_flags = [] if recording.annotate else ["--no-annotate"]
     program_flags += _list_given_flags(recording, (*_ANNOTATION_OPTIONS, *_SERVER_OPTIONS))
@@ -130,7 +134,20 @@ def make_plan(
             defaults = f"context {lengths}, {warmup_steps} + {choices['steps'][0]} steps"
             notices = (*notices, f"On the CPU: {defaults}; --context-length, --warmup and --steps change it.")
     arguments = _split_arguments("--target-option", target_option)
-    return Plan(transformer_targets(models or ("small",), choices, arguments), profiler, notices)
+    targets = transformer_targets(models or ("small",), choices, arguments)
+    return Plan(_limit_unprofiled_steps(targets, recording), profiler, notices)
+
+
+def _limit_unprofiled_steps(targets: Sequence[Target], recording: Recording) -> tuple[Target, ...]:
+    """Returns the targets with the number of steps whose lengths the recorded process measures without the profiler.
+
+    By default, these are as many as the recorded steps, but at most ``_MOST_UNPROFILED_STEPS``.
+    """
+    recorded_steps = [target.annotation.steps if target.annotation else target.run.steps or 0 for target in targets]
+    limits = [min(steps, _MOST_UNPROFILED_STEPS) for steps in recorded_steps]
+    if recording.unprofiled_steps is not None:
+        limits = [recording.unprofiled_steps] * len(targets)
+    return tuple(replace(target, unprofiled_steps=limit) for target, limit in zip(targets, limits, strict=True))
 
 
 def choose_device(requested: str | None, *, with_torch: bool = True, dry_run: bool = False) -> str:
@@ -178,7 +195,7 @@ def _make_program_target(
         raise ConfigurationError(problem, "Leave the flag out, or give --no-annotate to record without annotation")
     if not recording.annotate:
         step_flags = [OPTIONS[name].flag for name in ("steps", "warmup_steps") if name in options]
-        flags = [*step_flags, *_list_given_flags(recording, _ANNOTATION_OPTIONS)]
+        flags = [*step_flags, *_list_given_flags(recording, (*_ANNOTATION_OPTIONS, "unprofiled_steps"))]
         _refuse_flags(flags, "for annotated programs, and --no-annotate turns the annotation off")
     choices: Choices = {"model": [find_model(name).name for name in models], **options}
     for name, values in choices.items():

@@ -49,6 +49,12 @@ class NsysProfiler:
         """Whether the program is a server, which does not end by itself."""
         return self.options.is_server
 
+    @property
+    def records_range(self) -> bool:
+        """Whether only the capture range is recorded, so that the steps outside of it run without the profiler."""
+        has_own_range = any(word.startswith(("--capture-range", "-c")) for word in self.options.extra)
+        return self.options.capture_range and not has_own_range
+
     def manifest_entries(self) -> dict[str, str]:
         """Returns the entries of a manifest that describe the profiler: the version of nsys."""
         return {"nsys": self.nsys.version}
@@ -97,6 +103,11 @@ class TorchProfiler:
     name: str = "torch"
     suffix: str = ".json.gz"
     is_server: bool = False
+
+    @property
+    def records_range(self) -> bool:
+        """Whether only the capture range is recorded, so that the steps outside of it run without the profiler."""
+        return not self.whole_program
 
     def manifest_entries(self) -> dict[str, str]:
         """Returns no entries of a manifest, because the target itself records the version of PyTorch."""

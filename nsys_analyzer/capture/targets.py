@@ -82,6 +82,8 @@ class Target:
         timed: whether it takes ``--results FILE`` and writes its times there, as the package's own targets do.
         annotation: the settings of the hooks that annotate and time it, or None if it does so itself.
         ranks: the processes of the program; None if the program is started once.
+        unprofiled_steps: the largest number of steps before the capture range, and after it, whose lengths the recorded
+            process measures.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Target:
     timed: bool = False
     annotation: Annotation | None = None
     ranks: Ranks | None = None
+    unprofiled_steps: int = 0
 
     @property
     def is_timed(self) -> bool:

@@ -53,6 +53,9 @@ _SPACE_HINT = "Free some space, or name another --output-dir; finished results s
 @option(PROGRAM, "--no-operators", is_flag=True,
         help="Do not record the additional step with the shapes of each operator. The report then does not say what "
         "each operator should cost.")  # fmt: skip
+@option(RECORDING, "--unprofiled-steps", type=click.IntRange(0), metavar="N",
+        help="In the recorded run, time at most N steps before the recording and N steps after it, which run without "
+        "the profiler. 0 times none. Default: as many as --steps, but at most 10.")  # fmt: skip
 @option(PROGRAM, "--nproc", type=click.IntRange(1), metavar="N",
         help="Start your program as N ranks, as torchrun does, and record each rank.")  # fmt: skip
 @option(PROGRAM, "--one-report", is_flag=True, help="With --nproc, write one nsys report of all ranks.")

@@ -11,12 +11,13 @@ import csv
 import io
 import math
 import re
+import statistics
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import structs
@@ -29,6 +30,7 @@ from nsys_analyzer.inputs.manifest import MANIFEST, TIMINGS, capture_name_of_man
 from nsys_analyzer.inputs.rows import Times
 from nsys_analyzer.system.atomic_write import write_text
 from nsys_analyzer.system.strict_json import decode_json
+from nsys_analyzer.trace.phase_names import STEP
 from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS, US_PER_MS
 
 #: The columns with the numbers of warm-up steps and of measured steps.
@@ -41,7 +43,7 @@ _STATISTICS = ("mean", "std", "min", "median", "max")
 #: The columns of the table that a sweep writes. The times are statistics over the measured steps, in ms.
 SWEEP_COLUMNS = (
     "capture", *_CONFIGURATION_COLUMNS, "rank", "phase", *_STEP_COLUMNS, *(f"{name}_ms" for name in _STATISTICS),
-    "peak_memory_bytes", "status", "message",
+    "peak_memory_bytes", "status", "message", "process",
 )  # fmt: skip
 #: Matches the name of a column with the mean time of a phase: the phase, and the unit of the time.
 _TIME_COLUMN_OF_PHASE = re.compile(r"(forward|loss|backward|forward\+backward|optimizer|step)_(ns|us|ms|s)")
@@ -49,7 +51,9 @@ _MS_PER_UNIT = {"ns": 1 / NS_PER_MS, "us": 1 / US_PER_MS, "ms": 1.0, "s": MS_PER
 #: The columns with times in a table that has a row for each phase, each with its unit in ms.
 _TIME_COLUMNS = {f"{name}_ms": 1.0 for name in _STATISTICS}
 #: The columns that describe a run. Tables of older sweeps also have the column ``optimizer``.
-_RUN_COLUMNS = {*SWEEP_COLUMNS, "optimizer"} - {"phase", *_TIME_COLUMNS}
+_RUN_COLUMNS = {*SWEEP_COLUMNS, "optimizer"} - {"phase", "process", *_TIME_COLUMNS}
+#: The value in the column ``process`` if the process of the capture made the steps. The cell is empty otherwise.
+_PROCESS_OF_CAPTURE = "capture"
 #: A mean time of a phase outside these limits is rejected as impossible.
 _SHORTEST_MS, _LONGEST_MS = 1e-9, 365 * 86_400e3
 _TABLE_HINT = (
@@ -68,6 +72,7 @@ class PhaseTiming:
         place: the file and the line of the row, for messages.
         status: one of ``configuration.STATUSES``, or ``missing`` if the row contains neither a time nor another status.
         run, configuration: the description of the run, including the name of its ``capture``.
+        is_of_capture: whether the process of the capture made the steps. Otherwise, it was another process.
     """
 
     phase: str
@@ -76,6 +81,7 @@ class PhaseTiming:
     status: str = "ok"
     run: Run = field(default_factory=Run)
     configuration: Configuration = field(default_factory=Configuration)
+    is_of_capture: bool = False
 
     @cached_property
     def cells(self) -> tuple[tuple[str, str], ...]:
@@ -126,7 +132,7 @@ def _read_rows(path: Path) -> Iterator[PhaseTiming]:
     (_, header), *lines = _read_table(path)
     phase_columns = {name: match for name in header if (match := _TIME_COLUMN_OF_PHASE.fullmatch(name))}
     columns_of_phase = {match[1]: {name: _MS_PER_UNIT[match[2]]} for name, match in phase_columns.items()}
-    known_columns = {*phase_columns, *_RUN_COLUMNS, "phase", *_TIME_COLUMNS}
+    known_columns = {*phase_columns, *_RUN_COLUMNS, "phase", "process", *_TIME_COLUMNS}
     unknown_columns = [name for name in header if name not in known_columns]
     row_columns = {"phase", *_TIME_COLUMNS} & {*header}
     has_duplicates = len({*header}) < len(header) or len(columns_of_phase) < len(phase_columns)
@@ -152,7 +158,8 @@ def _read_rows(path: Path) -> Iterator[PhaseTiming]:
         for phase, columns in (columns_of_phase or {cells["phase"]: _TIME_COLUMNS}).items():
             values = [_read_time_ms(place, name, cells.get(name), unit) for name, unit in columns.items()]
             times = None if values[0] is None else Stats(run.steps, *values)
-            yield PhaseTiming(phase, times, place, "ok" if times else status_without_time, run, configuration)
+            status, is_of_capture = "ok" if times else status_without_time, cells.get("process") == _PROCESS_OF_CAPTURE
+            yield PhaseTiming(phase, times, place, status, run, configuration, is_of_capture)
 
 
 def _read_table(path: Path) -> list[tuple[int, list[str]]]:
@@ -214,12 +221,34 @@ def _read_time_ms(place: str, column: str, text: str | None, unit_ms: float) -> 
 # --- the times of a sweep
 
 
+_TimesMs: TypeAlias = Annotated[list[float], msgspec.Meta(min_length=1)]
+
+
 class _ManifestTimings(msgspec.Struct):
-    """The part of a manifest about the unprofiled run: its status, and the times of each phase in ms, one per step."""
+    """The part of a manifest about times without the profiler, in ms.
+
+    Attributes:
+        status: the status of the timed run.
+        times_ms: the times of each phase in the timed run, one per step.
+        message: the message of the timed run.
+        steps_before_capture_ms, steps_after_capture_ms: the lengths of the steps that the recorded process made before
+            the capture range opened, and after it closed.
+    """
 
     status: str
-    times_ms: dict[str, Annotated[list[float], msgspec.Meta(min_length=1)]]
+    times_ms: dict[str, _TimesMs]
     message: str | None = None
+    steps_before_capture_ms: _TimesMs | None = None
+    steps_after_capture_ms: _TimesMs | None = None
+
+    def find_step_lengths_ms(self) -> list[float] | None:
+        """Returns the lengths of the steps that the recorded process made without the profiler, if it measured them.
+
+        If steps before and after the capture range were measured, the steps with the shorter median are returned,
+        because a profiler that still works outside of the range only makes steps longer.
+        """
+        measured = [steps_ms for steps_ms in (self.steps_before_capture_ms, self.steps_after_capture_ms) if steps_ms]
+        return min(measured, key=statistics.median, default=None)
 
 
 def read_sweep_timings(folder: Path) -> Timings:
@@ -263,14 +292,18 @@ def read_manifest_timings(path: Path) -> Iterator[PhaseTiming]:
             **description, rank=rank, capture=capture_name_of_manifest(path), status=timings.status, message=message
         )
         configuration = structs.replace(configuration_of(run), source="timings")
-        for phase in timings.times_ms or PHASES_OF_MODE.get(mode_from_text(manifest.mode or ""), ()):
-            times = None
+        step_lengths_ms, times_ms = timings.find_step_lengths_ms(), timings.times_ms
+        if step_lengths_ms:  # the step's length in the process of the capture replaces that in another process
+            times_ms = {**times_ms, STEP: step_lengths_ms}
+        for phase in times_ms or PHASES_OF_MODE.get(mode_from_text(manifest.mode or ""), ()):
+            times, is_of_capture = None, bool(phase == STEP and step_lengths_ms)
             if timings.status == "ok":
-                spread = Times.of(timings.times_ms[phase])
+                spread = Times.of(times_ms[phase])
                 ms = (spread.ms, spread.std_ms, spread.min_ms, spread.median_ms, spread.max_ms)
-                times = Stats(run.steps, *(None if value is None else round(value, 6) for value in ms))
+                count = len(times_ms[phase]) if is_of_capture else run.steps
+                times = Stats(count, *(None if value is None else round(value, 6) for value in ms))
                 run = replace(run, peak_memory_bytes=manifest.peak_memory_bytes)
-            yield PhaseTiming(phase, times, path.parent.name, timings.status, run, configuration)
+            yield PhaseTiming(phase, times, path.parent.name, timings.status, run, configuration, is_of_capture)
 
 
 def write_timings(folder: Path) -> Path:
@@ -281,7 +314,8 @@ def write_timings(folder: Path) -> Path:
     for row in read_sweep_timings(folder).rows:
         times = vars(row.times) if row.times else {}
         figures = {f"{name}_ms": f"{times[name]:.6f}" for name in _STATISTICS if times.get(name) is not None}
-        writer.writerow({**vars(row.run), "phase": row.phase, **figures, "status": row.status})
+        process = _PROCESS_OF_CAPTURE if row.is_of_capture else ""
+        writer.writerow({**vars(row.run), "phase": row.phase, **figures, "status": row.status, "process": process})
     write_text(folder / TIMINGS, text.getvalue())
     return folder / TIMINGS
 

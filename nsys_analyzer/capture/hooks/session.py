@@ -28,6 +28,7 @@ from .modules import Backward, Modules
 from .operators import OperatorStep
 from .ranges import Clock, Ranges, Results, WarmupWork
 from .stacks import Sampler, SourceLines, Waits
+from .step_times import StepTimes
 
 #: The environment variable with the file descriptor of the socket through which ``verify.side_by_side`` lets two
 #: programs run in turns.
@@ -119,6 +120,7 @@ class Session:
             torch, self.modules, self.ranges, settings.operators, self._counted_step.find_phase
         )
         self._work = WarmupWork(torch) if settings.steps_per_turn else None
+        self._step_times, self._ends_after_timed_steps = StepTimes(torch), False
         self._step_end_times_s: deque[float] = deque(maxlen=_STEADY_STEPS + 1)
         self._active_phases: dict[str, Phase] = {}
         self._optimizers: dict[int, int] = {}
@@ -134,6 +136,7 @@ class Session:
         self._counted_step.close(succeeded=False)
         self._operator_step.close(succeeded=False)
         self._waits.close()
+        self._step_times.stop()
         self.modules.is_tracking = False
 
     @harmless
@@ -315,7 +318,7 @@ class Session:
     def note_optimizer(self, optimizer: object) -> None:
         """Notes a new optimizer. It shows that the program trains, so earlier calls of the model were not steps."""
         if not self.training:
-            self.training, self.steps = True, 0
+            self.training, self.steps, self._step_times = True, 0, StepTimes(self.torch)
         self._optimizers[id(optimizer)] = 0
 
     @harmless
@@ -354,6 +357,8 @@ class Session:
             self._work.finish_step()
         self.steps += 1
         self._step_end_times_s.append(time.perf_counter())
+        if self._step_times.note_step_end() and self._ends_after_timed_steps:
+            raise SystemExit(0)
         self._counted_step.close()
         self._waits.close()
         if self._operator_step.is_open:
@@ -376,11 +381,15 @@ class Session:
         return not self._program_opens_window and self._recorded_steps >= self.settings.steps
 
     def _finish_recording(self) -> None:
-        """Closes the capture range after its last step, and ends the program unless it should run to its end."""
+        """Closes the capture range after its last step, and ends the program unless it should run to its end.
+
+        The program ends later if steps after the capture range are measured.
+        """
         # Only the main thread can end the program.
         stops = not self.settings.run_to_end and threading.current_thread() is threading.main_thread()
         self._close_window(stops=stops)
-        if stops:
+        self._ends_after_timed_steps = stops
+        if stops and not self._step_times.is_measuring:
             raise SystemExit(0)
 
     def _prepare_next_step(self) -> None:
@@ -406,6 +415,7 @@ class Session:
         durations_s = [end - before for before, end in pairwise(self._step_end_times_s)]
         is_steady = len(durations_s) == _STEADY_STEPS and max(durations_s) <= _STEADY_RATIO * min(durations_s)
         if is_steady or not self.settings.waits_for_steady_steps or self.steps >= 2 * warmup:
+            self._step_times.finish()
             self._switch_profiler(self.ranges.open_window)
             self._start_recording()
 
@@ -476,6 +486,7 @@ class Session:
         self._counted_step.close(succeeded=False)
         self._waits.close()
         self._program_opens_window = True
+        self._step_times.finish()
         if self._window_is_open:
             self._close_step_range()
         else:
@@ -489,6 +500,7 @@ class Session:
         """Notes that the program closes its own capture range."""
         if self._program_opens_window and self._window_is_open:
             self._end_recording()
+            self._step_times.note_range_closed()
 
     def _start_recording(self) -> None:
         self._window_is_open = True
@@ -519,6 +531,7 @@ class Session:
     def _close_window(self, *, stops: bool = False) -> None:
         self._switch_profiler(self.ranges.close_window)
         self._end_recording(stops=stops)
+        self._step_times.note_range_closed()
 
     def _end_recording(self, *, stops: bool = False) -> None:
         self._window_is_open, self._window_was_closed = False, True
@@ -574,6 +587,7 @@ class Session:
             steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
             too_few = f"the program ended after {steps}, and the first {self.settings.warmup_steps} are not recorded"
             self.results.note_message(f"{too_few}: give --warmup {min(1, self.steps - 1)}")
+        self._step_times.finish()
         self.sampler.close()
         self.results.write_notes()
 
