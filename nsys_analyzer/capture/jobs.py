@@ -312,7 +312,7 @@ def _record_target(
     if target.timed:
         environment[FILE_VARIABLE] = str(operators.absolute())
     lengths = work_folder.absolute() / f"steps{RANK_SUFFIX if target.ranks else ''}.json"
-    if target.is_timed and profiler.records_range:
+    if target.is_timed and target.unprofiled_steps:
         environment[step_times.VARIABLE] = f"{target.unprofiled_steps}:{lengths}"
     if profiler.name == "torch" and not target.timed:  # the program's Python may lack this package
         environment |= make_import_variables()

@@ -119,7 +119,7 @@ def make_plan(
         transformer_flags += ["--target-option"] if target_option else []
         _refuse_flags(transformer_flags, "for our transformer", "Give the program its own option")
         target = _make_program_target(program, models, options, recording, profiler)
-        return Plan(_limit_unprofiled_steps([target], recording), profiler, notices)
+        return Plan(_limit_unprofiled_steps([target], recording, profiler), profiler, notices)
     _refuse_flags(_list_given_flags(recording, _RANK_OPTIONS), "for a program", _NPROC_HINT)
     program_flags = [] if recording.annotate else ["--no-annotate"]
     program_flags += _list_given_flags(recording, (*_ANNOTATION_OPTIONS, *_SERVER_OPTIONS))
@@ -135,14 +135,18 @@ def make_plan(
             notices = (*notices, f"On the CPU: {defaults}; --context-length, --warmup and --steps change it.")
     arguments = _split_arguments("--target-option", target_option)
     targets = transformer_targets(models or ("small",), choices, arguments)
-    return Plan(_limit_unprofiled_steps(targets, recording), profiler, notices)
+    return Plan(_limit_unprofiled_steps(targets, recording, profiler), profiler, notices)
 
 
-def _limit_unprofiled_steps(targets: Sequence[Target], recording: Recording) -> tuple[Target, ...]:
+def _limit_unprofiled_steps(
+    targets: Sequence[Target], recording: Recording, profiler: Profiler | None
+) -> tuple[Target, ...]:
     """Returns the targets with the number of steps whose lengths the recorded process measures without the profiler.
 
     By default, these are as many as the recorded steps, but at most ``_MOST_UNPROFILED_STEPS``.
     """
+    if profiler is None or not profiler.records_range:
+        return tuple(targets)
     recorded_steps = [target.annotation.steps if target.annotation else target.run.steps or 0 for target in targets]
     limits = [min(steps, _MOST_UNPROFILED_STEPS) for steps in recorded_steps]
     if recording.unprofiled_steps is not None:

@@ -158,7 +158,8 @@ def _summarize_execution(target: Target, folder: Path, *, is_recorded: bool) -> 
     purposes = ", to be timed and then recorded" if target.is_timed and is_recorded else ""
     summary = f"The program ran {'twice' if purposes else 'once'}{purposes}"
     if run.stopped_after:
-        recorded = f" (when recorded, after step {run.stopped_after + 1})" if run.operators else ""
+        later_steps = bool(run.operators) + target.unprofiled_steps
+        recorded = f" (when recorded, after step {run.stopped_after + later_steps})" if later_steps else ""
         summary += f", and was stopped after step {run.stopped_after}{recorded}. --run-to-end lets it continue"
     elif run.not_annotated:
         summary += f"; {run.not_annotated}"
