@@ -13,7 +13,7 @@ import pytest
 from nsys_analyzer import render, summarize, what_if
 from nsys_analyzer.analysis.summary.complete import diagnose_capture
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.analysis.what_if import LAUNCHING, WhatIf
+from nsys_analyzer.analysis.what_if import LAUNCHING, PINNING, WhatIf
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.sections.what_if import what_if_section
@@ -120,9 +120,18 @@ def test_cheaper_launches() -> None:
 
 
 def test_copies_from_pinned_memory() -> None:
-    """250 kB in 100 µs, which the program waits for, and 10 behind them; at 25 GB/s 10 µs, and no wait."""
+    """250 kB take 100 µs, which the program waits for, and 10 at 25 GB/s. One thread pins a batch in 100 µs as well.
+
+    Three copies with kernels between them are no batch, and a step takes less than the 300 µs of these copies.
+    """
     found = what_if(timed(Steps().copy(100, PAGEABLE_TO_DEVICE, 250_000, waits=True), 110), pinned=True)
-    assert (found.step_ms, found.new_step_ms) == pytest.approx((0.11, 0.01), rel=0.01)
+    assert (found.step_ms, found.new_step_ms) == pytest.approx((0.11, 0.1), rel=0.01)
+    assert next(part for part in found.path if part.part == PINNING).after_ms == pytest.approx(0.09, rel=0.05)
+    layers = Steps()
+    for _ in range(3):
+        layers = layers.copy(100, PAGEABLE_TO_DEVICE, 250_000, waits=True).kernel(1)
+    # The work takes 3 · (10 + 1) µs, and at most 10 µs lie between it and the next step.
+    assert 0.033 < what_if(timed(layers, 333), pinned=True).new_step_ms < 0.045
 
 
 @pytest.mark.parametrize(

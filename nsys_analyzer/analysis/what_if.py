@@ -32,7 +32,10 @@ from nsys_analyzer.trace.schema import NS_PER_MS
 PathLocation = Literal["GPU", "CPU", "queue"]
 #: The parts of the critical path that are not the GPU's work.
 LAUNCHING, LOADING, PAUSES, LATENCY = "calls and launches", "loading of batches", "pauses", "latency and gaps"
-_LOCATION_OF_PART: dict[str, PathLocation] = {LAUNCHING: "CPU", LOADING: "CPU", PAUSES: "CPU", LATENCY: "queue"}
+PINNING = "copies to pinned memory"
+_LOCATION_OF_PART: dict[str, PathLocation] = {
+    LAUNCHING: "CPU", LOADING: "CPU", PAUSES: "CPU", PINNING: "CPU", LATENCY: "queue",
+}  # fmt: skip
 #: The maximum latency of a collective, which a faster network does not shorten, ns.
 _MAX_LATENCY_NS = 100_000.0
 #: The largest factor that a question may contain. A larger one would make times that a float cannot represent exactly.
@@ -145,7 +148,7 @@ def what_if(
         captures: the summary of one capture, as ``summarize`` returns it, or the summaries of all ranks of a run.
         classes: the factor for the time of each kernel class, such as ``{"matmul": 0.5}``.
         ranges: the factor for each range. It applies to the program's time in the range and to the work launched there.
-        launches: the factor for the CPU's time to launch work. A CUDA graph may save this time.
+        launches: the factor for the CPU's time to launch work. The factor 0 stands for a CUDA graph.
         pinned: whether large copies to the GPU come from pinned memory, so that they do not block.
         on_time: the ranks that the other ranks no longer wait for.
         network: the factor by which the transfers of collectives become faster.
@@ -483,5 +486,7 @@ def _measure_path_ms(study: Study, replay: Replay, labels: Sequence[str]) -> dic
         parts_ns[LAUNCHING, label] = float((call_shares * replay.cpu_ns)[calls].sum() - pause_ns[calls].sum())
     # The critical path of several steps begins at the start of the second step.
     steps = replay.steps - 1 if replay.steps > 2 else replay.steps
-    parts_ns[LATENCY, ""] = max(replay.step_ns * steps - sum(parts_ns.values()), 0.0)
+    replayed_ns = replace(replay, least_step_ns=0.0).step_ns * steps
+    parts_ns[LATENCY, ""] = max(replayed_ns - sum(parts_ns.values()), 0.0)
+    parts_ns[PINNING, ""] = replay.step_ns * steps - replayed_ns
     return {key: ns / steps / NS_PER_MS for key, ns in parts_ns.items()}

@@ -85,7 +85,7 @@ _FACTOR = _NameAndValue("NAME=FACTOR, such as matmul=0.5", click.STRING, click.F
 )  # fmt: skip
 @option(
     CHANGES, "--launches", type=float, metavar="FACTOR",
-    help="Multiply the time of launches by FACTOR. With 0, launches are about as fast as in a CUDA graph.",
+    help="Multiply the time of launches by FACTOR. With 0, a CUDA graph launches the work, without pauses.",
 )  # fmt: skip
 @option(
     CHANGES, "--copies", type=click.Choice(["pinned"]),

@@ -121,6 +121,8 @@ class Replay:
         unawaited_ranks: the indices of the ranks that no other rank waits for.
         profiler_work_ns: for each call, the part of ``cpu_ns`` that the profiler recorded as its own work. The column
             is empty if the profiler recorded no work of its own.
+        least_step_ns: the time that another thread of the program, which is not replayed, needs for each step, ns. A
+            step takes at least this time.
     """
 
     cpu_ns: Floats
@@ -143,6 +145,7 @@ class Replay:
     rank_begin_ns: tuple[float, ...] = (0.0,)
     unawaited_ranks: frozenset[int] = frozenset()
     profiler_work_ns: Floats = field(default_factory=lambda: np.zeros(0))
+    least_step_ns: float = 0.0
 
     @property
     def steps(self) -> int:
@@ -193,8 +196,8 @@ class Replay:
         rank determines the length.
         """
         if self.is_single_pass:
-            return self.total_ns
-        return float(self.lengths_ns.mean())
+            return max(self.total_ns, self.least_step_ns)
+        return max(float(self.lengths_ns.mean()), self.least_step_ns)
 
     @cached_property
     def lengths_ns(self) -> Floats:

@@ -11,6 +11,7 @@ from nsys_analyzer.analysis.findings.finding import Caller, FindingFigures, Find
 from nsys_analyzer.analysis.findings.host_lines import HostLineFigures
 from nsys_analyzer.analysis.findings.waits import (
     LONG_PAUSE_NS,
+    NODE_GAP_NS,
     PINNED_BYTES_PER_S,
     READY_BATCH_NS,
     REMAINING_GAP_NS,
@@ -29,7 +30,7 @@ from nsys_analyzer.analysis.findings.waits import (
 from nsys_analyzer.analysis.steps.process import Cause
 from nsys_analyzer.report.units import format_bytes, format_count, format_ms, rounded, rounded_percent
 from nsys_analyzer.text import StrOrText, Text, join_names, list_first, phrase, plural
-from nsys_analyzer.trace.schema import NS_PER_MS, US_PER_MS
+from nsys_analyzer.trace.schema import NS_PER_MS, NS_PER_US, US_PER_MS
 
 
 def _say_off_cpu(share: float | None) -> Iterator[str]:
@@ -100,7 +101,8 @@ def describe_pageable_copy(figures: PageableCopyFigures) -> FindingTexts:
             *_say_callers(figures.callers),
         ),
         derivation=f"The step is replayed in two ways: with copies at {PINNED_BYTES_PER_S / 1e9:.0f} GB/s on the same "
-        "stream, for which the program does not wait, and with copies that other work hides completely.",
+        "stream, for which the program does not wait, and with copies that other work hides completely. For a batch, "
+        "a step takes at least the time in which one thread of the CPU makes it and copies it to pinned memory.",
         remedy=(
             f"{name} = {name}.pin_memory()  # ahead, as a DataLoader does with pin_memory=True",
             f"{name} = {name}.to(device, non_blocking=True)  # best on a side stream, ahead of its use",
@@ -272,8 +274,8 @@ def describe_launch_bound(figures: LaunchBoundFigures) -> FindingTexts:
             f"The GPU is idle for {format_ms(figures.idle_ms)} of a profiled step because the next operation has "
             "not been launched yet.",
         ),
-        derivation="The step is replayed in two ways: with launches that take no time, as in a CUDA graph, and with "
-        "such launches but without the program's pauses between them.",
+        derivation="The step is replayed as a CUDA graph: launches and short pauses take no time, and the gaps between "
+        f"operations are at most {NODE_GAP_NS / NS_PER_US:.1f} µs long.",
         remedy=(
             'model = torch.compile(model, mode="reduce-overhead")  # CUDA graphs',
             "# or a larger batch: the same launches, more work in each",
