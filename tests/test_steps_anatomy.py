@@ -68,7 +68,7 @@ def operations_of(rows: list[Operation]) -> tuple[Operations, Ints, Ints]:
     operations = Operations(
         start=start, end=end, device=(1 - mine).astype(np.int32), stream=stream, names=("kernel",),
         **dict.fromkeys(("correlation", "process", "graph_node", "size"), zeros),
-        **dict.fromkeys(("kind", "context", "name", "copy", "continues"), small),
+        **dict.fromkeys(("kind", "context", "name", "copy", "continues", "resource"), small),
     )  # fmt: skip
     chosen = np.flatnonzero(mine)
     return operations, chosen[np.argsort(start[chosen], kind="stable")], rank

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,11 @@ if TYPE_CHECKING:
 #: table of NCCL calls, which is made from the payloads of NCCL's ranges if the trace has no such table.
 _OMITTED_TABLES = (schema.PAYLOAD_FIELDS, schema.SESSION_START, schema.NCCL_CALLS)
 
-_COPIED_TABLES = tuple(table for table in dict.fromkeys(schema.TABLES.values()) if table not in _OMITTED_TABLES)
+_COPIED_TABLES = tuple(
+    replace(table, columns=(*table.columns, *schema.KERNEL_RESOURCES.columns)) if table == schema.KERNEL else table
+    for table in dict.fromkeys(schema.TABLES.values())
+    if table not in _OMITTED_TABLES
+)
 
 #: The names of the properties that are copied, by table. The program's command line is private, so it is not copied.
 _COPIED_PROPERTIES = {

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -106,6 +106,14 @@ class Columns:
         return replace(self, **{key: array[mask] for key, array in self.columns().items()})
 
 
+class BlockResources(NamedTuple):
+    """What a block of a kernel occupies: registers of a thread, threads, and bytes of shared memory."""
+
+    registers: int
+    threads: int
+    shared_bytes: int
+
+
 @dataclass(frozen=True)
 class Operations(Columns):
     """GPU operations, grouped by kind in the order of ``OPERATION_KINDS``. Within a kind, the order is the file's.
@@ -122,6 +130,8 @@ class Operations(Columns):
         copy: code into ``COPY_KINDS``; 0 for an operation that is not a copy.
         continues: 1 for each part of an operation after the first part. Only a PyTorch operator on the CPU has several
             parts: the stretches of its own time between the operators that it calls.
+        resource: code into ``resources``, what a block of a kernel occupies; -1 if it is unknown. It is read only if
+            the operators of the program are known.
     """
 
     kind: Codes
@@ -137,7 +147,9 @@ class Operations(Columns):
     size: Ints
     copy: SmallInts
     continues: SmallInts
+    resource: SmallInts
     names: tuple[str, ...]
+    resources: tuple[BlockResources, ...] = ()
 
     @property
     def kernels(self) -> slice:

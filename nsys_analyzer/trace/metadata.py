@@ -115,7 +115,10 @@ _MULTIPROCESSOR_WORDS = {CUDA: "SMs", HIP: "CUs"}
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU of the machine on which the capture was recorded. A number is 0 if it is unknown."""
+    """A GPU of the machine on which the capture was recorded. A number is 0 if it is unknown.
+
+    ``compute_capability`` is its major version. The last four numbers are what a multiprocessor has for blocks.
+    """
 
     gpu_id: int
     name: str
@@ -123,6 +126,11 @@ class Gpu:
     sm_count: int
     memory_bytes_per_s: int = 0
     l2_bytes: int = 0
+    compute_capability: int = 0
+    registers_per_sm: int = 0
+    shared_bytes_per_sm: int = 0
+    warps_per_sm: int = 0
+    blocks_per_sm: int = 0
 
     @property
     def is_cpu(self) -> bool:

@@ -130,6 +130,20 @@ KERNEL = Table(
     ),
     ("start", "end", "name"),
 )
+#: What a block of each kernel occupies. The rows are those of ``KERNEL``, in the same order.
+KERNEL_RESOURCES = Table(
+    "kernel_resources",
+    KERNEL.aliases,
+    (
+        _column("registers", "registersPerThread", narrow=True, doc="registers of a thread, 0 if unknown"),
+        _column("static_bytes", "staticSharedMemory", narrow=True, doc="static shared memory of a block, bytes"),
+        _column("dynamic_bytes", "dynamicSharedMemory", narrow=True, doc="dynamic shared memory of a block, bytes"),
+        _column("block_x", "blockX", narrow=True, doc="threads of a block along x, 0 if unknown"),
+        _column("block_y", "blockY", narrow=True, doc="threads of a block along y"),
+        _column("block_z", "blockZ", narrow=True, doc="threads of a block along z"),
+    ),
+    is_read_on_demand=True,
+)
 _BYTES = _column("bytes", doc="bytes copied or set")
 MEMCPY = Table(
     "memcpy",
@@ -297,6 +311,11 @@ GPUS = Table(
         _column("sm_count", "smCount", doc="streaming multiprocessors"),
         _column("memory_bytes_per_s", "memoryBandwidth", doc="peak bandwidth of its memory, bytes/s"),
         _column("l2_bytes", "l2CacheSize", doc="L2 cache, bytes"),
+        _column("compute_capability", "computeMajor", doc="major version of the compute capability"),
+        _column("registers_per_sm", "maxRegistersPerSm", doc="registers of a multiprocessor"),
+        _column("shared_bytes_per_sm", "maxShmemPerSm", doc="shared memory of a multiprocessor, bytes"),
+        _column("warps_per_sm", "maxWarpsPerSm", doc="warps that a multiprocessor runs at once"),
+        _column("blocks_per_sm", "maxBlocksPerSm", doc="blocks that a multiprocessor runs at once"),
     ),
     ("name",),
 )

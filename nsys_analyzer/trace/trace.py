@@ -40,6 +40,7 @@ from nsys_analyzer.trace.columns import (
     TO_DEVICE,
     TO_HOST,
     UNNAMED_KERNEL,
+    BlockResources,
     GraphNodes,
     Launches,
     MemoryUses,
@@ -50,7 +51,7 @@ from nsys_analyzer.trace.columns import (
 )
 from nsys_analyzer.trace.metadata import Metadata, explain_missing_cuda, read_diagnostics, read_metadata
 from nsys_analyzer.trace.nsys_report import is_export_of
-from nsys_analyzer.trace.operator_calls import OperatorStep, without_operator_steps
+from nsys_analyzer.trace.operator_calls import OperatorStep, find_operator_files, without_operator_steps
 from nsys_analyzer.trace.phase_names import normalize_module_name
 from nsys_analyzer.trace.ranks import NcclCalls, Rank, read_nccl_calls, read_nccl_ranges, read_ranks
 from nsys_analyzer.trace.reader import Reader
@@ -68,6 +69,7 @@ _CALLS_FOR_MEDIAN = 20_000
 #: A number of thread blocks along one axis of a grid is reduced to this maximum, so that the product of the three axes
 #: fits into 64 bits even in a damaged file.
 _MAX_BLOCKS_PER_AXIS = 2**21 - 1
+_MAX_THREADS_PER_AXIS = 1024  # the largest number on any GPU
 _OUT_OF_MEMORY_CODE = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
 
 _LARGE_TABLES = (schema.RUNTIME, *schema.OPERATIONS_BY_KIND, schema.NVTX)
@@ -168,6 +170,8 @@ class Trace:
         )
         ranges, operator_index, nvtx_operators = _make_ranges(frames["nvtx"], strings)
         torch_operators = _make_operators(frames["operators"], strings)
+        if len(torch_operators) or len(nvtx_operators) or any(find_operator_files(path)):
+            operations = _with_resources(operations, reader.read(schema.KERNEL_RESOURCES))
         metadata = replace(read_metadata(frames, strings), unread_tables=reader.unread_tables())
         nccl_ranges = read_nccl_ranges(reader, strings)
         duration = int(frames["session"]["duration"].max(initial=0)) or None
@@ -284,11 +288,25 @@ def _make_operations(frames: dict[str, Frame], strings: dict[int, str]) -> Opera
             frames_of_kinds[KERNEL].pop("continues"), np.zeros(sum(lengths[KERNEL + 1 :]), np.int32)
         ),
         # A name counts as missing if it is blank or begins with a null character.
+        resource=np.broadcast_to(np.int32(-1), sum(lengths)),
         names=tuple(
             text if text.partition("\0")[0].strip() else f"{UNNAMED_KERNEL} {i}"
             for i, text in zip(string_ids.tolist(), kernel_names, strict=True)
         ),
     )
+
+
+def _with_resources(operations: Operations, frame: Frame) -> Operations:
+    """Returns the operations with what a block of each kernel occupies, from the rows of ``KERNEL_RESOURCES``."""
+    registers, static_bytes, dynamic_bytes, *sides = (values.astype(np.int64) for values in frame.values())
+    threads = np.prod([side.clip(0, _MAX_THREADS_PER_AXIS) for side in sides], axis=0)
+    # The three numbers become one number of 60 bits.
+    numbers = (registers.clip(0, 2**12 - 1), threads.clip(0, 2**16 - 1), (static_bytes + dynamic_bytes).clip(0, 2**31))
+    keys, code = np.unique(numbers[0] << 48 | numbers[1] << 32 | numbers[2], return_inverse=True)
+    resource = np.full(len(operations), -1, np.int32)
+    resource[operations.kernels] = np.where((registers > 0) & (threads > 0), code, -1)
+    rows = zip((keys >> 48).tolist(), (keys >> 32 & 0xFFFF).tolist(), (keys & 0xFFFFFFFF).tolist(), strict=True)
+    return replace(operations, resource=resource, resources=tuple(BlockResources(*row) for row in rows))
 
 
 def _find_copy_kinds(frame: Frame, lengths: list[int]) -> SmallInts:

@@ -22,7 +22,7 @@ from nsys_analyzer.analysis.steps.study import RangeSpans, StudiedCalls, Studied
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.trace import columns
-from nsys_analyzer.trace.columns import ALLOCATE, FREE, KERNEL, MEMCPY
+from nsys_analyzer.trace.columns import ALLOCATE, FREE, KERNEL, MEMCPY, BlockResources
 from nsys_analyzer.trace.metadata import Gpu
 from nsys_analyzer.trace.phase_names import ATTENTION_PARTS
 from tests.support.export import GEMM
@@ -30,7 +30,10 @@ from tests.support.export import GEMM
 US = 1_000
 #: µs without a call from which on the program pauses.
 PAUSE = PAUSE_NS // US
-H200 = Gpu(0, "NVIDIA H200", 150 << 30, 132)
+H200 = Gpu(
+    0, "NVIDIA H200", 150 << 30, 132, compute_capability=9, registers_per_sm=65_536, shared_bytes_per_sm=233_472,
+    warps_per_sm=64, blocks_per_sm=32,
+)  # fmt: skip
 #: Blocks of a kernel that fills the GPU.
 MANY = 10_000
 _PHASES = ("forward", "loss", "backward", "optimizer")
@@ -59,6 +62,7 @@ class _Operation:
     size: int
     copy: int
     duration: float
+    resources: BlockResources | None = None
 
 
 @dataclass
@@ -87,11 +91,14 @@ class Steps:
     def kernel(
         self, us: float, name: str = GEMM, after: float = 10, *, part: str = "", blocks: int = MANY,
         duration: float | None = None, range: str = "", pause: str = "", events: float = 0,
+        resources: BlockResources | None = None,
     ) -> Steps:  # fmt: skip
         """A kernel of the current phase; of a longer ``duration`` where other work hides the rest."""
         self.call("cudaLaunchKernel_v7000", after, range=range, pause=pause, events=events)
         longest = us if duration is None else duration
-        self.operations.append(_Operation(len(self.calls) - 1, KERNEL, name, us, self.phase, part, blocks, 0, longest))
+        self.operations.append(
+            _Operation(len(self.calls) - 1, KERNEL, name, us, self.phase, part, blocks, 0, longest, resources)
+        )
         return self
 
     def copy(
@@ -111,6 +118,7 @@ class Steps:
         calls, operations, number = len(self.calls), len(self.operations), np.arange(self.steps)
         kernels = tuple(dict.fromkeys(one.kernel for one in self.operations if one.kernel))
         apis = tuple(dict.fromkeys(one.api for one in self.calls))
+        resources = tuple(dict.fromkeys(one.resources for one in self.operations if one.resources))
         ranges = tuple(dict.fromkeys(name for one in self.calls for name in (one.range, one.pause) if name))
 
         def ns(values: list[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -169,6 +177,7 @@ class Steps:
                 attention_part=codes(ATTENTION_PARTS, [one.part for one in self.operations]),
                 duration_ns=each([one.duration * US for one in self.operations]),
                 exposed_ns=ns([one.us for one in self.operations]),
+                resource=each([resources.index(one.resources) if one.resources else -1 for one in self.operations]),
             ),
             spans=self._spans(ranges),
             kernels=kernels,
@@ -181,6 +190,7 @@ class Steps:
             profiled_step_ns=replay.step_ns if measured_us is None else measured_us * US,
             min_cost_share=low_share,
             gpu=self.gpu,
+            resources=resources,
         )
 
     def _spans(self, ranges: tuple[str, ...]) -> RangeSpans:

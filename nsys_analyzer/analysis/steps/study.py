@@ -12,7 +12,7 @@ from nsys_analyzer.analysis.steps.lines import Line, StackSamples
 from nsys_analyzer.analysis.steps.replay import MIN_STEPS, Replay
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.trace.arrays import Bools, Codes, Floats, Integers, Ints, SmallInts
-from nsys_analyzer.trace.columns import SYNCHRONIZE, Columns
+from nsys_analyzer.trace.columns import SYNCHRONIZE, BlockResources, Columns
 from nsys_analyzer.trace.metadata import Gpu
 from nsys_analyzer.trace.phase_names import ATTENTION_PARTS
 from nsys_analyzer.trace.schema import NS_PER_MS
@@ -65,6 +65,7 @@ class StudiedOperations(Columns):
         attention_part: the index in ``ATTENTION_PARTS`` of the attention range around the launch, ``NONE`` without one.
         duration_ns: the duration of the operation, ns.
         exposed_ns: the part of the duration that no other operation hides, ns; 0 on other devices than the studied one.
+        resource: the index in ``Study.resources`` of what a block of a kernel occupies, -1 if it is unknown.
     """
 
     start: Ints
@@ -77,6 +78,7 @@ class StudiedOperations(Columns):
     attention_part: Ints
     duration_ns: Ints
     exposed_ns: Floats
+    resource: SmallInts
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ class Study:
             as in a replay.
         min_cost_share: the lower bound of the profiler's cost, divided by the upper bound.
         gpu: the studied device; None if the trace does not describe it.
+        resources: what a block of a kernel occupies.
         lines: for each cause of idle time, the lines that the program executes during this idle time.
         call_samples: the samples that show which lines launch work; None if stacks were not sampled.
         cpu_samples: the samples in the time from each call, or from the end of its wait, to the next call. This is the
@@ -141,6 +144,7 @@ class Study:
     profiled_step_ns: float
     min_cost_share: float
     gpu: Gpu | None
+    resources: tuple[BlockResources, ...] = ()
     lines: Mapping[str, tuple[Line, ...]] = field(default_factory=dict)
     call_samples: StackSamples | None = None
     cpu_samples: StackSamples | None = None

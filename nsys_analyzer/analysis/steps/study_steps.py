@@ -95,6 +95,7 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
             attention_part=attributed.find_attention_parts(index),
             duration_ns=operations.end - operations.start,
             exposed_ns=operations.exposed_ns,
+            resource=table.resource[index],
         ),
         spans=_find_spans(work, calls),
         kernels=kernels.names,
@@ -107,6 +108,7 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
         profiled_step_ns=profiled_step_ns,
         min_cost_share=float(min_cost_ns.sum() / max_cost_ns.sum()) if max_cost_ns.any() else 1.0,
         gpu=attributed.trace.metadata.gpu(pid_of(work.process), device),
+        resources=table.resources,
         group=steps.group_names[steps.positions[0]],
     )
 

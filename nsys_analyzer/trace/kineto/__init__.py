@@ -9,12 +9,13 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from nsys_analyzer.errors import TraceError
 from nsys_analyzer.trace.arrays import Ints, arrow_table
 from nsys_analyzer.trace.columns import pid_of
-from nsys_analyzer.trace.kineto.events import COLUMNS, Rows, TrackId
+from nsys_analyzer.trace.kineto.events import COLUMNS, KernelSizes, Rows, TrackId
 from nsys_analyzer.trace.kineto.read import KinetoTrace, read_kineto
 from nsys_analyzer.trace.metadata import CPU, CUDA, HIP
 from nsys_analyzer.trace.reader import ArrowReader
@@ -132,6 +133,7 @@ def _make_gpu_tables(trace: KinetoTrace, process: int) -> dict[str, _Columns]:
             **common_columns(kernels),
             "demangledName": kernels["name"],
             "continues": kernels["continues"],
+            **_make_size_columns(trace, kernels["sizes"]),
         },
         "CUPTI_ACTIVITY_KIND_MEMCPY": {
             **common_columns(copies),
@@ -140,6 +142,27 @@ def _make_gpu_tables(trace: KinetoTrace, process: int) -> dict[str, _Columns]:
         },
         "CUPTI_ACTIVITY_KIND_MEMSET": {**common_columns(memsets), "bytes": memsets["bytes"]},
     }
+
+
+#: The columns of the sizes of a kernel: of its grid, of its blocks, and of what a block occupies.
+_SIZE_COLUMNS = (
+    "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread", "dynamicSharedMemory",
+)  # fmt: skip
+
+
+def _make_size_columns(trace: KinetoTrace, sizes: Ints) -> _Columns:
+    """Returns the columns of the sizes of kernels, 0 if they are unknown, from the codes of their texts."""
+    texts, inverse = np.unique(sizes, return_inverse=True)
+    rows = []
+    for code in texts.tolist():
+        text = trace.texts[code] if code >= 0 else "[]"
+        try:
+            grid, block, registers, shared_bytes = msgspec.json.decode(text, type=KernelSizes)
+        except msgspec.ValidationError:  # the trace has no sizes, or sizes of another form
+            grid, block, registers, shared_bytes = (0, 0, 0), (0, 0, 0), 0, 0
+        rows.append((*grid, *block, registers, shared_bytes))
+    columns = np.array(rows, np.int64).reshape(-1, len(_SIZE_COLUMNS))[inverse].T
+    return dict(zip(_SIZE_COLUMNS, columns, strict=True))
 
 
 def _parse_copy_name(name: str) -> tuple[int, int, int]:
@@ -242,12 +265,16 @@ def _make_condition_tables(trace: KinetoTrace, process: int) -> dict[str, _Colum
         ("CpuDescription", properties.cpu),
         ("OsDescription", properties.os),
     )
-    gpu_columns = ("id", "name", "totalMemory", "smCount")
+    gpu_columns = (
+        "id", "name", "totalMemory", "smCount", "computeMajor", "maxRegistersPerSm", "maxShmemPerSm", "maxWarpsPerSm",
+    )  # fmt: skip
     group = properties.distributed
     ranks = [(group.rank, group.world_size or 0)] if group and group.rank is not None else []
     rank, world_size = _transpose(ranks, 2)
     return {
-        "TARGET_INFO_GPU": dict(zip(gpu_columns, _transpose(list(_list_devices(trace)), 4), strict=True)),
+        "TARGET_INFO_GPU": dict(
+            zip(gpu_columns, _transpose(list(_list_devices(trace)), len(gpu_columns)), strict=True)
+        ),
         "TARGET_INFO_CUDA_DEVICE": {
             "gpuId": used_devices,
             "cudaId": used_devices,
@@ -279,21 +306,25 @@ def _find_platform(trace: KinetoTrace) -> str:
     return HIP if is_amd or any((gpu.name or "").startswith("AMD") for gpu in properties.device_properties) else CUDA
 
 
-def _list_devices(trace: KinetoTrace) -> Iterator[tuple[int, str, int, int]]:
-    """Yields the ID, the name, the memory (bytes) and the multiprocessors of each GPU that the trace lists.
+def _list_devices(trace: KinetoTrace) -> Iterator[tuple[int | str, ...]]:
+    """Yields a row of the table of GPUs for each GPU that the trace lists. A number is 0 if it is unknown.
 
     If the trace lists no GPUs, the function yields the AMD GPUs that ran operations. For a trace without a GPU, it
     yields the CPU.
     """
     if trace.on_cpu:
-        yield 0, CPU, 0, 0
+        yield 0, CPU, *(0,) * 6
         return
     platform, gpus = _find_platform(trace), trace.properties.device_properties
     if not gpus and platform == HIP:
         used_devices = np.unique(trace.operations["device"]).tolist()
-        yield from ((device, _UNNAMED_DEVICE[platform], 0, 0) for device in used_devices)
+        yield from ((device, _UNNAMED_DEVICE[platform], *(0,) * 6) for device in used_devices)
     for gpu in gpus:
-        yield gpu.id, (gpu.name or "").strip() or _UNNAMED_DEVICE[platform], gpu.memory or 0, gpu.sms or 0
+        name = (gpu.name or "").strip() or _UNNAMED_DEVICE[platform]
+        # The rule that tells how many blocks run at once is that of NVIDIA, whose warps have 32 threads.
+        warps = (gpu.threads_per_sm or 0) // 32 if gpu.warp_size == 32 else 0
+        limits = (gpu.compute_capability, gpu.registers_per_sm, gpu.shared_bytes_per_sm, warps)
+        yield gpu.id, name, *(number or 0 for number in (gpu.memory, gpu.sms, *limits))
 
 
 def _make_property_table(pairs: Iterable[tuple[str, str]]) -> _Columns:
@@ -348,7 +379,7 @@ def _make_kernels(trace: KinetoTrace) -> None:
                 if is_graph or not part:
                     calls.append((name, track, *(stretch if is_graph else (start, end)), len(calls) + 1))
                 continues = int(part > 0 and not is_graph)
-                kernels.append((name, track, *stretch, len(calls), 0, 0, stream, 0, 0, continues))
+                kernels.append((name, track, *stretch, len(calls), 0, 0, stream, 0, 0, continues, -1))
     trace.events["runtime"] = np.array(calls, COLUMNS["runtime"])
     trace.events["kernel"] = np.array(kernels, COLUMNS["kernel"])
 

@@ -20,6 +20,10 @@ Int64 = Annotated[int, msgspec.Meta(ge=-(2**63) + 1, le=2**63 - 1)]
 #: A number of bytes, elements or processors.
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
+_Axes: TypeAlias = tuple[Size, Size, Size]
+#: The grid and the block of a kernel, the registers of a thread, and the shared memory of a block, bytes.
+KernelSizes: TypeAlias = tuple[_Axes, _Axes, Size, Size]
+
 #: The ID of a process or a thread in a trace: any number, or any text.
 TrackId: TypeAlias = int | str | None
 #: A process and its thread, or for GPU operations a device and its stream.
@@ -53,15 +57,18 @@ _CALL_FIELDS = (*_EVENT_FIELDS, "correlation")
 
 
 def _make_columns(*names: str) -> np.dtype[np.void]:
-    narrow = ("name", "track", "device", "forward_thread", "arguments")
+    narrow = ("name", "track", "device", "forward_thread", "arguments", "sizes")
     return np.dtype([(name, np.int32 if name in narrow else np.int64) for name in names])
 
 
 #: The columns of every event: the codes of its name and its track, and its start and end in ns. An event without a time
 #: names a thread.
 EVENT = _make_columns(*_EVENT_FIELDS)
-#: The ID of the graph node is 0 for an operation outside CUDA graphs.
-_OPERATION_COLUMNS = _make_columns(*_CALL_FIELDS, "device", "context", "stream", "graph_node", "bytes", "continues")
+#: The ID of the graph node is 0 for an operation outside CUDA graphs. ``sizes`` is the code of a text: the grid, the
+#: block, the registers of a thread and the shared memory of a block of a kernel.
+_OPERATION_COLUMNS = _make_columns(
+    *_CALL_FIELDS, "device", "context", "stream", "graph_node", "bytes", "continues", "sizes"
+)
 #: ``arguments`` is the code of the text that describes the arguments, or -1.
 _OPERATOR_COLUMNS = _make_columns(*_EVENT_FIELDS, "sequence", "forward_thread", "arguments")
 #: The columns of the kinds of events that have more columns than ``EVENT``.
@@ -76,7 +83,7 @@ COLUMNS = {
 }
 
 
-_NO_LIST = msgspec.Raw(b"[]")
+_NO_LIST, _ZERO = msgspec.Raw(b"[]"), msgspec.Raw(b"0")
 
 
 class Arguments(
@@ -99,6 +106,8 @@ class Arguments(
         "types": "Input type",
         "strides": "Input Strides",
         "values": "Concrete Inputs",
+        "registers": "registers per thread",
+        "shared_bytes": "shared memory",
     },
 ):
     """The arguments of an event that are read."""
@@ -126,6 +135,10 @@ class Arguments(
     types: msgspec.Raw = _NO_LIST
     strides: msgspec.Raw = _NO_LIST
     values: msgspec.Raw = _NO_LIST
+    grid: msgspec.Raw = _NO_LIST  # of a kernel
+    block: msgspec.Raw = _NO_LIST
+    registers: msgspec.Raw = _ZERO
+    shared_bytes: msgspec.Raw = _ZERO
 
 
 class Event(msgspec.Struct, gc=False):
@@ -216,6 +229,10 @@ def make_rows(kind: str, events: Sequence[Event], codes: TraceCodes) -> Rows:
         rows["context"] = [args.context or 0 for args in arguments]
         rows["graph_node"] = [args.graph_node or 0 for args in arguments]
         rows["bytes"] = [args.bytes or 0 for args in arguments]
+        if kind == "kernel":
+            rows["sizes"] = [
+                codes.texts[_join_texts(args.grid, args.block, args.registers, args.shared_bytes)] for args in arguments
+            ]
     return rows
 
 
@@ -223,8 +240,12 @@ def _find_arguments_code(arguments: Arguments, codes: TraceCodes) -> int:
     """Returns the code of the text that ``trace.operator_shapes`` parses, or -1 if the trace contains no shapes."""
     if arguments.shapes is _NO_LIST:
         return -1
-    lists = (arguments.shapes, arguments.types, arguments.strides, arguments.values)
-    return codes.texts[f"[{','.join(bytes(text).decode() for text in lists)}]"]
+    return codes.texts[_join_texts(arguments.shapes, arguments.types, arguments.strides, arguments.values)]
+
+
+def _join_texts(*texts: msgspec.Raw) -> str:
+    """Returns the JSON array of the given JSON texts."""
+    return f"[{','.join(bytes(text).decode() for text in texts)}]"
 
 
 def make_collective_rows(rows: Rows, events: Sequence[Event], codes: TraceCodes) -> Rows:
@@ -315,13 +336,29 @@ def _parse_time(number: bytes) -> int | None:
     return round(microseconds * 1000) if is_valid else None
 
 
-class Device(msgspec.Struct, rename={"memory": "totalGlobalMem", "sms": "numSms"}):
+class Device(
+    msgspec.Struct,
+    rename={
+        "memory": "totalGlobalMem",
+        "sms": "numSms",
+        "compute_capability": "computeMajor",
+        "registers_per_sm": "regsPerMultiprocessor",
+        "shared_bytes_per_sm": "sharedMemPerMultiprocessor",
+        "threads_per_sm": "maxThreadsPerMultiprocessor",
+        "warp_size": "warpSize",
+    },
+):
     """A GPU in Kineto's list of the machine's GPUs."""
 
     id: Int32
     name: str | None = None
     memory: Size | None = None
     sms: Size | None = None
+    compute_capability: Size | None = None
+    registers_per_sm: Size | None = None
+    shared_bytes_per_sm: Size | None = None
+    threads_per_sm: Size | None = None
+    warp_size: Size | None = None
 
 
 class Distributed(msgspec.Struct):
