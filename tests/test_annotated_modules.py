@@ -17,8 +17,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from nsys_analyzer.analysis.operators.costs import add_uncounted_flops
 from nsys_analyzer.capture.profilers import make_hook_variables
 from nsys_analyzer.capture.targets import Annotation
+from nsys_analyzer.configuration import CountedFlops
+from nsys_analyzer.trace.operator_calls import read_operator_calls
 from nsys_analyzer.trace.trace import Trace
 from tests.support.annotated import ASKED, LONGEST_S, ProgramCase, read_programs, run
 from tests.test_run_plan import plan
@@ -28,6 +31,7 @@ pytestmark = pytest.mark.slow  # each starts a program that imports PyTorch
 torch = pytest.importorskip("torch", reason="the hooks are those of PyTorch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
+from torch.utils.flop_counter import flop_registry  # noqa: E402
 
 from nsys_analyzer.capture.hooks.flops import (  # noqa: E402
     CountedStep,
@@ -35,6 +39,7 @@ from nsys_analyzer.capture.hooks.flops import (  # noqa: E402
     read_batch_dimensions,
     read_model_dimensions,
 )
+from nsys_analyzer.capture.hooks.operators import OperatorStep  # noqa: E402
 
 TO_END = replace(ASKED, run_to_end=True)
 WITH_MODULES = replace(TO_END, modules=True)
@@ -280,6 +285,44 @@ def test_flops_of_a_convolution() -> None:
     """Two images, 4 channels of 6 × 6 out of 3 channels by 3 × 3: 2·2·4·36·27; backward for the weight alone."""
     found = counted(lambda: nn.Conv2d(3, 4, 3)(torch.randn(2, 3, 8, 8)))
     assert found["classes"] == {"forward": {"convolution": 15_552}, "backward": {"convolution": 15_552}}
+
+
+def test_an_attention_that_pytorch_cannot_count_is_counted_by_its_shapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch 2.11 raises an error for fewer heads of keys than of queries. A causal mask hides no FLOPs."""
+
+    def attend() -> Any:
+        """Attention with four heads of queries and two heads of keys: 4/3 of the scores of three heads."""
+        return functional.scaled_dot_product_attention(
+            heads(heads=4), heads(heads=2), heads(heads=2), is_causal=True, enable_gqa=True
+        )
+
+    def refuse(*_: Any, **__: Any) -> int:
+        raise AssertionError
+
+    for name in ("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward"):
+        monkeypatch.setitem(flop_registry, getattr(torch.ops.aten, name), refuse)
+    found = counted(attend)
+    assert len(found["unknown"]) == 2
+    assert found["classes"] == {}
+
+    modules: Any = SimpleNamespace(is_tracking=False, current_module=lambda: "module", next_node=lambda: 0)
+    ranges: Any = SimpleNamespace(start=str, end=str, push=str, pop=str)
+    phases = ["forward"]
+    step = OperatorStep(torch, modules, ranges, str(tmp_path / "t.operators.gz"), lambda: phases[-1])
+    step.open()
+    result = attend()
+    phases.append("backward")
+    result.sum().backward()
+    step.close()
+    completed = add_uncounted_flops(CountedFlops(**found), read_operator_calls(tmp_path / "t.operators.gz")[1])
+    assert completed.classes == {
+        "forward": {"fused attention": MATMULS * 4 / 3}, "backward": {"fused attention": 2 * MATMULS * 4 / 3},
+    }  # fmt: skip
+    assert completed.modules == {"module": {"forward": MATMULS * 4 / 3, "backward": 2 * MATMULS * 4 / 3}}
+    assert (completed.attention_matmul, completed.softmax) == (MATMULS * 4 / 3, SOFTMAX * 4 / 3)
+    assert completed.unknown == []
 
 
 def test_an_operator_of_the_programs_own_is_unknown() -> None:

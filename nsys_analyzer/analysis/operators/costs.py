@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from nsys_analyzer.analysis.operators.data_rules import find_data_rule
-from nsys_analyzer.analysis.operators.matmul_rules import find_matmul_rule
+from nsys_analyzer.analysis.operators.matmul_rules import count_scores, find_matmul_rule
 from nsys_analyzer.analysis.operators.operands import Call, OperatorKind
-from nsys_analyzer.trace.operator_calls import Signature
+from nsys_analyzer.configuration import CountedFlops
+from nsys_analyzer.trace.operator_calls import OperatorCalls, Signature
+
+#: The class of kernels in counted FLOPs, by the kind of the operator.
+_COUNTED_CLASSES = {"matmul": "matmul", "convolution": "convolution", "attention": "fused attention"}
+#: FLOPs of a softmax for each attention score: maximum, difference, exponential, sum and quotient.
+_SOFTMAX_FLOPS_PER_SCORE = 5
+#: The share of the matmuls of an attention's backward pass that do not compute the scores again.
+_GRADIENT_SHARE = 4 / 5
 
 
 class Cost(NamedTuple):
@@ -51,3 +63,54 @@ def estimate_cost(signature: Signature, *, on_cpu: bool = False) -> Cost | None:
     except (LookupError, TypeError, ValueError, ZeroDivisionError):  # a formula does not fit the arguments of the call
         return None
     return Cost(rule.kind, call.find_precision(), float(flops), float(transferred_bytes))
+
+
+def add_uncounted_flops(counted: CountedFlops, calls: OperatorCalls) -> CountedFlops:
+    """Returns counted FLOPs with those of the operators for which PyTorch has no formula, or one that fails.
+
+    Args:
+        counted: the FLOPs that the hooks counted in one step.
+        calls: the calls of operators in a step with the same work.
+    """
+    unknown = {text.partition(" ")[0].replace(".", "::", 1): text for text in counted.unknown}
+    classes, modules = deepcopy((counted.classes, counted.modules))
+    softmax, attention_matmul, counted_names = counted.softmax, counted.attention_matmul, set()
+    for number, signature in enumerate(calls.signatures):
+        work = _count_model_work(signature) if signature.name in unknown else None
+        if work is None:
+            continue
+        counted_names.add(signature.name)
+        kernel_class, flops, scores = work
+        for index in np.flatnonzero(calls.signature == number).tolist():
+            phase = calls.phases[calls.phase[index]]
+            module = calls.modules[calls.module[index]] if calls.module[index] >= 0 else ""
+            for sums, key in ((classes.setdefault(phase, {}), kernel_class), (modules.setdefault(module, {}), phase)):
+                sums[key] = sums.get(key, 0.0) + flops
+            if scores and phase == "forward":
+                attention_matmul += flops
+                softmax += _SOFTMAX_FLOPS_PER_SCORE * scores
+    return replace(
+        counted,
+        classes=classes,
+        modules=modules,
+        softmax=softmax,
+        attention_matmul=attention_matmul,
+        unknown=[text for name, text in unknown.items() if name not in counted_names],
+    )
+
+
+def _count_model_work(signature: Signature) -> tuple[str, float, float] | None:
+    """Returns the kernel class of an operator, its FLOPs, and the number of scores of an attention.
+
+    As in PyTorch's formulas, attention has all scores, also those that a mask hides. The scores that a backward pass
+    computes again do not count. The result is None without a formula.
+    """
+    rule = find_matmul_rule(signature)
+    is_attention = rule is not None and rule.kind == "attention"
+    if is_attention:  # without its arguments, such as is_causal, it has all scores
+        signature = signature._replace(arguments=("",) * len(signature.arguments))
+    cost = estimate_cost(signature, on_cpu=True)
+    if cost is None or cost.kind not in _COUNTED_CLASSES:
+        return None
+    share = _GRADIENT_SHARE if is_attention and "backward" in signature.name else 1.0
+    return _COUNTED_CLASSES[cost.kind], share * cost.flops, count_scores(Call(signature)) if is_attention else 0.0

@@ -30,6 +30,15 @@ def find_matmul_rule(signature: Signature) -> Rule | None:
     return MATMUL_RULES.get(signature.name)
 
 
+def count_scores(call: Call) -> float:
+    """Returns the number of scores that an attention operator computes.
+
+    Raises:
+        LookupError: the operator is no attention, or its inputs do not tell the number.
+    """
+    return _ATTENTION[call.signature.name].count_scores(call)
+
+
 # --- matmuls
 
 
@@ -263,6 +272,8 @@ _ATTENTION = {
     "aten::scaled_dot_product_attention": _Attention(0, 5),
     "aten::_scaled_dot_product_flash_attention": _Attention(0, 4),
     "aten::_scaled_dot_product_flash_attention_backward": _Attention(1, 11),
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _Attention(0, 4),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _Attention(1, 7),
     "aten::_scaled_dot_product_efficient_attention": _Attention(0, 6),
     "aten::_scaled_dot_product_efficient_attention_backward": _Attention(1, 11),
     "aten::_scaled_dot_product_cudnn_attention": _Attention(0, 6),

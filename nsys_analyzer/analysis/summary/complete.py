@@ -15,6 +15,7 @@ from nsys_analyzer.analysis.findings.diagnosis import diagnose
 from nsys_analyzer.analysis.findings.finding import Diagnosis
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, UNKNOWN
 from nsys_analyzer.analysis.kernels.labels import make_short_labels
+from nsys_analyzer.analysis.operators.costs import add_uncounted_flops
 from nsys_analyzer.analysis.steps.serving import Serving
 from nsys_analyzer.analysis.steps.step import StepSummary, UnprofiledStep
 from nsys_analyzer.analysis.summary.kernel_tables import (
@@ -356,12 +357,18 @@ def _is_inference_of(inference: CaptureSummary, training: CaptureSummary) -> boo
 
 
 def with_counted_flops(capture: CaptureSummary, counted_flops: CountedFlops) -> CaptureSummary:
-    """Adds counted FLOPs to the modules of a capture, and to its attention if shapes did not determine them already."""
+    """Adds counted FLOPs to a capture's run and modules, and to its attention if shapes did not determine them already.
+
+    Operators that PyTorch cannot count are counted from their recorded shapes.
+    """
+    if capture.operators:
+        counted_flops = add_uncounted_flops(counted_flops, capture.operators.calls)
     modules = with_flops(capture.modules, counted_flops) if capture.modules else None
     attention = capture.attention
     if attention and attention.per == FORWARD and attention.flop_ratio is None:
         attention = _add_attention_flops(attention, counted_flops)
-    return replace(capture, modules=modules, attention=attention)
+    run = capture.run and replace(capture.run, flops=counted_flops)
+    return replace(capture, run=run, modules=modules, attention=attention)
 
 
 def _add_attention_flops(attention: AttentionSummary, counted_flops: CountedFlops) -> AttentionSummary:
