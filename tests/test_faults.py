@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
 import math
 import multiprocessing
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="the targets need PyTorch")
 
 import faults  # noqa: E402
+import in_turns  # noqa: E402
+import llama  # noqa: E402
+import resnet  # noqa: E402
 from fault_training import (  # noqa: E402
     NETWORKS,
     Batches,
@@ -71,6 +77,40 @@ def test_a_fault_is_one_change(name: str) -> None:
     allowed = {"none": 0, "collector": 2}  # the control; the collections go, and the records are frozen
     assert len(changed) == allowed.get(name, 1), changed
     assert one.description
+
+
+@pytest.mark.parametrize(("program", "name"), [(one, name) for one in (llama, resnet) for name in one.FAULTS])
+def test_a_fault_of_a_plain_program_is_one_change(program: ModuleType, name: str) -> None:
+    one = program.FAULTS[name]
+    changed = [field for field in vars(program.CONTROL) if getattr(one.fault, field) != getattr(one.remedy, field)]
+    allowed = {"none": 0, "collector": 2, "padding": 2}  # without padding, fewer sequences hold the same tokens
+    assert len(changed) == allowed.get(name, 1), changed
+
+
+@pytest.mark.parametrize("name", ["none", "item", "pageable", "checkpoint", "recomputation", "memory_format"])
+def test_a_residual_network_learns_the_same_with_and_without_a_fault(name: str) -> None:
+    losses = []
+    for switches in resnet.FAULTS[name][1:]:
+        training = resnet.Training(replace(switches, workers=0, precision="fp32"), device="cpu", tiny=True, turns=None)
+        training.train(2)
+        losses.append(training.loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+def test_programs_take_turns() -> None:
+    program = "import sys; print('waiting', flush=True)\nfor _ in sys.stdin: print('step_ms', sys.argv[1], flush=True)"
+    times = in_turns.compare(*([sys.executable, "-c", program, step_ms] for step_ms in ("2.5", "1.5")))
+    assert times == ([2.5] * 7, [1.5] * 7)
+
+
+def test_a_program_waits_for_its_turns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(2 * "your turn\n"))
+    turns = in_turns.time_in_turns("cpu")
+    for _ in range(8 + 2 * (2 + 10)):  # the warm-up, and in each turn the steps that settle and those that are timed
+        next(turns)
+    with pytest.raises(SystemExit):  # there is no third turn
+        next(turns)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["waiting", "step_ms", "step_ms"]
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -227,7 +267,7 @@ def test_rounds_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_command_line_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--fault", "item", *TINY, "--no-ranges", "--results", str(tmp_path / "r.json")]) == 0
+    assert main(["--fault", "item", *TINY, "--no-ranges", "--no-window", "--results", str(tmp_path / "r.json")]) == 0
     assert " ms" in capsys.readouterr().out
     results = json.loads((tmp_path / "r.json").read_text())
     assert results.items() >= {"fault": "item", "remedy": False, "model": "d32-L2", "steps": 2}.items()

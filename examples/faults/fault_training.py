@@ -9,7 +9,6 @@ Shapes: those of ``transformer.py``, and F feature tensors: added to the embeddi
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 from collections.abc import Iterable, Iterator
@@ -18,6 +17,7 @@ from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812  the name everybody knows it by
+from host_work import HostSwitches, HostWork
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -33,46 +33,28 @@ _LONGEST_PIECE = 20
 
 
 @dataclass(frozen=True)
-class Switches:
+class Switches(HostSwitches):
     """What the training loop does; the defaults are the control.
 
     Attributes:
         eager_attention: attention stays outside of the compiled regions.
-        optimizer: AdamW in one kernel for many parameters, or a dozen small kernels for each.
         cuda_graph: forward, loss, backward and optimizer are one CUDA graph, captured once.
         tokenized: the data set holds text, and its tokens are found batch by batch, on the CPU.
-        workers: processes that make batches; 0 is the training loop itself.
         copies: from pinned memory while the step before runs, or from pageable memory when the batch is needed.
         feature_tensors: F, how many tensors of features a batch holds.
-        norms: those of each parameter and its gradient, read at once, or of all of them, kept on the device.
         cast_chains: how often the activations between two blocks are cast and transposed, there and back.
-        checkpoint: weights to the host after every step: to pageable memory, for which the CPU waits, or to pinned
-            memory on a stream of its own.
-        empty_cache: gives the allocator's unused memory back after every step.
-        heap_records: records in memory that Python's garbage collector tracks, two objects each.
-        collect: runs the garbage collector after every step.
-        freeze: takes the records out of what the garbage collector looks at.
-        batch_size, context_length: None for the usual ones.
+        context_length: None for the usual one.
     """
 
-    precision: Literal["bf16", "tf32", "fp32"] = "bf16"
     attention: Literal["sdpa", "unfused"] = "sdpa"
     eager_attention: bool = False
     compiled: bool = True
-    optimizer: Literal["fused", "for each parameter"] = "fused"
     cuda_graph: bool = False
     tokenized: bool = False
     workers: int = 2
     copies: Literal["ahead", "pageable"] = "ahead"
     feature_tensors: int = 1
-    norms: Literal["none", "each", "total"] = "none"
     cast_chains: int = 0
-    checkpoint: Literal["none", "blocking", "overlapped"] = "none"
-    empty_cache: bool = False
-    heap_records: int = 0
-    collect: bool = False
-    freeze: bool = False
-    batch_size: int | None = None
     context_length: int | None = None
 
     @property
@@ -144,11 +126,11 @@ class Batches(Dataset[Batch]):
         return tokens, targets, features
 
 
-def tokenize(text: str, vocabulary: dict[str, int]) -> list[int]:
+def tokenize(text: str, vocabulary: dict[str, int], longest_piece: int = _LONGEST_PIECE) -> list[int]:
     """The tokens of a text, each the longest piece of it that the vocabulary has: about a millisecond a sample."""
     tokens, start = [], 0
     while start < len(text):
-        pieces = (text[start : start + length] for length in range(_LONGEST_PIECE, 0, -1))
+        pieces = (text[start : start + length] for length in range(longest_piece, 0, -1))
         piece = next(piece for piece in pieces if piece in vocabulary)
         tokens.append(vocabulary[piece])
         start += len(piece)
@@ -347,69 +329,30 @@ EAGER = {name: torch.compiler.disable(attend) for name, attend in ATTENTION.item
 """Attention that no compiled region takes in; its ranges stay."""
 
 
-class Snapshot:
-    """The weights in pinned memory on the host, copied on a stream of its own while the GPU computes on."""
-
-    def __init__(self, weights: dict[str, Tensor]) -> None:
-        self.weights = weights
-        self.host = {name: torch.empty_like(weight, device="cpu", pin_memory=True) for name, weight in weights.items()}
-        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-
-    def take(self) -> None:
-        """Has the weights copied as they are after all that was launched so far."""
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            for name, weight in self.weights.items():
-                self.host[name].copy_(weight, non_blocking=True)
-
-    def wait(self) -> None:
-        """Lets the GPU, not the CPU, wait for the copies before the weights change."""
-        torch.cuda.current_stream().wait_stream(self.stream)
-
-
-class Training:
+class Training(HostWork):
     """A model, its data and its optimizer, and a step that does what the switches say."""
 
+    switches: Switches
+
     def __init__(self, case: Case) -> None:
-        self.switches, self.device = case.switches, case.device
-        self.prepare()
+        super().__init__(case.switches, case.device)
         torch.manual_seed(0)
         with torch.device(case.device):
             self.model = NETWORKS[case.network](case)
         self.loss_of = CrossEntropy()
         self._choose_regions()
-        self.parameters = tuple(self.model.parameters())
+        self.watch(self.model)
         fused = self.switches.optimizer == "fused"
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=3e-4, fused=fused, foreach=False, capturable=self.switches.cuda_graph
         )
         self.loader = load(case)
         self.batches: Iterator[Batch] | None = None
-        self.weights = self.model.state_dict()
-        overlapped = self.switches.checkpoint == "overlapped" and case.device == "cuda"
-        self.snapshot = Snapshot(self.weights) if overlapped else None
-        kept = self.weights if self.switches.checkpoint != "none" and not self.snapshot else {}
-        self.saved = {name: torch.zeros_like(weight, device="cpu") for name, weight in kept.items()}
-        self.norms: list[float] = []
-        self.total_norms: tuple[Tensor, Tensor] | None = None
         self.loss = torch.empty(0)
         if self.switches.cuda_graph:  # the graph of a step on inputs that stay where they are
             tokens, targets, features = self._next_batch()
             self.inputs = (tokens.clone(), targets.clone(), features.clone())
             self.replay = harness.capture_graphs({"step": lambda: self._train(self.inputs)})["step"]
-
-    def prepare(self) -> None:
-        """Sets what is global in a process; call it before the steps where another training ran in between."""
-        torch.set_float32_matmul_precision("high" if self.switches.precision == "tf32" else "highest")
-        torch.backends.cudnn.allow_tf32 = self.switches.precision != "fp32"  # of convolutions; PyTorch allows it
-        if self.switches.heap_records:
-            self.heap: list[dict[str, object]] = []
-            gc.unfreeze()
-            gc.collect()
-            gc.freeze()  # the collector is to look at the records alone, not at what the imports made
-            self.heap = [{"index": index, "spans": [index]} for index in range(self.switches.heap_records)]
-            if self.switches.freeze:
-                gc.freeze()
 
     def rest(self) -> None:
         """Ends the worker processes, so that they take no time from another training; the next step starts new ones."""
@@ -427,13 +370,7 @@ class Training:
                     for static, tensor in zip(self.inputs, batch, strict=True):
                         static.copy_(tensor)
                     self.replay()
-            if self.switches.checkpoint != "none":
-                with annotate("checkpoint"):
-                    self._checkpoint()
-            if self.switches.empty_cache:
-                torch.cuda.empty_cache()
-            if self.switches.collect:
-                gc.collect()
+            self.after_step()
 
     def _next_batch(self) -> Batch:
         if self.batches is None:
@@ -453,28 +390,10 @@ class Training:
         with annotate("backward"):
             loss.backward()
         self.loss = loss.detach()
-        if self.switches.norms != "none":
-            with annotate("log"):
-                self._log()
+        self.before_update()
         with annotate("optimizer"):
-            if self.snapshot:
-                self.snapshot.wait()
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
-
-    def _log(self) -> None:
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        if self.switches.norms == "each":
-            self.norms = [tensor.detach().norm().item() for tensor in (*gradients, *self.parameters)]
-        else:
-            weights = [parameter.detach() for parameter in self.parameters]
-            self.total_norms = nn.utils.get_total_norm(gradients), nn.utils.get_total_norm(weights)
-
-    def _checkpoint(self) -> None:
-        if self.snapshot:
-            self.snapshot.take()
-        for name, pageable in self.saved.items():
-            pageable.copy_(self.weights[name])
 
     def _choose_regions(self) -> None:
         """Compiles each block by itself, the norm and the loss; or leaves attention or all of it as it is."""

@@ -13,10 +13,10 @@ import statistics
 import sys
 import time
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from fault_training import NETWORKS, Case, Switches, Training
+from host_work import Fault
 
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.system.atomic_write import write_text
@@ -27,14 +27,6 @@ BATCH_SIZE, CONTEXT_LENGTH = 48, 512
 ROUNDS = 7
 _SETTLING_STEPS = 2
 """Steps before each timed block: what the other one did to allocator, caches and loader is not its time."""
-
-
-class Fault(NamedTuple):
-    """A fault: what is wrong in a line, the loop that has it, and the loop without it."""
-
-    description: str
-    fault: Switches
-    remedy: Switches
 
 
 CONTROL = Switches()
@@ -159,8 +151,13 @@ def timed_ms(training: Training, steps: int) -> float:
     return elapsed / steps * 1e3
 
 
-def measure(case: Case, *, steps: int, warmup: int) -> tuple[float, float]:
+def measure(case: Case, *, steps: int, warmup: int, opens_window: bool = True) -> tuple[float, float]:
     """Warms up, then runs the steps inside the capture range, and waits for the GPU only when all are launched.
+
+    Args:
+        case: what is trained.
+        steps, warmup: how many steps are measured, and run before them.
+        opens_window: whether there is a capture range; otherwise nsys-analyze run opens one.
 
     Returns:
         Milliseconds of a step, and the loss of the last.
@@ -171,13 +168,15 @@ def measure(case: Case, *, steps: int, warmup: int) -> tuple[float, float]:
             training.step()
         synchronize(case.device)
     training.prepare()  # what compiling left in memory is nothing for the garbage collector of the measured steps
-    harness.switch_profiler("start", case.device)
+    if opens_window:
+        harness.switch_profiler("start", case.device)
     before = time.perf_counter()
     for _ in range(steps):
         training.step()
     synchronize(case.device)
     step_ms = (time.perf_counter() - before) / steps * 1e3
-    harness.switch_profiler("stop", case.device)
+    if opens_window:
+        harness.switch_profiler("stop", case.device)
     return step_ms, training.loss.item()
 
 
@@ -208,7 +207,7 @@ def _run(given: argparse.Namespace) -> int:
         }
     else:
         case = _case(fault.remedy if given.remedy else fault.fault, given)
-        step_ms, loss = measure(case, steps=given.steps, warmup=given.warmup)
+        step_ms, loss = measure(case, steps=given.steps, warmup=given.warmup, opens_window=not given.no_window)
         print(f"step {step_ms:10.3f} ms, mean of {given.steps}; loss {loss:.4f}")
         found = {"remedy": given.remedy, "step_ms": step_ms, "loss": loss}
     if given.results:
@@ -256,6 +255,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--context-length", type=int, help=f"default: the fault's, else {CONTEXT_LENGTH}")
     parser.add_argument("--steps", type=int, default=6, help="measured steps, with --compare those of each block")
     parser.add_argument("--warmup", type=int, default=6, help="steps before the measured ones")
+    parser.add_argument("--no-window", action="store_true", help="leave the capture range to nsys-analyze run")
     parser.add_argument("--no-compile", action="store_true", help="compile nothing, whatever the fault says")
     given = parser.parse_args(arguments)
     if given.steps < 1 or given.warmup < 0:
