@@ -35,7 +35,7 @@ FactId = Literal[
     "earlier_work", "replay_differs", "cold_start", "captures_graphs", "findings_out_of_memory",
     # why some or all findings are missing for another reason
     "ran_on_cpu", "no_capture", "only_launches_recorded", "no_recorded_kernel", "idle_steps",
-    "no_replay_without_api_calls", "too_few_api_calls", "hidden_in_graphs",
+    "no_replay_without_api_calls", "too_few_api_calls", "hidden_in_graphs", "one_of_many_ranks",
     # the changes of a what-if question
     "changed_class", "changed_range", "changed_operator", "pinned_copies", "changed_launches", "ranks_on_time",
     "faster_network",

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nsys_analyzer.analysis.facts import Fact
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.summary.complete import complete_captures
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Summary
@@ -29,6 +30,9 @@ from nsys_analyzer.trace.phase_names import PhaseNames
 if TYPE_CHECKING:  # imported where they are needed, so that a report of one capture starts faster
     from nsys_analyzer.analysis.ranks.run import ParallelRun
     from nsys_analyzer.inputs.unprofiled_times import Timings
+
+#: The most ranks of one run for which findings are derived. In a larger run, many ranks do the same work.
+MAX_DIAGNOSED_RANKS = 12
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ def gather(
         )  # fmt: skip
         if timings or step_ms:
             rows = _match_timings(rows, timings, step_ms)
-        captures = complete_captures(rows)
+        captures = complete_captures(rows, _find_ranks_like_others(rows))
     return Inputs(
         captures,
         all_bench_folders,
@@ -153,6 +157,26 @@ def find_runs_of_captures(captures: Sequence[CaptureSummary]) -> tuple[ParallelR
     from nsys_analyzer.analysis.ranks.join import find_runs  # imported here, so that a report of one rank starts faster
 
     return find_runs(captures)
+
+
+def _find_ranks_like_others(rows: Sequence[CaptureSummary]) -> dict[str, Fact]:
+    """Returns the titles of the captures of runs with many ranks that need no findings of their own, with the reason.
+
+    Findings are derived for the rank with the most time without communication, and for others that are evenly spread.
+    """
+    if sum(len(row.members) for row in rows) <= MAX_DIAGNOSED_RANKS:
+        return {}
+    from nsys_analyzer.analysis.ranks.matching import group_members
+
+    title_of = {(member.capture, member.process): row.title for row in rows for member in row.members}
+    not_diagnosed: dict[str, Fact] = {}
+    for members, _ in group_members([member for row in rows for member in row.members]):
+        order = sorted(members, key=lambda member: -member.median_work_ns)
+        diagnosed = order[:: -(-len(order) // MAX_DIAGNOSED_RANKS)]
+        reason = Fact("one_of_many_ranks", ranks=len(order), labels=tuple(member.label for member in diagnosed))
+        others = [member for member in order if all(member is not other for other in diagnosed)]
+        not_diagnosed |= {title_of[member.capture, member.process]: reason for member in others}
+    return not_diagnosed
 
 
 def _read_timings(csv_paths: Sequence[Path]) -> Timings:

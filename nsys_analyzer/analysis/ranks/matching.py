@@ -5,7 +5,7 @@ Clocks are aligned on the ends of collectives, because a collective ends on all 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -165,14 +165,16 @@ def _replace_exchanges_by_all_to_all(members: Sequence[Member]) -> tuple[Member,
     NCCL implements an all-to-all by sends and receives. The message size becomes the bytes between two ranks.
     """
     size: dict[int, int] = defaultdict(lambda: 2)  # the number of ranks of each communicator with an ID
+    users: Counter[int] = Counter()
     for member in members:
         ids, peer, ranks = (getattr(member.collectives, name) for name in ("communicator", "peer", "ranks"))
         for communicator in np.unique(ids[ids > 0]).tolist():
-            users = sum(communicator in user.collectives.communicator for user in members)
+            users[communicator] += 1
             uses_communicator = ids == communicator
             size[communicator] = max(
-                size[communicator], users, int(peer[uses_communicator].max()) + 1, int(ranks[uses_communicator].max())
+                size[communicator], int(peer[uses_communicator].max()) + 1, int(ranks[uses_communicator].max())
             )
+    size |= {communicator: max(size[communicator], count) for communicator, count in users.items()}
     changed_members = []
     for member in members:
         collectives = member.collectives
@@ -334,22 +336,39 @@ def align_clocks(members: Sequence[Member], matches: Sequence[Match]) -> list[Cl
     Members of one capture have one clock.
     """
     clocks: list[Clock | None] = [Clock(), *(None for _ in members[1:])]
-    for _ in members:  # a chain of shared collectives has at most as many links as there are members
-        for position in range(1, len(members)):
-            if clocks[position] is None:
-                clocks[position] = _align_clock(members, matches, clocks, position)
+    shared = _count_shared_ends(members, matches)
+    unaligned = list(range(1, len(members)))
+    while unaligned:  # a member may be connected only by members whose clocks are found later
+        for position in unaligned:
+            clocks[position] = _align_clock(members, matches, clocks, position, shared[position])
+        still_unaligned = [position for position in unaligned if clocks[position] is None]
+        unaligned = still_unaligned if len(still_unaligned) < len(unaligned) else []
     return clocks
 
 
+def _count_shared_ends(members: Sequence[Member], matches: Sequence[Match]) -> Ints:
+    """Counts the collectives that each pair of members shares, shape (members, members), as ``_find_shared_ends``."""
+    with_common_end, all_shared = np.zeros((2, len(members), len(members)), np.int64)
+    for match in matches:
+        positions = np.array(list(match))
+        position, index = next(iter(match.items()))
+        pairs = np.ix_(positions, positions)
+        with_common_end[pairs] += np.isin(members[position].collectives.kind[index], KINDS_WITH_COMMON_END).sum()
+        all_shared[pairs] += len(index)
+    return np.where(with_common_end > 0, with_common_end, all_shared)
+
+
 def _align_clock(
-    members: Sequence[Member], matches: Sequence[Match], clocks: Sequence[Clock | None], position: int
+    members: Sequence[Member], matches: Sequence[Match], clocks: Sequence[Clock | None], position: int, shared: Ints
 ) -> Clock | None:
-    """Returns the clock of a member, compared with the known clock with which it shares the most collectives."""
+    """Returns the clock of a member, compared with the known clock with which it shares the most collectives.
+
+    ``shared`` is the number of collectives that the member shares with each member.
+    """
     candidates = [place for place, clock in enumerate(clocks) if clock]
-    ends_by_candidate = {place: _find_shared_ends(members, matches, position, place) for place in candidates}
     same_capture = [place for place in candidates if members[place].capture == members[position].capture]
-    reference = max(same_capture or candidates, key=lambda place: len(ends_by_candidate[place][0]))
-    (ends, reference_ends), clock = ends_by_candidate[reference], clocks[reference]
+    reference = max(same_capture or candidates, key=lambda place: int(shared[place]))
+    clock, (ends, reference_ends) = clocks[reference], _find_shared_ends(members, matches, position, reference)
     assert clock
     if same_capture:
         # Members of one capture have one clock. Ends that are far apart then show that the match is wrong.
@@ -395,12 +414,11 @@ def _find_shared_ends(
     """
     no_ends = np.zeros(0, np.int64)
     rows = [(no_ends, no_ends, no_ends)]
+    collectives, reference_collectives = members[position].collectives, members[reference].collectives
     for match in matches:
         if position in match and reference in match:
-            collectives, reference_collectives = (
-                members[place].collectives.select(match[place]) for place in (position, reference)
-            )
-            rows.append((collectives.end, reference_collectives.end, collectives.kind))
+            index = match[position]
+            rows.append((collectives.end[index], reference_collectives.end[match[reference]], collectives.kind[index]))
     end, reference_end, kind = (np.concatenate(column) for column in zip(*rows, strict=True))
     have_common_end = np.isin(kind, KINDS_WITH_COMMON_END)
     return (end[have_common_end], reference_end[have_common_end]) if have_common_end.any() else (end, reference_end)

@@ -140,6 +140,11 @@ class Member:
         """Returns a label such as ``rank 3``, or ``device 3`` if the rank is unknown."""
         return f"device {self.device}" if self.rank is None else f"rank {self.rank}"
 
+    @property
+    def median_work_ns(self) -> float:
+        """Returns the median time of a step in which no communication is exposed, ns."""
+        return float(np.median(self.end - self.start - self.exposed_communication)) if len(self) else 0.0
+
 
 def record_members(work: ProcessWork, process: Process, steps: Steps, capture: str) -> tuple[Member, ...]:
     """Returns the record of each device of a process, if the process runs collectives or uses several devices.

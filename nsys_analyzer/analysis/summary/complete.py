@@ -5,8 +5,9 @@ These are findings, rates, shares and short labels of kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from msgspec import structs
 
@@ -49,8 +50,13 @@ _SUFFICIENT_SHARE_IN_STEPS = 0.9
 _NOTABLE_HIDDEN_SHARE = 0.3
 
 
-def complete_captures(captures: Sequence[CaptureSummary]) -> tuple[CaptureSummary, ...]:
-    """Returns the captures of a report with their findings, rates, shares and labels."""
+def complete_captures(
+    captures: Sequence[CaptureSummary], not_diagnosed: Mapping[str, Fact] = MappingProxyType({})
+) -> tuple[CaptureSummary, ...]:
+    """Returns the captures of a report with their findings, rates, shares and labels.
+
+    ``not_diagnosed`` contains the titles of the captures whose findings are not derived, each with the reason.
+    """
     kernels = {row.name for capture in captures if capture.whole for row in capture.whole.kernels}
     labels = make_short_labels(sorted(kernels))
     diagnosed = []
@@ -59,7 +65,8 @@ def complete_captures(captures: Sequence[CaptureSummary]) -> tuple[CaptureSummar
             # A step generates one token, so the time of a whole generation is not the time of a step.
             phases = {name: times for name, times in unprofiled.phases.items() if name != STEP}
             capture = replace(capture, unprofiled=replace(unprofiled, phases=phases))
-        capture = replace(capture, diagnosis=diagnose_capture(capture))
+        if capture.title not in not_diagnosed:
+            capture = replace(capture, diagnosis=diagnose_capture(capture))
         if capture.step:
             capture = replace(capture, step=_complete_step(capture, capture.step))
         diagnosed.append(_add_labels_and_shares(capture, labels))
@@ -75,7 +82,7 @@ def complete_captures(captures: Sequence[CaptureSummary]) -> tuple[CaptureSummar
             serving=_complete_serving(capture, capture.serving) if capture.serving else None,
             account=diagnosis.account if diagnosis else None,
             findings=(diagnosis.findings or (None if diagnosis.doubt else ())) if diagnosis else None,
-            missing_reason=find_missing_reason(capture),
+            missing_reason=not_diagnosed.get(capture.title) or find_missing_reason(capture),
             unprofiled=_complete_unprofiled(capture, capture.unprofiled) if capture.unprofiled else None,
         )
         completed_captures.append(capture)

@@ -515,6 +515,11 @@ class CaptureSummary(Summary):
         suffice = has_forward and (share or 0.0) >= _SUFFICIENT_SHARE_IN_PHASES and not is_uneven
         vars(self).update(derived_figures, share_in_phases=share, phases_suffice=suffice)
 
+    @property
+    def is_one_of_many_ranks(self) -> bool:
+        """Returns whether no findings are derived, because the capture is one of many ranks that do similar work."""
+        return self.missing_reason is not None and self.missing_reason.id == "one_of_many_ranks"
+
     def profiler_overhead(self, name: str) -> float | None:
         """Returns a phase's wall time under the profiler ÷ its unprofiled time − 1; None if one of them is unknown."""
         phase, unprofiled = self.phase(name), self.unprofiled.trusted_ms(name) if self.unprofiled else None

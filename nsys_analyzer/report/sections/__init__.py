@@ -31,7 +31,7 @@ from nsys_analyzer.report.sections.overview import overview_section
 from nsys_analyzer.report.sections.serving import answer_serving
 from nsys_analyzer.report.sections.steps import step_details
 from nsys_analyzer.report.sections.times import answer_times
-from nsys_analyzer.text import strong
+from nsys_analyzer.text import Text, strong
 
 #: The keys of the sections that explain how long a step takes.
 EXPLAIN_SECTION_KEYS = ("decision", "overview", "ranks", "findings")
@@ -143,16 +143,19 @@ def _build_sections_of_captures(evidence: Evidence, rank_titles: frozenset[str])
         yield replace(ranks_section, title="")
     folded_captures = []
     for capture in evidence.captures:
+        # A run without a capture has no section: the overview shows its figures. One of many ranks has none, either.
+        if capture.status == "not_profiled" or capture.is_one_of_many_ranks:
+            continue
         findings = [findings_section(capture)] if capture.title in rank_titles else []
         sections = (decision_section(capture, evidence), *findings, *_answer_questions(capture, evidence))
         blocks: list[Block] = []
         for section in sections:
             blocks += [Paragraph(strong(section.title))] if section.title and section.blocks else []
             blocks += section.blocks
-        # A run without a capture has no section of its own: the overview shows its figures.
-        if capture.status != "not_profiled":
-            folded_captures.append(Details(capture.title, tuple(blocks), capture.title))
-    yield Section("captures", "Capture by capture", tuple(folded_captures))
+        folded_captures.append(Details(capture.title, tuple(blocks), capture.title))
+    reasons = (capture.findings_missing for capture in evidence.captures if capture.is_one_of_many_ranks)
+    left_out = [Paragraph(reason) for reason in dict.fromkeys(reasons) if isinstance(reason, str | Text)]
+    yield Section("captures", "Capture by capture", (*left_out, *folded_captures))
 
 
 def _answer_questions(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
