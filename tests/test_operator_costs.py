@@ -285,6 +285,8 @@ UNKNOWN = [
     cost("mm", bf16(4)),
     estimate_cost(Signature("aten::conv2d", (bf16(1, 3, 8, 8), bf16(6, 3, 3, 3)))),  # a stride that nobody knows
     estimate_cost(Signature("aten::scaled_dot_product_attention", (QUERY, KEY, KEY))),  # causal or not
+    # The cache and the lengths of its sequences are in the context of vLLM, not among the arguments.
+    cost("vllm::unified_attention_with_output", *[bf16(32, 16, 64)] * 4, "model.layers.0.self_attn.attn", outputs=[]),
     # Pages: the table tells how many there are, not how many are in use.
     cost("_flash_attention_forward", PACKED, bf16(64, 16, 8, 64), bf16(64, 16, 8, 64), OFFSETS, OFFSETS, "64", "64",
          "0.0", "False", "False", "None", "None", "None", "None", "None", Tensor((4, 16), "int32")),

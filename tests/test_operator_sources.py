@@ -26,7 +26,7 @@ from nsys_analyzer.analysis.operators.recorded import find_kernel_types
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.trace.operator_calls import OperatorCalls, OperatorStep, Signature, Tensor
-from nsys_analyzer.trace.operator_shapes import parse_signature
+from nsys_analyzer.trace.operator_shapes import describe_linear_layer, parse_signature
 from tests.conftest import DATA
 from tests.support.export import Export, shared_copy
 from tests.support.kineto import AUTOGRAD, MAIN, Kineto
@@ -362,6 +362,50 @@ def test_nsys_writes_only_sizes(name: str, sizes: list[list[int]], inputs: tuple
 )  # fmt: skip
 def test_the_name_of_a_kernel_shows_types(kernel: str, types: tuple[str, ...]) -> None:
     assert find_kernel_types(kernel) == types
+
+
+#: The ranges of modules as vLLM and SGLang write them (``utils/nvtx_pytorch_hooks.py`` in both).
+LAYER = (
+    "{'Module': 'LlamaForCausalLM.model.layers.0.mlp.down_proj', 'TrainableParams': {'weight': [4096, 14336]}, "
+    "'Inputs': [[32, 14336]]}"
+)
+ATTENTION = "{'Module': 'LlamaForCausalLM.model.layers.0.self_attn.attn', 'Inputs': [[32, 4096], [32, 1024]]}"
+
+
+def test_the_ranges_of_a_serving_engine_tell_the_matmul_of_a_linear_layer(tmp_path: Path) -> None:
+    """The collective of the layer, and attention, whose sequences no range describes, have no operator."""
+    export = Export().gpu()
+    for start in (0, 1_000, 2_000):
+        export.range("step", start, start + 1_000).range(LAYER, start + 10, start + 100)
+        export.kernel(MM, start + 20, start + 40, start + 140)
+        export.kernel("vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>", start + 30, start + 140, start + 150)
+        export.range(ATTENTION, start + 110, start + 200).kernel("flash_fwd", start + 120, start + 150, start + 180)
+    work = work_from(export.write(tmp_path / "t.sqlite"))
+    assert operators_of(work) == ["module::linear", "", ""] * 3
+    signature = signature_of(work, "module::linear")
+    assert signature.inputs == (Tensor((32, 14336), "bfloat16"), Tensor((4096, 14336), "bfloat16"))
+    cost = estimate_cost(signature)
+    assert cost
+    # Two bytes for each element of the input, the weight and the output.
+    assert (cost.flops, cost.bytes) == (2 * 32 * 14336 * 4096, 2 * (32 * 14336 + 4096 * 14336 + 32 * 4096))
+    assert work.calls.modules[work.calls.module[0]] == "LlamaForCausalLM/model.layers.0.mlp.down_proj: Module"
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        (LAYER, "[[[32,14336],[4096,14336]]]"),
+        (LAYER.replace("[4096, 14336]", "[14336, 4096]"), "[[[32,14336],[4096,14336]]]"),  # stored transposed
+        (LAYER.replace("[4096, 14336]", "[4096, 7168]"), ""),  # two values in a byte
+        (LAYER.replace("Inputs", "Outputs"), ""),
+        (LAYER.replace("[[32, 14336]]", "[[14336]]"), ""),  # the tokens of an embedding
+        (ATTENTION, ""),
+        (LAYER[:80], ""),
+        ("{" * 10_000, ""),
+    ],
+)
+def test_only_linear_layers_are_described(text: str, arguments: str) -> None:
+    assert describe_linear_layer(text) == arguments
 
 
 def test_types_of_a_real_capture_of_nsys_follow_from_its_kernels(real_capture: RealCapture) -> None:

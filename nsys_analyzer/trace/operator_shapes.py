@@ -6,11 +6,17 @@ that are not tensors. The shape of a list of tensors is a list of shapes. A list
 The NVTX ranges of ``nsys --pytorch=autograd-shapes-nvtx`` contain only shapes. The shape of an argument that is not a
 tensor is empty, as is that of a scalar tensor. A list of tensors is written as its tensors, without its beginning and
 its end.
+
+vLLM (``--enable-layerwise-nvtx-tracing``) and SGLang (``--enable-layerwise-nvtx-marker``) write a range around each
+call of a module, with the shapes of the module's parameters and inputs. These shapes tell the matmul of a linear layer.
+They do not tell the work of attention, which depends on the lengths of the sequences in the cache.
 """
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -33,6 +39,8 @@ _OPERATORS_ON_LISTS = ("aten::_foreach_", "aten::_fused_")
 #: Operators whose first argument is a list of tensors.
 _OPERATORS_ON_A_LIST = ("aten::cat", "aten::stack", "aten::_cat", "aten::hstack", "aten::vstack")
 _MAX_LISTS = 5
+#: The name of the operator that stands for the matmul of a linear layer in a serving engine.
+LINEAR_LAYER = "module::linear"
 _Sizes: TypeAlias = tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
 
 
@@ -61,6 +69,32 @@ def parse_signature(name: str, text: str) -> Signature | None:
     except (msgspec.MsgspecError, RecursionError):
         return None
     return Signature(name, tuple(inputs), None, tuple(map(str, lists.values)))
+
+
+class _EngineModule(msgspec.Struct):
+    """The shapes in the range that a serving engine writes around the call of a module."""
+
+    parameters: dict[str, _Sizes] = msgspec.field(name="TrainableParams")
+    inputs: list[_Sizes] = msgspec.field(name="Inputs")
+
+
+@cache
+def describe_linear_layer(text: str) -> str:
+    """Returns the arguments of a linear layer for ``parse_signature``; empty for the text of any other range.
+
+    Args:
+        text: the text of a range: ``{'Module': 'model.layers.0.mlp.down_proj', 'TrainableParams': {'weight': [4096,
+            14336]}, 'Inputs': [[32, 14336]]}``. Engines store some weights transposed.
+    """
+    try:
+        module = msgspec.convert(ast.literal_eval(text), _EngineModule)
+        tokens, (rows, columns) = module.inputs[0], module.parameters["weight"]
+    except (msgspec.MsgspecError, SyntaxError, LookupError, TypeError, ValueError, RecursionError, MemoryError):
+        return ""
+    if len(tokens) < 2 or tokens[-1] not in (rows, columns):
+        return ""
+    weight = (rows, columns) if columns == tokens[-1] else (columns, rows)
+    return msgspec.json.encode([[tokens, weight]]).decode()
 
 
 def _parse_argument(shape: Any, type_name: Any, strides: Any) -> TensorArgument:

@@ -52,6 +52,7 @@ from nsys_analyzer.trace.columns import (
 from nsys_analyzer.trace.metadata import Metadata, explain_missing_cuda, read_diagnostics, read_metadata
 from nsys_analyzer.trace.nsys_report import is_export_of
 from nsys_analyzer.trace.operator_calls import OperatorStep, find_operator_files, without_operator_steps
+from nsys_analyzer.trace.operator_shapes import LINEAR_LAYER, describe_linear_layer
 from nsys_analyzer.trace.phase_names import normalize_module_name
 from nsys_analyzer.trace.ranks import NcclCalls, Rank, read_nccl_calls, read_nccl_ranges, read_ranks
 from nsys_analyzer.trace.reader import Reader
@@ -351,7 +352,8 @@ _SEQUENCE = re.compile(r",\s*seq\s*=\s*(\d{1,18})(?:\D|$)", re.ASCII)
 def _make_ranges(frame: Frame, strings: Mapping[int, str]) -> tuple[Ranges, Ints, Operators]:
     """Returns the ranges, the positions of PyTorch's operators among them, and these operators.
 
-    A range is an operator if its name begins with ``aten::``, or if a range of this name is annotated.
+    A range is an operator if its name begins with ``aten::``, or if a range of this name is annotated. The range of a
+    linear layer of a serving engine is also the operator ``LINEAR_LAYER``.
     """
     text_ids = frame["text_id"]
     used_ids, id_codes = dense_codes(text_ids)
@@ -366,16 +368,21 @@ def _make_ranges(frame: Frame, strings: Mapping[int, str]) -> tuple[Ranges, Ints
     )
     ranges = Ranges(frame["start"], frame["end"], frame["thread"], codes[text_code], names)
     is_operator_name = np.array([name in annotated or name.startswith(ATEN_PREFIX) for name in names], np.bool_)
-    index = np.flatnonzero(is_operator_name[ranges.name])
+    layers = [describe_linear_layer(text) if text.startswith("{") else "" for text in recorded_texts]
+    is_layer = np.array([*map(bool, layers)], np.bool_)[text_code]
+    index = np.flatnonzero(is_operator_name[ranges.name] | is_layer)
     matches = (_SEQUENCE.search(text) if "=" in text else None for text in recorded_texts)
     sequence = np.array([int(match[1]) if match else -1 for match in matches], np.int64)[text_code[index]]
     operand_sizes = [match[1] if "sizes" in text and (match := _SIZES.search(text)) else "" for text in recorded_texts]
     argument_texts, arguments = distinct_texts(  # the empty text comes first
-        [f"[{text}]" if text else "" for text in operand_sizes]
+        [f"[{text}]" if text else layer for text, layer in zip(operand_sizes, layers, strict=True)]
     )
     operators = Operators(
-        **ranges.select(index).columns(),
-        names=names,
+        ranges.start[index],
+        ranges.end[index],
+        ranges.thread[index],
+        np.where(is_layer, len(names), ranges.name)[index],
+        (*names, LINEAR_LAYER),
         sequence=sequence,
         forward_thread=np.zeros(len(index), np.int32),
         arguments=np.where(arguments > 0, arguments, -1)[text_code[index]],

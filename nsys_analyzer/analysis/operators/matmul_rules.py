@@ -21,6 +21,7 @@ from nsys_analyzer.analysis.operators.operands import (
     size_of,
 )
 from nsys_analyzer.trace.operator_calls import Signature, Tensor
+from nsys_analyzer.trace.operator_shapes import LINEAR_LAYER
 
 
 def find_matmul_rule(signature: Signature) -> Rule | None:
@@ -329,6 +330,7 @@ def _make_template_rule(name: str) -> Rule | None:
 #: The rules of operators that multiply, by the name of the operator.
 MATMUL_RULES: dict[str, Rule] = {
     **{f"aten::{name}": rule for name, rule in _MATMULS.items()},
+    LINEAR_LAYER: _MATMULS["linear"],
     **{f"aten::{name}": _make_convolution() for name in _CONVOLUTIONS},
     "aten::convolution_backward": _make_convolution_backward(),
     **{name: _attention(positions, is_backward="backward" in name) for name, positions in _ATTENTION.items()},

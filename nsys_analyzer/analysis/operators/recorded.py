@@ -20,6 +20,7 @@ from functools import cache
 import numpy as np
 
 from nsys_analyzer.analysis.intervals import NONE
+from nsys_analyzer.analysis.kernels.class_rules import MATMUL
 from nsys_analyzer.analysis.kernels.classes import find_innermost_operators, find_precision
 from nsys_analyzer.analysis.ranges.calls import AUTOGRAD_NODE, CallFinder, find_module_calls, find_parents
 from nsys_analyzer.analysis.steps.process import ProcessWork
@@ -35,7 +36,7 @@ from nsys_analyzer.trace.operator_calls import (
     TensorArgument,
     name_operations,
 )
-from nsys_analyzer.trace.operator_shapes import TYPES, parse_signature
+from nsys_analyzer.trace.operator_shapes import LINEAR_LAYER, TYPES, parse_signature
 from nsys_analyzer.trace.trace import ATEN_PREFIX
 
 #: The data types of matrices by the precision that the names of matmul kernels show.
@@ -71,6 +72,11 @@ def find_recorded_step(work: ProcessWork, windows: Windows) -> OperatorStep | No
     operator = find_innermost_operators(trace, attribution, operations, np.flatnonzero(has_shapes))
     operator = _include_inner_operators(operators, operator)
     operator[np.isin(trace.operations.copy[operations], (*FROM_HOST, *INTO_HOST))] = NONE  # they have no expectation
+    # The range of a linear layer may also contain collectives and conversions.
+    of_layer = np.append(mask_by_name(operators, LINEAR_LAYER.__eq__), False)[operator]
+    kernels = work.attributed.kernels
+    is_matmul = np.array([*(name == MATMUL for name in kernels.classes), False])[kernels.code[operations]]
+    operator[of_layer & ~is_matmul] = NONE
     called = distinct(operator[operator != NONE])
     called = called[np.argsort(operators.start[called], kind="stable")]
     call_of_operator = np.full(len(operators) + 1, NONE)
