@@ -216,7 +216,8 @@ def _answer_question(subject: CapturesToReplay, study: Study, question: WhatIfQu
     operators = subject.captures[0].operators if is_alone else None
     names, changes = zip(*_make_changes(study, question, subject.ranks, operators), strict=True)
     length_ms = max(step.length_ms for step in steps)
-    replays = _replay_changes(study, question, changes, length_ms, busy_ms, timed_ms)
+    in_recorded_process = all(diagnosis.in_recorded_process for diagnosis in diagnoses)
+    replays = _replay_changes(study, question, changes, length_ms, busy_ms, timed_ms, in_recorded_process)
     before, after = sorted(replays.pairs, key=lambda pair: pair[0].step_ns)[len(replays.pairs) // 2]
     saving = replace(replays.saving, group=study.group, steps=steps[0].instances)
     scale = replays.scale
@@ -263,7 +264,7 @@ class _ChangedReplays:
 
 def _replay_changes(
     study: Study, question: WhatIfQuestion, changes: Iterable[_ChangePair], length_ms: float, busy_ms: float,
-    timed_ms: float | None = None,
+    timed_ms: float | None = None, in_recorded_process: bool = False,
 ) -> _ChangedReplays:  # fmt: skip
     """Replays steps before and after changes.
 
@@ -274,8 +275,9 @@ def _replay_changes(
         length_ms: the length of a step under the profiler, ms.
         busy_ms: the time in a step in which the GPU works, ms.
         timed_ms: the measured length of a step without the profiler, ms; None if it was not measured.
+        in_recorded_process: whether ``timed_ms`` was measured in the recorded process.
     """
-    baselines, scale = estimate_baselines(study, length_ms, timed_ms)
+    baselines, scale = estimate_baselines(study, length_ms, timed_ms, in_recorded_process)
     pairs = [(replay, replay) for replay in baselines for _ in range(2)]
     for change in changes:
         pairs = [(before, change[index % 2](after)) for index, (before, after) in enumerate(pairs)]

@@ -170,8 +170,11 @@ def _add_times(capture: CaptureSummary, timings: Sequence[PhaseTiming]) -> Captu
         device=timings[0].run.device,
         peak_memory_bytes=max(memory) or (capture.unprofiled.peak_memory_bytes if capture.unprofiled else None),
         doubts={
-            phase: doubts for phase, stats in times.items() if (doubts := tuple(_find_doubts(capture, phase, stats)))
+            row.phase: doubts
+            for row in timings
+            if row.times and (doubts := tuple(_find_doubts(capture, row.phase, row.times, row.in_recorded_process)))
         },
+        step_in_recorded_process=any(row.in_recorded_process for row in timings if row.times),
     )
     warnings = [
         Fact(
@@ -188,8 +191,12 @@ def _add_times(capture: CaptureSummary, timings: Sequence[PhaseTiming]) -> Captu
     return replace(capture, phases=phases, unprofiled=unprofiled, warnings=(*capture.warnings, *warnings))
 
 
-def _find_doubts(capture: CaptureSummary, name: str, unprofiled: Stats) -> Iterator[Fact]:
-    """Yields the reasons why the unprofiled time of a phase cannot be right, according to the capture."""
+def _find_doubts(capture: CaptureSummary, name: str, unprofiled: Stats, in_recorded_process: bool) -> Iterator[Fact]:
+    """Yields the reasons why the unprofiled time of a phase cannot be right, according to the capture.
+
+    If the recorded process made the timed steps, they are steps of the same program, and may be longer than the
+    profiled steps, as steps differ.
+    """
     if unprofiled.mean is None or (name == "step" and capture.times_calls):
         return
     if unprofiled.median is None and unprofiled.std is not None and unprofiled.std > unprofiled.mean:
@@ -213,7 +220,7 @@ def _find_doubts(capture: CaptureSummary, name: str, unprofiled: Stats) -> Itera
     has_waits = capture.on_cpu or any(len(member.collectives) for member in capture.members)
     if not has_waits and _is_shorter(unprofiled, busy):
         yield Fact("gpu_busy_longer", busy_ms=busy.mean)
-    if all(phase.synchronized for phase in phases) and _is_shorter(wall, unprofiled):
+    if not in_recorded_process and all(phase.synchronized for phase in phases) and _is_shorter(wall, unprofiled):
         yield Fact("profiled_shorter", wall_ms=wall.mean)
 
 

@@ -52,8 +52,8 @@ _MS_PER_UNIT = {"ns": 1 / NS_PER_MS, "us": 1 / US_PER_MS, "ms": 1.0, "s": MS_PER
 _TIME_COLUMNS = {f"{name}_ms": 1.0 for name in _STATISTICS}
 #: The columns that describe a run. Tables of older sweeps also have the column ``optimizer``.
 _RUN_COLUMNS = {*SWEEP_COLUMNS, "optimizer"} - {"phase", "process", *_TIME_COLUMNS}
-#: The value in the column ``process`` if the process of the capture made the steps. The cell is empty otherwise.
-_PROCESS_OF_CAPTURE = "capture"
+#: The value in the column ``process`` if the recorded process made the timed steps. The cell is empty otherwise.
+_RECORDED_PROCESS = "recorded"
 #: A mean time of a phase outside these limits is rejected as impossible.
 _SHORTEST_MS, _LONGEST_MS = 1e-9, 365 * 86_400e3
 _TABLE_HINT = (
@@ -72,7 +72,7 @@ class PhaseTiming:
         place: the file and the line of the row, for messages.
         status: one of ``configuration.STATUSES``, or ``missing`` if the row contains neither a time nor another status.
         run, configuration: the description of the run, including the name of its ``capture``.
-        is_of_capture: whether the process of the capture made the steps. Otherwise, it was another process.
+        in_recorded_process: whether the recorded process made the timed steps, outside of the capture range.
     """
 
     phase: str
@@ -81,7 +81,7 @@ class PhaseTiming:
     status: str = "ok"
     run: Run = field(default_factory=Run)
     configuration: Configuration = field(default_factory=Configuration)
-    is_of_capture: bool = False
+    in_recorded_process: bool = False
 
     @cached_property
     def cells(self) -> tuple[tuple[str, str], ...]:
@@ -158,8 +158,11 @@ def _read_rows(path: Path) -> Iterator[PhaseTiming]:
         for phase, columns in (columns_of_phase or {cells["phase"]: _TIME_COLUMNS}).items():
             values = [_read_time_ms(place, name, cells.get(name), unit) for name, unit in columns.items()]
             times = None if values[0] is None else Stats(run.steps, *values)
-            status, is_of_capture = "ok" if times else status_without_time, cells.get("process") == _PROCESS_OF_CAPTURE
-            yield PhaseTiming(phase, times, place, status, run, configuration, is_of_capture)
+            status, in_recorded_process = (
+                "ok" if times else status_without_time,
+                cells.get("process") == _RECORDED_PROCESS,
+            )
+            yield PhaseTiming(phase, times, place, status, run, configuration, in_recorded_process)
 
 
 def _read_table(path: Path) -> list[tuple[int, list[str]]]:
@@ -296,14 +299,14 @@ def read_manifest_timings(path: Path) -> Iterator[PhaseTiming]:
         if step_lengths_ms:  # the step's length in the process of the capture replaces that in another process
             times_ms = {**times_ms, STEP: step_lengths_ms}
         for phase in times_ms or PHASES_OF_MODE.get(mode_from_text(manifest.mode or ""), ()):
-            times, is_of_capture = None, bool(phase == STEP and step_lengths_ms)
+            times, in_recorded_process = None, bool(phase == STEP and step_lengths_ms)
             if timings.status == "ok":
                 spread = Times.of(times_ms[phase])
                 ms = (spread.ms, spread.std_ms, spread.min_ms, spread.median_ms, spread.max_ms)
-                count = len(times_ms[phase]) if is_of_capture else run.steps
+                count = len(times_ms[phase]) if in_recorded_process else run.steps
                 times = Stats(count, *(None if value is None else round(value, 6) for value in ms))
                 run = replace(run, peak_memory_bytes=manifest.peak_memory_bytes)
-            yield PhaseTiming(phase, times, path.parent.name, timings.status, run, configuration, is_of_capture)
+            yield PhaseTiming(phase, times, path.parent.name, timings.status, run, configuration, in_recorded_process)
 
 
 def write_timings(folder: Path) -> Path:
@@ -314,7 +317,7 @@ def write_timings(folder: Path) -> Path:
     for row in read_sweep_timings(folder).rows:
         times = vars(row.times) if row.times else {}
         figures = {f"{name}_ms": f"{times[name]:.6f}" for name in _STATISTICS if times.get(name) is not None}
-        process = _PROCESS_OF_CAPTURE if row.is_of_capture else ""
+        process = _RECORDED_PROCESS if row.in_recorded_process else ""
         writer.writerow({**vars(row.run), "phase": row.phase, **figures, "status": row.status, "process": process})
     write_text(folder / TIMINGS, text.getvalue())
     return folder / TIMINGS

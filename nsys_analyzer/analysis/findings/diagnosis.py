@@ -26,7 +26,7 @@ from nsys_analyzer.analysis.findings.redundant_work import find_redundant_work
 from nsys_analyzer.analysis.operators.account import StepAccount, make_account
 from nsys_analyzer.analysis.operators.matching import OperatorWork
 from nsys_analyzer.analysis.operators.pricing import price_operators
-from nsys_analyzer.analysis.steps.pace import estimate_baselines, estimate_unprofiled_ms
+from nsys_analyzer.analysis.steps.pace import estimate_baselines, estimate_unprofiled_ms, widen_interval_ms
 from nsys_analyzer.analysis.steps.process import Cause
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
@@ -77,6 +77,7 @@ def diagnose(
     *,
     operators: OperatorWork | None = None,
     unprofiled_ms: float | None = None,
+    in_recorded_process: bool = False,
     is_torch: bool = True,
     out_of_memory: Fact | None = None,
     waits_for_ranks: bool = False,
@@ -89,6 +90,7 @@ def diagnose(
         study: a few steps in full detail.
         operators: the calls of PyTorch's operators in the steps; None if they are unknown.
         unprofiled_ms: the measured length of a step without the profiler, ms; None if it was not measured.
+        in_recorded_process: whether ``unprofiled_ms`` was measured in the recorded process.
         is_torch: whether the program uses PyTorch.
         out_of_memory: the reason for missing findings if the program ran out of memory; else None.
         waits_for_ranks: whether collectives wait for other ranks. The findings of the whole run explain such waits.
@@ -97,7 +99,7 @@ def diagnose(
     profiled_ms = step.length_ms
     busy_ms = step.total_ms - step.idle_ms
     replay_error = study.replay.step_ns / study.profiled_step_ns - 1 if study.profiled_step_ns else 0.0
-    baselines, scale = estimate_baselines(study, profiled_ms, unprofiled_ms)
+    baselines, scale = estimate_baselines(study, profiled_ms, unprofiled_ms, in_recorded_process)
     replayed_ms = [replay.step_ns / NS_PER_MS * scale for replay in baselines]
     shortest_ms, longest_ms = min(replayed_ms), max(replayed_ms)
     low_ms, high_ms = (
@@ -149,9 +151,10 @@ def diagnose(
         findings.insert(position, replace(idle, left_after_all_ms=left_ms, lines=lines))
     is_notable = profiled_ms - longest_ms > _NOTABLE_OVERHEAD_SHARE * profiled_ms
     overhead_ms = (profiled_ms - longest_ms, profiled_ms - shortest_ms) if is_notable else None
+    ends_ms = (low_ms, high_ms) if unprofiled_ms else widen_interval_ms(low_ms, high_ms, busy_ms)
     return Diagnosis(
-        low_ms, high_ms, profiled_ms, busy_ms, replay_error, bool(unprofiled_ms), overhead_ms, tuple(findings), doubt,
-        account,
+        *ends_ms, profiled_ms, busy_ms, replay_error, bool(unprofiled_ms), overhead_ms, tuple(findings), doubt,
+        account, bool(unprofiled_ms) and in_recorded_process,
     )  # fmt: skip
 
 

@@ -145,6 +145,7 @@ class Diagnosis:
         findings: the findings, the largest saving first.
         doubt: the reason why no saving can be derived; None if findings can be trusted.
         account: the parts of a step above its attainable length; None if no operator has an attainable time.
+        in_recorded_process: whether the length of a step was measured in the recorded process, without the profiler.
     """
 
     step_ms_low: float
@@ -157,6 +158,7 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     doubt: Fact | None = None
     account: StepAccount | None = None
+    in_recorded_process: bool = False
 
     @property
     def step_ms(self) -> float:

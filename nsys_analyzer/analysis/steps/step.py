@@ -196,11 +196,13 @@ class UnprofiledStep:
     Attributes:
         low, high: the bounds of the estimated length; both are the measured length if it was measured.
         timed: whether the length was measured.
+        in_recorded_process: whether it was measured in the recorded process, outside of the capture range.
     """
 
     low: float
     high: float
     timed: bool
+    in_recorded_process: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,6 +100,7 @@ def diagnose_capture(capture: CaptureSummary) -> Diagnosis | None:
         study,
         operators=capture.operators,
         unprofiled_ms=capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None,
+        in_recorded_process=capture.unprofiled is not None and capture.unprofiled.step_in_recorded_process,
         is_torch=capture.is_torch,
         out_of_memory=ran_out,
         waits_for_ranks=any(len(member.collectives) and member.world_size != 1 for member in capture.members),
@@ -162,12 +163,15 @@ def _add_labels_and_shares(capture: CaptureSummary, labels: dict[str, str]) -> C
 
 def _complete_step(capture: CaptureSummary, step: StepSummary) -> StepSummary:
     """Returns the steps with their length without the profiler, if a replay or an unprofiled run shows it."""
-    diagnosis, timed_ms = capture.diagnosis, capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None
+    diagnosis, unprofiled = capture.diagnosis, capture.unprofiled
+    timed_ms = unprofiled.trusted_ms(STEP) if unprofiled else None
+    in_recorded_process = bool(timed_ms and unprofiled and unprofiled.step_in_recorded_process)
+    times = UnprofiledStep(timed_ms, timed_ms, True, in_recorded_process) if timed_ms else None
     if diagnosis is None:
-        step = replace(step, unprofiled_ms=UnprofiledStep(timed_ms, timed_ms, True) if timed_ms else None)
+        step = replace(step, unprofiled_ms=times)
     else:
-        is_known = diagnosis.is_timed or not diagnosis.doubt
-        times = UnprofiledStep(diagnosis.step_ms_low, diagnosis.step_ms_high, diagnosis.is_timed) if is_known else None
+        if not (timed_ms or diagnosis.doubt):
+            times = UnprofiledStep(diagnosis.step_ms_low, diagnosis.step_ms_high, False)
         path = () if diagnosis.doubt else step.critical_path
         step = replace(
             step, unprofiled_ms=times, profiler_overhead_ms=diagnosis.profiler_overhead_ms, critical_path=path

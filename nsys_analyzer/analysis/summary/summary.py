@@ -292,6 +292,7 @@ class Unprofiled:
         doubts: the reasons why the time of a phase cannot be right, by phase.
         tokens_per_second: batch size × context length ÷ the time of a step.
         profiler_overhead: the wall time under the profiler ÷ the unprofiled time − 1, by phase.
+        step_in_recorded_process: whether the recorded process made the timed steps, outside of the capture range.
     """
 
     status: str
@@ -303,6 +304,7 @@ class Unprofiled:
     doubts: dict[str, tuple[FactOrText, ...]] = field(default_factory=dict)
     tokens_per_second: float | None = None
     profiler_overhead: dict[str, float | None] = field(default_factory=dict)
+    step_in_recorded_process: bool = False
 
     def typical_ms(self, phase: str) -> float | None:
         """Returns the median time of a phase in ms, or the mean if there is no median; None if it was not timed."""
