@@ -11,6 +11,7 @@ import click
 
 from nsys_analyzer.cli.help import command
 from nsys_analyzer.cli.options import folder_argument, tell
+from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.trace.schema import NS_PER_MS
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def _print_capture(trace: Path, header: str) -> None:
         ("Tables (rows)", _list_tables(reader)),
         ("Processes", _list_processes(loaded_trace)),
         ("Ranges (count, total ms)", _list_ranges(loaded_trace)),
+        ("A step without the profiler", _describe_pace(trace)),
         ("Messages of the profiler", _list_messages(loaded_trace)),
         ("Warnings", dict.fromkeys(warnings) or ["none"]),
     ):
@@ -107,6 +109,28 @@ def _list_processes(trace: Trace) -> Iterator[str]:
         devices = ", ".join(map(str, np.unique(operations.device))) or "none"
         label = f" ({process.label})" if process.label else ""
         yield f"pid {process.pid}{label}: device {devices}; {counts_by_kind or 'no GPU operation'}"
+
+
+def _describe_pace(trace: Path) -> Iterator[str]:
+    """Yields the length of a step without the profiler that the manifest of a trace contains, and who measured it."""
+    from nsys_analyzer.inputs.manifest import capture_name, find_manifests_beside
+    from nsys_analyzer.inputs.unprofiled_times import read_manifest_timings
+    from nsys_analyzer.trace.phase_names import STEP
+    from nsys_analyzer.trace.sources import trace_stem
+
+    name = capture_name(trace_stem(trace), trace.parent)
+    try:
+        rows = [row for path in find_manifests_beside(trace) for row in read_manifest_timings(path)]
+    except NsysAnalyzerError as error:
+        yield f"unknown: {error}"
+        return
+    steps = [row for row in rows if row.phase == STEP and row.run.capture == name]
+    for row in steps:
+        if row.times and row.times.typical:
+            process = "the recorded process, outside of the recording" if row.in_recorded_process else "another process"
+            yield f"{row.times.typical:,.3f} ms, the median of {row.times.n} steps of {process}"
+    if not any(row.times for row in steps):
+        yield "not measured: a report estimates its length, or uses that of --step-ms or --csv"
 
 
 def _list_messages(trace: Trace) -> Iterator[str]:

@@ -163,7 +163,7 @@ def _describe_origin(step: StepSummary) -> str:
     if times is None:
         return " under the profiler"
     if times.timed:
-        return f" (measured; profiled {profiled})"
+        return f" (measured{' in the recorded process' * times.in_recorded_process}; profiled {profiled})"
     is_wide = times.high - times.low > _NEGLIGIBLE_SHARE * (times.high + times.low) / 2
     ends = format_bounds(times.low, times.high)
     return f" ({f'{ends}, ' if is_wide else ''}estimated; profiled {profiled})"

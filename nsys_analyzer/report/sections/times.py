@@ -19,6 +19,10 @@ _TIMED_BY_HOOKS = (
     "from the end of the preceding GPU work to the end of the phase's GPU work. On a CPU, the CPU's clock times the "
     "phase."
 )
+_STEP_OF_RECORDED_PROCESS = (
+    "The length of a step was measured in the recorded process, before or after the recording. It need not be the sum of "
+    "the phases, because two processes of one program may differ."
+)
 
 
 def answer_times(capture: CaptureSummary) -> Iterator[Block]:
@@ -58,6 +62,7 @@ def answer_times(capture: CaptureSummary) -> Iterator[Block]:
         if any(times.n for times in unprofiled.phases.values()):  # times from --step-ms have no number of instances
             is_timed_by_hooks = capture.run and capture.run.timed_by == "hooks"
             sentences.append(_TIMED_BY_HOOKS if is_timed_by_hooks else _TIMED_BY_TARGET)
+            sentences += [_STEP_OF_RECORDED_PROCESS] * unprofiled.step_in_recorded_process
         if sentences:
             yield Paragraph(" ".join(sentences), capture.title)
 
