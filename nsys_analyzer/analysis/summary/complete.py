@@ -211,7 +211,7 @@ def _complete_serving(capture: CaptureSummary, serving: Serving) -> Serving:
 
 def _complete_unprofiled(capture: CaptureSummary, unprofiled: Unprofiled) -> Unprofiled:
     """Returns the unprofiled times with the tokens per second and the profiler's overhead."""
-    step_ms, configuration = unprofiled.typical_ms(STEP), capture.configuration or Configuration()
+    step_ms, configuration = unprofiled.trusted_ms(STEP), capture.configuration or Configuration()
     tokens = (configuration.batch_size or 0) * (configuration.context_length or 0)
     tokens_per_second = tokens / (step_ms / MS_PER_S) if tokens and step_ms else None
     overhead = {phase: capture.profiler_overhead(phase) for phase in unprofiled.phases}

@@ -93,7 +93,7 @@ def _describe_step_origin(captures: Sequence[CaptureSummary]) -> str:
     """Returns a sentence on how the steps were timed; empty if all were measured without the profiler."""
     captures_by_origin: Counter[str] = Counter()
     for capture in captures:
-        is_measured = capture.unprofiled and capture.unprofiled.typical_ms(STEP)
+        is_measured = capture.unprofiled and capture.unprofiled.trusted_ms(STEP)
         if isinstance(make_step_cell(capture), float):
             is_estimated = capture.step is not None and capture.step.unprofiled_ms is not None
             origin = "measured without" if is_measured else "estimated without" if is_estimated else "measured under"
@@ -141,7 +141,7 @@ def _list_measures(labels: Mapping[str, str]) -> tuple[Measure, ...]:
 def make_step_cell(capture: CaptureSummary) -> Cell:
     """Returns the length of a step in ms, without the profiler if it is known; the status of a run that failed."""
     step, unprofiled = capture.step, capture.unprofiled
-    if unprofiled and (ms := unprofiled.typical_ms(STEP)):
+    if unprofiled and (ms := unprofiled.trusted_ms(STEP)):
         return ms
     if step and (step.unprofiled_ms or not step.is_pass):
         return step.reported_ms

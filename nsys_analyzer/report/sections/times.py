@@ -20,8 +20,8 @@ _TIMED_BY_HOOKS = (
     "phase."
 )
 _STEP_OF_RECORDED_PROCESS = (
-    "The length of a step was measured in the recorded process, before or after the recording. It need not be the sum of "
-    "the phases, because two processes of one program may differ."
+    "The length of a step was measured in the recorded process, before or after the recording. It need not be the sum "
+    "of the phases, because two processes of one program may differ."
 )
 
 
