@@ -81,13 +81,16 @@ def test_a_manifest_with_steps_of_the_recorded_process(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     timings = {
         "status": "ok", "times_ms": {"forward": [1, 2], "step": [7, 7]},
-        "steps_before_capture_ms": [5, 6, 10], "steps_after_capture_ms": [9, 9],
+        "steps_before_capture_ms": [5, 6, 10], "steps_after_capture_ms": [9, 9, 9],
     }  # fmt: skip
     (tmp_path / "one/manifest.json").write_text(json.dumps({"steps": 2, "timings": timings}))
     rows = read_sweep_timings(tmp_path).rows
     assert [(row.phase, row.times and row.times.median, row.in_recorded_process) for row in rows] == [
         ("forward", 1.5, False), ("step", 6, True),
     ]  # fmt: skip
+    few = {**timings, "steps_after_capture_ms": [4, 4]}  # shorter, but fewer than three
+    (tmp_path / "one/manifest.json").write_text(json.dumps({"steps": 2, "timings": few}))
+    assert read_sweep_timings(tmp_path).rows == rows
     read = read_timings(write_timings(tmp_path)).rows
     assert [row.in_recorded_process for row in read] == [False, True]
     (capture,) = match_timings([CaptureSummary("one", None, "", "ok")], Timings("", rows), one_run=True)

@@ -56,6 +56,8 @@ _RUN_COLUMNS = {*SWEEP_COLUMNS, "optimizer"} - {"phase", "process", *_TIME_COLUM
 _RECORDED_PROCESS = "recorded"
 #: A mean time of a phase outside these limits is rejected as impossible.
 _SHORTEST_MS, _LONGEST_MS = 1e-9, 365 * 86_400e3
+#: The median of fewer steps before or after the capture range is used only if there is no other median.
+_FEWEST_RELIABLE_STEPS = 3
 _TABLE_HINT = (
     f"Give a sweep's {TIMINGS}, a table with a row for each phase (columns phase and mean_ms, and capture if there are "
     "several captures), or a table with a column for each phase, such as forward_ms and step_ms"
@@ -247,11 +249,12 @@ class _ManifestTimings(msgspec.Struct):
     def find_step_lengths_ms(self) -> list[float] | None:
         """Returns the lengths of the steps that the recorded process made without the profiler, if it measured them.
 
-        If steps before and after the capture range were measured, the steps with the shorter median are returned,
-        because a profiler that still works outside of the range only makes steps longer.
+        If enough steps before and after the capture range were measured, the steps with the shorter median are
+        returned, because a profiler that still works outside of the range only makes steps longer.
         """
         measured = [steps_ms for steps_ms in (self.steps_before_capture_ms, self.steps_after_capture_ms) if steps_ms]
-        return min(measured, key=statistics.median, default=None)
+        reliable = [steps_ms for steps_ms in measured if len(steps_ms) >= _FEWEST_RELIABLE_STEPS]
+        return min(reliable or measured, key=statistics.median, default=None)
 
 
 def read_sweep_timings(folder: Path) -> Timings:
