@@ -355,10 +355,15 @@ def calls() -> Steps:
 
 
 def test_a_step_without_the_profiler_is_estimated() -> None:
-    """10 · 80 µs recorded. The profiler takes 40 % to all of 10 · 20; without one the CPU needs 0.84 of the rest."""
+    """10 · 80 µs recorded. The profiler takes 40 % to all of 10 · 20; without one the CPU needs 0.84 of the rest.
+
+    Between runs, the 50 µs of the GPU differ by 3 %, and the rest by 15 %.
+    """
     diagnosis = found(calls(), low_share=0.4)
     assert not diagnosis.is_timed
-    assert (diagnosis.step_ms_low, diagnosis.step_ms_high) == pytest.approx((0.600 * 0.84, 0.720))
+    middle = (0.600 * 0.84 + 0.720) / 2
+    spread = 0.03 * 0.050 + 0.15 * (middle - 0.050)
+    assert (diagnosis.step_ms_low, diagnosis.step_ms_high) == pytest.approx((0.600 * 0.84 - spread, 0.720 + spread))
     assert (diagnosis.profiled_ms, diagnosis.busy_ms, diagnosis.replay_error) == pytest.approx((0.8, 0.050, 0))
 
 
@@ -498,7 +503,7 @@ def test_a_profiler_that_records_every_operator_hides_the_program(real_capture: 
     diagnosis = next(iter(summarize(real_capture("mem_small256")))).diagnosis
     assert diagnosis is not None
     assert diagnosis.profiler_overhead_ms is not None
-    assert diagnosis.profiler_overhead_ms[0] == pytest.approx(diagnosis.profiled_ms - diagnosis.step_ms_high)
+    assert diagnosis.profiled_ms - np.mean(diagnosis.profiler_overhead_ms) == pytest.approx(diagnosis.step_ms)
     assert diagnosis.profiler_overhead_ms[0] > 0.3 * diagnosis.profiled_ms
 
 
