@@ -7,6 +7,7 @@ change saves what it takes from them. The attainable times are those of the H200
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,9 +22,11 @@ from nsys_analyzer.analysis.findings.finding import Candidate, Rule, StepsToExpl
 from nsys_analyzer.analysis.findings.kernels import find_layout_copies, find_small_grids, find_unfused_elementwise
 from nsys_analyzer.analysis.findings.redundant_work import find_redundant_work
 from nsys_analyzer.analysis.findings.waits import find_launch_bound
+from nsys_analyzer.analysis.operators.account import make_account
 from nsys_analyzer.analysis.operators.costs import estimate_cost
 from nsys_analyzer.analysis.operators.shape_reasons import find_misaligned_sizes
 from nsys_analyzer.analysis.steps.lines import StackSamples
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.finding_texts import TEXTS
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.operator_calls import Signature, Tensor
@@ -71,18 +74,46 @@ FAULTS = {
 }
 
 
+#: The measured lengths of a step of the Llama-like model, and of a ResNet-50 in channels_last, without a fault, ms.
+CONTROLS = {"llama_control": 33.8, "resnet_control": 34.3}
+
+
+def summarize(name: str, step_ms: float, folder: Path) -> CaptureSummary:
+    for suffix in (".operators.gz", ".stacks.gz"):
+        shutil.copy(DATA / "operators" / f"{name}{suffix}", folder)
+    (capture,) = api.summarize(unpack(DATA / "operators" / f"{name}.sqlite.xz", folder), step_ms=step_ms)
+    return capture
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_planted_fault_comes_first_with_its_line(name: str, tmp_path: Path) -> None:
     """The measured saving is in the interval, or at most 5 % outside."""
     before_ms, after_ms, finding_id, place = FAULTS[name]
-    for suffix in (".operators.gz", ".stacks.gz"):
-        shutil.copy(DATA / "operators" / f"{name}{suffix}", tmp_path)
-    (capture,) = api.summarize(unpack(DATA / "operators" / f"{name}.sqlite.xz", tmp_path), step_ms=before_ms)
+    capture = summarize(name, before_ms, tmp_path)
     assert capture.findings
     first = capture.findings[0]
     assert (first.id, first.lines[0].place) == (finding_id, place)
     saved_ms = before_ms - after_ms
     assert 0.95 * first.saves_ms_low <= saved_ms <= 1.05 * first.saves_ms_high
+    assert capture.account
+    assert first.saves_ms_high <= capture.account.step_ms - capture.account.attainable_ms
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_an_eager_program_without_a_fault_has_no_finding(name: str, tmp_path: Path) -> None:
+    """Its chains, such as those of rotary embeddings, are a part of the account only."""
+    capture = summarize(name, CONTROLS[name], tmp_path)
+    assert capture.findings == ()
+    assert capture.account
+    assert {part.cause: part.ms for part in capture.account.parts}["unfused"] > 0.05 * CONTROLS[name]
+
+
+def test_a_fault_does_not_change_the_attainable_step(tmp_path: Path) -> None:
+    """The steps take 33.8 ms without a fault, and 46.0 and 44.6 ms with a fault."""
+    lengths = {"llama_control": CONTROLS["llama_control"], **{name: fault[0] for name, fault in FAULTS.items()}}
+    accounts = [summarize(name, ms, tmp_path).account for name, ms in lengths.items()]
+    control_ms, *with_fault_ms = (account.attainable_ms for account in accounts if account)
+    assert with_fault_ms == pytest.approx([control_ms] * len(FAULTS), rel=0.05)
 
 
 # --- redundant work
@@ -132,10 +163,11 @@ def test_launches_of_redundant_work_are_no_cause_of_their_own() -> None:
     """Of five launches of 10 µs, two are redundant. Without launches, 5 · 1 µs of work remain, or 3 · 1 µs."""
     steps = checkpointed(1).case(lasting=[5], launch=0.045)
     launching = only(find_launch_bound, steps)
-    (alone,) = _rank_candidates(steps, [launching])
-    both = {one.id: one for one in _rank_candidates(steps, [launching, only(find_redundant_work, steps)])}
-    assert alone.saves_ms == pytest.approx((50 - 5) / 1_000)
-    assert both["launch_bound"].saves_ms == pytest.approx((30 - 3) / 1_000)
+    ((_, alone),) = _rank_candidates(steps, [launching])
+    redundant = only(find_redundant_work, steps)
+    both = {candidate.id: saving for candidate, saving in _rank_candidates(steps, [launching, redundant])}
+    assert alone.middle == pytest.approx((50 - 5) / 1_000)
+    assert both["launch_bound"].middle == pytest.approx((30 - 3) / 1_000)
 
 
 def evaluation(*, backward_reads: int) -> OperatorSteps:
@@ -390,12 +422,12 @@ def test_matmuls_in_fp32_without_tensor_cores() -> None:
 # --- chains
 
 
-def chain(*us: float, reads: bool = True) -> OperatorSteps:
+def chain(*us: float, reads: bool = True, names: Sequence[str] = ("exp",)) -> OperatorSteps:
     """Calls that each read what the one before wrote."""
     steps = OperatorSteps()
     for number, time in enumerate(us):
-        line = f"loss.py:{number + 1} in loss"
-        steps.call("exp", LARGE, out=[LARGE], us=time, reads=[number] if reads else [], writes=[number + 1], line=line)
+        line, name = f"loss.py:{number + 1} in loss", names[number % len(names)]
+        steps.call(name, LARGE, out=[LARGE], us=time, reads=[number] if reads else [], writes=[number + 1], line=line)
     return steps
 
 
@@ -422,6 +454,47 @@ def test_a_value_that_is_read_outside_of_a_chain_is_written() -> None:
 def test_a_chain_takes_at_least_the_time_of_its_inputs_and_outputs() -> None:
     """Reading and writing 2 · 64 MiB takes longer than the two longest operators, of 2 µs each."""
     assert [*fewer_operators.find_unfused_chains(chain(1, 2, 2).case(lasting=[3]))] == []
+
+
+def test_chains_are_a_part_of_the_account() -> None:
+    """A step has a chain of 100 + 300 + 200 µs, a matmul in its attainable time, and 50 µs whose result nothing uses.
+
+    Of the chain, 300 to 500 µs remain, so fusing saves 200 µs, and the kernel takes 400 µs. Its attainable time is that
+    of one of the calls.
+    """
+    matrix = tensor(4096, 4096)
+    matmul_us = attainable_us("mm", matrix, matrix, out=[matrix])
+    steps = chain(100, 300, 200).call("mm", matrix, matrix, out=[matrix], us=matmul_us, reads=[10], writes=[11])
+    steps.call("exp", LARGE, out=[LARGE], us=50, reads=[0], writes=[12])
+    case = steps.case(lasting=[3, 11])
+    assert case.operators
+    as_measured = np.ones(len(case.study.operations))
+    account = make_account(case.operators, case.baselines, 1.0, case.step_ms, {}, as_measured)
+    assert account
+    attainable = attainable_us("exp", LARGE, out=[LARGE])
+    parts = {part.cause: part.ms * 1_000 for part in account.parts}
+    assert parts == pytest.approx({"unfused": 200, "redundant": 50, "operators": 400 - attainable}, rel=1e-3)
+    assert account.attainable_ms * 1_000 == pytest.approx(matmul_us + attainable, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("us", "names", "is_finding"),
+    [
+        # The least saving is 100 of 2,600 µs, or 400 of 3,200: less or more than a tenth of the step.
+        ((100, 300, 200), ("exp",), False),
+        ((400, 400, 400), ("exp",), True),
+        # F.rms_norm replaces the chain, so its mean saving counts: 200 of 2,600 µs.
+        ((100, 300, 200), ("mean", "rsqrt", "mul"), True),
+    ],
+)
+def test_a_common_chain_is_a_finding_if_it_saves_a_tenth_of_a_step(
+    us: tuple[float, ...], names: tuple[str, ...], *, is_finding: bool
+) -> None:
+    matrix = tensor(4096, 4096)
+    builder = chain(*us, names=names).call("mm", matrix, matrix, out=[matrix], us=2_000, reads=[10], writes=[11])
+    steps = builder.case(lasting=[3, 11])
+    ranked = _rank_candidates(steps, [only(fewer_operators.find_unfused_chains, steps)])
+    assert len(ranked) == is_finding
 
 
 @pytest.mark.parametrize(("us", "groups"), [((300, 300, 300), [""]), ((900, 100, 100), ["Gelu"])])

@@ -148,14 +148,6 @@ def test_the_limits_of_the_attainable_time(changes: dict[str, Any], sentence: st
     assert sentence in render(Report("", (Section("d", "", first_screen),))).replace("\N{NO-BREAK SPACE}", " ")
 
 
-def test_fewer_operators_may_save_more_than_the_account_contains() -> None:
-    """46.1 − 23.9 = 22.2 ms are above the attainable time."""
-    account = make_account()
-    assert account.step_ms - account.attainable_ms == pytest.approx(22.2, abs=0.1)
-    assert describe_limits_of_account(account, 22.5) == ""
-    assert "Fewer operators with the same result may take less." in describe_limits_of_account(account, 30.0)
-
-
 def test_rows_are_added_up() -> None:
     """8 + 3 + 1 ms, of which 6 and 1 are attainable: the last row has no expectation and counts with its 1 ms."""
     rows = [

@@ -331,6 +331,12 @@ def redundant_ms(account: StepAccount) -> float:
     return sum(part.ms for part in account.parts if part.cause == "redundant")
 
 
+@figure(ACCOUNT_PART, "ms", obstacles=(ON_CPU,))
+def unfused_ms(account: StepAccount) -> float:
+    """Returns the time that a step takes longer because operators are not fused with their neighbors."""
+    return sum(part.ms for part in account.parts if part.cause == "unfused")
+
+
 @figure(OPERATORS_PART, "fraction", obstacles=(ON_CPU,))
 def expected_share(account: StepAccount) -> float:
     """Returns the share of the kernel time of a step whose attainable time is known."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -24,16 +25,23 @@ from nsys_analyzer.analysis.findings.operators import (
     name_operator,
 )
 from nsys_analyzer.analysis.findings.waits import LEAST_IDLE_SHARE
-from nsys_analyzer.analysis.operators.chains import count_chain_bytes, find_chains, find_independent_calls
-from nsys_analyzer.analysis.operators.costs import Cost
+from nsys_analyzer.analysis.operators.chains import FusedKernel, find_chains, find_independent_calls, fuse_chain
 from nsys_analyzer.analysis.operators.pricing import PricedOperators
 from nsys_analyzer.analysis.operators.shape_reasons import ExplainedCalls
 from nsys_analyzer.trace.schema import NS_PER_MS
 
+FusedFunction: TypeAlias = Literal["log_softmax", "softmax", "rms_norm", "gelu"]
 #: The smallest and the largest share of the time of copies that is saved without them.
 COPY_SAVINGS = (0.3, 1.0)
 #: The fewest equal calls on parts of the data that are reported.
 _FEWEST_PARTS = 4
+#: Functions of PyTorch that replace a chain with these operators.
+_FUSED_FUNCTIONS: Mapping[FusedFunction, frozenset[str]] = {
+    "log_softmax": frozenset({"exp", "log", "sum"}),
+    "softmax": frozenset({"exp", "sum", "div"}),
+    "rms_norm": frozenset({"mean", "rsqrt"}),
+    "gelu": frozenset({"tanh", "pow"}),
+}
 #: Chains are reported by class of modules if fusing the chains of one class saves at least this share of all modules.
 _LEAST_SHARE_OF_CLASS = 0.5
 
@@ -46,6 +54,7 @@ class UnfusedChainsFigures(OperatorsFigures):
         place: the class of the modules, or the function outside of modules; empty for the modules of several classes.
         chains: the number of chains.
         longest_chain: the names of the operators in the chain with the most time, in order.
+        function: the function of PyTorch that replaces this chain; None if there is none, or outside of one place.
         moved_bytes: the bytes that the chains read and write.
         needed_bytes: the bytes without the values that only the chain itself reads.
         longest_ms, two_longest_ms: the total time of the longest operator and of the two longest operators of each
@@ -56,6 +65,7 @@ class UnfusedChainsFigures(OperatorsFigures):
     place: str
     chains: int
     longest_chain: tuple[str, ...]
+    function: FusedFunction | None
     moved_bytes: float
     needed_bytes: float
     longest_ms: float
@@ -67,38 +77,41 @@ def find_unfused_chains(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds chains of operators that pass over the same data, by class of modules or function.
 
     Of a chain, one kernel remains. It takes between the time of the longest and of the two longest operators, and at
-    least the time for the values that enter and leave the chain.
+    least the time for the values that enter and leave the chain. Each eager model has chains, so they are common unless
+    a function of PyTorch replaces them.
     """
     operators = steps.operators
     if operators is None or not steps.has_data_flow:
         return
     for place, chains in _group_chains(operators).items():
-        calls, totals = np.zeros(len(operators.calls), np.bool_), np.zeros(4)
+        calls, totals = np.zeros(len(operators.calls), np.bool_), np.zeros(len(FusedKernel._fields))
         least_ns, most_ns = np.zeros((2, len(calls)))
         for chain in chains:
+            kernel, ns = fuse_chain(operators, chain), operators.measured_ns[chain]
             calls[chain] = True
-            ns = operators.measured_ns[chain]
-            moved_bytes, needed_bytes = count_chain_bytes(operators, chain)
-            needed_ns = operators.rates.time_ns(Cost("copy", "", 0, needed_bytes)) if operators.rates else 0.0
-            left_ns = [min(max(float(np.sort(ns)[-count:].sum()), needed_ns), ns.sum()) for count in (1, 2)]
-            least_ns[chain], most_ns[chain] = (ns * (remaining_ns / ns.sum()) for remaining_ns in left_ns)
-            totals += (moved_bytes, needed_bytes, *left_ns)
+            least_ns[chain], most_ns[chain] = ns * (kernel.least_ns / ns.sum()), ns * (kernel.most_ns / ns.sum())
+            totals += kernel
+        total = FusedKernel(*totals.tolist())
         longest_chain = max(chains, key=lambda chain: operators.measured_ns[chain].sum())
+        names = tuple(name_operator(operators, index) for index in longest_chain)
+        functions = (name for name, replaced in _FUSED_FUNCTIONS.items() if place and replaced.issubset(names))
         figures = UnfusedChainsFigures(
             *describe_calls(steps, calls),
             place=place.rpartition(" ")[2],
             chains=len(chains),
-            longest_chain=tuple(name_operator(operators, index) for index in longest_chain),
-            moved_bytes=totals[0],
-            needed_bytes=totals[1],
-            longest_ms=totals[2] / NS_PER_MS,
-            two_longest_ms=totals[3] / NS_PER_MS,
+            longest_chain=names,
+            function=next(functions, None),
+            moved_bytes=total.moved_bytes,
+            needed_bytes=total.needed_bytes,
+            longest_ms=total.least_ns / NS_PER_MS,
+            two_longest_ms=total.most_ns / NS_PER_MS,
             saves_launches=steps.idle_share < LEAST_IDLE_SHARE,
         )
         chained = ExplainedCalls(calls, least_ns, most_ns)
         # Compiled code needs CPU time itself. So if launching limits the step, the estimate does not remove launches.
         save = partial(saved_launches, steps) if figures.saves_launches else saved_work
-        yield from make_candidate(steps, "unfused_chains", figures, chained, save)
+        for candidate in make_candidate(steps, "unfused_chains", figures, chained, save):
+            yield replace(candidate, is_common=figures.function is None)
 
 
 def _group_chains(operators: PricedOperators) -> Mapping[str, list[list[int]]]:

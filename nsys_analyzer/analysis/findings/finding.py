@@ -275,6 +275,8 @@ class Candidate:
             work explains more.
         is_redundant: whether the finding is about work that a step does not need. Launching this work is then no cause
             of its own.
+        is_common: whether programs without a fault have this cause as well, so that the finding is reported only if it
+            saves much.
     """
 
     id: str
@@ -286,6 +288,7 @@ class Candidate:
     idle_causes: frozenset[str] = frozenset()
     is_symptom: bool = False
     is_redundant: bool = False
+    is_common: bool = False
 
     def find_lines(self, steps: StepsToExplain) -> tuple[Line, ...]:
         """Returns the lines of the program that launch the finding's work or cause its idle time."""

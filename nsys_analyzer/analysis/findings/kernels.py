@@ -72,10 +72,8 @@ _CLASSES_ON_SCORES = ("elementwise", "reduction", "softmax", "copy/layout", "ran
 _ROUTING_KERNEL = re.compile(r"(?i)top_?k|gating")
 #: Matches kernels that torch.compile or XLA generated.
 _COMPILED_KERNEL = re.compile("^triton_|_fusion")
-#: The classes whose kernels a compiler fuses completely into their neighbors.
-_FULLY_FUSIBLE_CLASSES = ("elementwise", "copy/layout")
 #: The classes whose kernels pass once over the data, so that a compiler can fuse them with their neighbors.
-_FUSIBLE_CLASSES = (*_FULLY_FUSIBLE_CLASSES, "reduction", "normalization", "softmax")
+_FUSIBLE_CLASSES = ("elementwise", "copy/layout", "reduction", "normalization", "softmax")
 #: The smallest and the largest share of an optimizer's work that fusing is assumed to save. For each parameter, a fused
 #: AdamW reads or writes 7 tensors, and an unfused AdamW 20. Tensors that fit into the cache cost less.
 FUSED_OPTIMIZER_SAVINGS = (0.4, 0.7)
@@ -325,31 +323,35 @@ class UnfusedElementwiseFigures(FindingFigures):
 def find_unfused_elementwise(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds elementwise kernels, casts, norms and reductions outside the optimizer that no compiler generated.
 
-    A compiler fuses a chain of k consecutive kernels into one kernel: between 1/k and 2/k of their time remains. A
-    norm, a softmax or a sum counts towards k but keeps its time, because it is already a single pass over the data.
+    A compiler fuses a chain of consecutive kernels into one kernel. It takes between the time of the longest kernel and
+    that of the two longest kernels.
     """
     if steps.has_data_flow:  # the rule on chains of operators knows more
         return
     study = steps.study
-    separate = (
-        study.of_class(*_FUSIBLE_CLASSES) & ~study.kernel_matches(_COMPILED_KERNEL) & ~study.in_phase("optimizer")
-    )
+    separate = study.of_class(*_FUSIBLE_CLASSES) | (study.operations.copy == ON_DEVICE)
+    separate &= ~study.kernel_matches(_COMPILED_KERNEL) & ~study.in_phase("optimizer")
     # Other rules report attention's kernels and chains of copies.
-    separate &= ~_find_attention(study)[1] & ~_find_copy_chains(study)
+    copy_chains = _find_copy_chains(study)
+    separate &= ~_find_attention(study)[1] & ~copy_chains
     if study.operations_per_step(separate) < 2:
         return
     # Each compiled region costs additional CPU time. If launching limits the step, this cost may be as large as the
     # saving of fewer launches: compiling made one such model 43 % faster, and another one 2 %.
     save = saved_work if steps.idle_share >= LEAST_IDLE_SHARE else partial(saved_launches, steps)
-    index, chain_length = np.flatnonzero(separate), np.ones(len(separate))
-    chain_length[index] = _find_run_lengths(np.append(True, np.diff(index) > 1))
-    least = np.where(study.of_class(*_FULLY_FUSIBLE_CLASSES), np.maximum(1 - 2 / chain_length, 0.0), 0.0)
-    most = np.where(study.of_class(*_FULLY_FUSIBLE_CLASSES, "reduction"), 1 - 1 / chain_length, 0.0)
+    index, saved_shares = np.flatnonzero(separate), np.zeros((2, len(separate)))
+    # Fills and copies between two kernels do not keep a compiler from fusing them.
+    is_barrier = (study.operations.kind == KERNEL) & ~separate & ~copy_chains
+    starts = np.append(True, np.diff(np.cumsum(is_barrier)[index]) > 0)
+    for chain in np.split(index, np.flatnonzero(starts)[1:]):
+        work_ns = np.sort(study.replay.work_ns[chain])
+        for share, kernels in zip(saved_shares, (2, 1), strict=True):
+            share[chain] = work_ns[:-kernels].sum() / max(work_ns.sum(), 1.0)
     ms = study.work_ms(separate)
-    mean_length = float(np.average(chain_length[separate], weights=study.replay.work_ns[separate]))
+    mean_length = float(np.average(_find_run_lengths(starts), weights=study.replay.work_ns[index]))
     figures = UnfusedElementwiseFigures(study.operations_per_step(separate), ms, ms / steps.step_ms, mean_length)
-    changes = tuple(save(share * separate) for share in (least, most))
-    yield Candidate("unfused_elementwise", figures, changes, Place("class", "elementwise"), separate)
+    changes = tuple(save(share) for share in saved_shares)
+    yield Candidate("unfused_elementwise", figures, changes, Place("class", "elementwise"), separate, is_common=True)
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
 from nsys_analyzer.analysis.intervals import NONE
+from nsys_analyzer.analysis.operators.chains import find_chains, fuse_chain
 from nsys_analyzer.analysis.operators.pricing import PricedOperators
+from nsys_analyzer.analysis.operators.shape_reasons import find_needed_calls
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.trace.arrays import Floats
 from nsys_analyzer.trace.operator_calls import Signature, Tensor
 from nsys_analyzer.trace.schema import NS_PER_MS
+
+#: The causes of an account's parts that are work of the GPU, in the order in which they are removed.
+_GPU_PARTS = ("redundant", "unfused", "operators")
 
 
 @dataclass(frozen=True)
@@ -22,8 +26,9 @@ class AccountPart:
     """A part of the time between the attainable step and the step.
 
     Attributes:
-        cause: ``operators`` (operators that take longer than their attainable time), ``redundant`` (work that a step
-            does not need), ``unexplained``, or a cause of idle time such as ``launch``.
+        cause: ``redundant`` (work that a step does not need), ``unfused`` (chains of operators that one kernel could
+            do), ``operators`` (operators that take longer than their attainable time), ``unexplained``, or a cause of
+            idle time such as ``launch``.
         ms: the time per step, ms.
     """
 
@@ -70,8 +75,8 @@ class StepAccount:
 
     Attributes:
         step_ms: the length of a step, ms.
-        attainable_ms: the length of the replayed step if each operator takes its attainable time, redundant work is
-            gone, and launching and waiting cost no time, ms.
+        attainable_ms: the length of the replayed step if redundant work is gone, one kernel does each chain of
+            operators, each operator takes its attainable time, and launching and waiting cost no time, ms.
         parts: what lies between both, the longest part first. A part is negative only if it is ``unexplained``.
         expected_share: the share of the kernel time whose operators have an attainable time.
         measured_on: the GPU on which the attainable rates were measured.
@@ -106,6 +111,7 @@ def make_account(
     scale: float,
     step_ms: float,
     idle_ms: Mapping[str, float],
+    least_shares: Floats,
 ) -> StepAccount | None:
     """Makes the account of a step; None if no operator has an attainable time.
 
@@ -118,35 +124,32 @@ def make_account(
         scale: the ratio of the length of a step to the length of a replayed step.
         step_ms: the length of a step without the profiler, ms.
         idle_ms: the idle time of the GPU by cause, ms, by which the saving of the CPU's time is divided.
+        least_shares: shape (operations of the study,), the least share of each operation's work that remains after a
+            change of the program that a finding names, such as a lower precision. An operator is attainable with this
+            work even if its own attainable time is longer.
     """
     if operators.rates is None or not operators.is_priced.any():
         return None
-    remaining = find_remaining_shares(operators)
-    redundant = np.any([calls for kind, calls in operators.redundant.items() if kind != "monitoring"], axis=0)
-
-    def without_redundant(steps: Replay) -> Replay:
-        """Returns the steps without the work that they do not need."""
-        return steps.scale_work(np.where(operators.operations_of(redundant), 0.0, 1.0))
-
-    def at_attainable_times(steps: Replay) -> Replay:
-        """Returns the steps with the attainable time of each operator."""
-        return steps.scale_work(operators.spread(remaining))
+    without_redundant, with_fused_chains, at_attainable_times = _find_remaining_shares(operators)
+    shares = (without_redundant, with_fused_chains, np.minimum(at_attainable_times, least_shares))
 
     def part_lengths_ns(steps: Replay) -> list[float]:
-        """Returns the redundant work, the excess of operators, the CPU's time and the attainable step, ns."""
-        gpu_first = _differences(steps, (without_redundant, at_attainable_times, without_cpu_time))
-        cpu_first = _differences(steps, (without_cpu_time, without_redundant, at_attainable_times))
-        pairs = zip(gpu_first, (cpu_first[1], cpu_first[2], cpu_first[0]), strict=True)
-        parts_ns = [(first + second) / 2 for first, second in pairs]
-        return [*parts_ns, steps.step_ns - sum(parts_ns)]
+        """Returns the lengths of the parts in the order of ``_GPU_PARTS``, the CPU's time, the attainable step, ns."""
+        with_cpu_ns, without_cpu_ns = (
+            np.array([start.step_ns, *(start.scale_work(share).step_ns for share in shares)])
+            for start in (steps, without_cpu_time(steps))
+        )
+        gpu_parts_ns = -np.diff(with_cpu_ns + without_cpu_ns) / 2
+        cpu_ns = (with_cpu_ns - without_cpu_ns)[[0, -1]].mean()
+        return [*gpu_parts_ns.tolist(), float(cpu_ns), float(without_cpu_ns[-1])]
 
     # The length without the profiler is estimated as the middle of the shortest and the longest baseline.
     by_length = sorted(baselines, key=lambda baseline: baseline.step_ns)
     bounds = by_length[:1] if by_length[0].step_ns == by_length[-1].step_ns else [by_length[0], by_length[-1]]
     lengths_ms = np.mean([part_lengths_ns(steps) for steps in bounds], axis=0) * scale / NS_PER_MS
-    redundant_ms, operators_ms, cpu_ms, attainable_ms = lengths_ms.tolist()
+    *gpu_parts_ms, cpu_ms, attainable_ms = lengths_ms.tolist()
     total_idle_ms = sum(idle_ms.values())
-    parts = [AccountPart("redundant", redundant_ms), AccountPart("operators", operators_ms)]
+    parts = [AccountPart(cause, ms) for cause, ms in zip(_GPU_PARTS, gpu_parts_ms, strict=True)]
     parts += [AccountPart(cause, cpu_ms * ms / total_idle_ms) for cause, ms in idle_ms.items() if ms > 0]
     explained_ms = attainable_ms + sum(part.ms for part in parts)
     parts.append(AccountPart("unexplained", step_ms - explained_ms))
@@ -169,20 +172,28 @@ def without_cpu_time(replay: Replay) -> Replay:
     return replace(replay, cpu_ns=np.zeros(calls), pause_ns=np.zeros(calls), awaited=np.full(calls, NONE))
 
 
+def _find_remaining_shares(operators: PricedOperators) -> tuple[Floats, Floats, Floats]:
+    """Returns the share of each operation's work that remains after each part of ``_GPU_PARTS`` is removed.
+
+    The shares have the shape (operations of the study,), and those of a part include the removal of earlier parts.
+    """
+    needed, attainable = find_needed_calls(operators), find_remaining_shares(operators)
+    fused = np.ones(len(needed))
+    for chain in find_chains(operators, needed) if operators.calls.reads else ():
+        kernel, total_ns = fuse_chain(operators, chain), operators.measured_ns[chain].sum()
+        fused[chain] = (kernel.least_ns + kernel.most_ns) / 2 / total_ns
+        attainable[chain] = kernel.attainable_ns / total_ns
+    is_redundant = ~needed & (operators.measured_ns > 0)
+    shares = (np.where(is_redundant, 0.0, share) for share in (1.0, fused, attainable))
+    without_redundant, with_fused_chains, at_attainable_times = map(operators.spread, shares)
+    return without_redundant, with_fused_chains, at_attainable_times
+
+
 def find_remaining_shares(operators: PricedOperators) -> Floats:
     """Returns the share of the measured time of each call that its attainable time is; 1 if it is unknown."""
     measured_ns = np.maximum(operators.measured_ns, 1.0)
     shares: Floats = np.clip(np.nan_to_num(operators.attainable_ns / measured_ns, nan=1.0), 0.0, 1.0)
     return shares
-
-
-def _differences(replay: Replay, changes: Sequence[Callable[[Replay], Replay]]) -> list[float]:
-    """Returns by how much each change shortens a step after the changes before it, ns."""
-    lengths_ns = [replay.step_ns]
-    for change in changes:
-        replay = change(replay)
-        lengths_ns.append(replay.step_ns)
-    return [before - after for before, after in pairwise(lengths_ns)]
 
 
 def has_name(operator: str, name: str) -> bool:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from nsys_analyzer.analysis.operators.costs import Cost
 from nsys_analyzer.analysis.operators.operands import Call
 from nsys_analyzer.analysis.operators.pricing import PricedOperators
 from nsys_analyzer.trace.arrays import Bools
@@ -20,6 +22,45 @@ from nsys_analyzer.trace.operator_calls import OperatorCalls
 _FUSIBLE_KINDS = ("elementwise", "copy", "softmax", "norm", "reduction", "cross entropy", "embedding")
 #: Matches operators that no compiler fuses with their neighbors: kernels of a compiler, and gradients of embeddings.
 _UNFUSIBLE = re.compile(r"^triton::|embedding_\w*backward")
+
+
+class FusedKernel(NamedTuple):
+    """The kernel that could replace a chain of calls.
+
+    Attributes:
+        least_ns, most_ns: the least and the most time of the kernel: that of the longest call of the chain, and of the
+            two longest calls, but at least the time for ``needed_bytes``, ns.
+        attainable_ns: the attainable time of the kernel: that of the call with the longest attainable time, but at
+            least the time for ``needed_bytes``, ns.
+        moved_bytes: the bytes that the calls of the chain read and write.
+        needed_bytes: the bytes without the values that only the chain itself reads.
+    """
+
+    least_ns: float
+    most_ns: float
+    attainable_ns: float
+    moved_bytes: float
+    needed_bytes: float
+
+
+def fuse_chain(operators: PricedOperators, chain: Sequence[int]) -> FusedKernel:
+    """Returns the kernel that could replace a chain. It takes no longer than the calls of the chain."""
+    ns = np.sort(operators.measured_ns[chain])
+    attainable_ns = np.fmin(operators.attainable_ns[chain], operators.measured_ns[chain])
+    moved_bytes, needed_bytes = count_chain_bytes(operators, chain)
+    needed_ns = operators.rates.time_ns(Cost("copy", "", 0, needed_bytes)) if operators.rates else 0.0
+
+    def limit_ns(kernel_ns: float, calls_ns: float) -> float:
+        """Returns the time of the kernel, but at least that for the needed bytes, and at most that of the calls, ns."""
+        return min(max(float(kernel_ns), needed_ns), float(calls_ns))
+
+    return FusedKernel(
+        least_ns=limit_ns(ns[-1], ns.sum()),
+        most_ns=limit_ns(ns[-2:].sum(), ns.sum()),
+        attainable_ns=limit_ns(attainable_ns.max(), attainable_ns.sum()),
+        moved_bytes=moved_bytes,
+        needed_bytes=needed_bytes,
+    )
 
 
 def find_chains(operators: PricedOperators, pending: Bools) -> Iterator[list[int]]:

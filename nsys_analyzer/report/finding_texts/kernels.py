@@ -114,9 +114,9 @@ def describe_unfused_elementwise(figures: UnfusedElementwiseFigures) -> FindingT
             "operations, reductions, norms and casts.",
             f"These kernels form chains with {figures.chain_length:.2g} consecutive kernels per chain on average.",
         ),
-        derivation="The step is replayed with each chain of k kernels fused into one kernel: of the time and the "
-        "launches of its elementwise kernels and casts, 1/k to 2/k remain. If the launches limit the step, the "
-        "replay keeps all launches, because compiled code needs CPU time itself.",
+        derivation="The step is replayed with each chain fused into one kernel. It takes between the time of the "
+        "longest kernel and that of the two longest kernels of the chain. The launches of the other kernels are saved "
+        "as well, unless launching limits the step, because compiled code needs CPU time itself.",
         remedy=("model = torch.compile(model)  # or block.compile() for each block: it compiles faster",),
         disproof="After the change, kernels named triton_… replace these kernels. If the step is no shorter then, the "
         "elementwise kernels do not limit it.",

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from nsys_analyzer.analysis.findings.fewer_operators import (
     COPY_SAVINGS,
     CopiesFigures,
+    FusedFunction,
     SplitOperatorsFigures,
     UnfusedChainsFigures,
 )
@@ -235,17 +236,16 @@ def describe_fp32_operators(figures: Fp32OperatorsFigures) -> FindingTexts:
     )
 
 
-#: Functions of PyTorch that replace a chain: the operators in the chain, the name of the function, and a line to type.
-_FUSED_FUNCTIONS: tuple[tuple[frozenset[str], str, str], ...] = (
-    (
-        frozenset({"exp", "log", "sum"}),
+#: The name of each function of PyTorch that replaces a chain, and a line to type.
+_FUSED_FUNCTIONS: Mapping[FusedFunction, tuple[str, str]] = {
+    "log_softmax": (
         "A log-softmax",
         "loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten())  # or F.log_softmax(logits, -1)",
     ),
-    (frozenset({"exp", "sum", "div"}), "A softmax", "y = x.softmax(-1)"),
-    (frozenset({"mean", "rsqrt"}), "A norm", "y = F.rms_norm(x, x.shape[-1:], weight)  # or F.layer_norm"),
-    (frozenset({"tanh", "pow"}), "GELU", 'y = F.gelu(x, approximate="tanh")'),
-)
+    "softmax": ("A softmax", "y = x.softmax(-1)"),
+    "rms_norm": ("A norm", "y = F.rms_norm(x, x.shape[-1:], weight)  # or F.layer_norm"),
+    "gelu": ("GELU", 'y = F.gelu(x, approximate="tanh")'),
+}
 
 
 def describe_unfused_chains(figures: UnfusedChainsFigures) -> FindingTexts:
@@ -256,9 +256,9 @@ def describe_unfused_chains(figures: UnfusedChainsFigures) -> FindingTexts:
     hidden_count = f" and {hidden} more" if hidden > 0 else ""
     moved_gb, needed_gb = figures.moved_bytes / 1e9, figures.needed_bytes / 1e9
     title, remedy = "Chains of operators are not fused", list[str]()
-    for operators, name, line in _FUSED_FUNCTIONS:
-        if figures.place and not remedy and operators.issubset(names):
-            title, remedy = f"{name} is computed by separate operators", [line]
+    if figures.function:
+        name, line = _FUSED_FUNCTIONS[figures.function]
+        title, remedy = f"{name} is computed by separate operators", [line]
     if figures.module:
         remedy.append("model = torch.compile(model)  # or block.compile() for each block: it compiles faster")
     else:

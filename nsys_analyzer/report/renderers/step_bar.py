@@ -17,6 +17,7 @@ from nsys_analyzer.report.sections.bars import (
     MIN_PART_SHARE,
     REDUNDANT,
     UNEXPLAINED,
+    UNFUSED,
 )
 from nsys_analyzer.report.units import format_ms, format_ms_range, rounded_percent
 from nsys_analyzer.text import NO_BREAK_SPACE
@@ -34,6 +35,7 @@ PART_LETTERS = {name: row.letter for name, row in CLASSES.items() if row.letter}
     "transferring": "T",
     ATTAINABLE: "=",
     EXCESS: "x",
+    UNFUSED: "f",
     REDUNDANT: "r",
     LAUNCHING: "w",
     UNEXPLAINED: "u",

@@ -17,13 +17,13 @@ from nsys_analyzer.trace.schema import NS_PER_MS
 
 IDLE = "idle"
 #: The parts of the bar from the attainable step to the step, in their order.
-ATTAINABLE, EXCESS, REDUNDANT, LAUNCHING, UNEXPLAINED = (
-    "attainable", "excess of operators", "redundant work", "launching and waiting", "unexplained",
+ATTAINABLE, EXCESS, UNFUSED, REDUNDANT, LAUNCHING, UNEXPLAINED = (
+    "attainable", "excess of operators", "unfused operators", "redundant work", "launching and waiting", "unexplained",
 )  # fmt: skip
 #: The part of the bar for each cause in an account. The other causes are causes of idle time.
 _PART_OF_CAUSE = {
-    ATTAINABLE: ATTAINABLE, "operators": EXCESS, "redundant": REDUNDANT, "communication": COMMUNICATION,
-    UNEXPLAINED: UNEXPLAINED,
+    ATTAINABLE: ATTAINABLE, "operators": EXCESS, "unfused": UNFUSED, "redundant": REDUNDANT,
+    "communication": COMMUNICATION, UNEXPLAINED: UNEXPLAINED,
 }  # fmt: skip
 #: Parts of a bar that are shorter than a nanosecond are rounding errors of sums, and are not drawn.
 MIN_PART_MS = 1 / NS_PER_MS
@@ -73,7 +73,7 @@ def make_account_bars(account: StepAccount, length: str, capture: str) -> StepBa
         length: the length of the step, as the report states it.
         capture: the title of the capture.
     """
-    names = (ATTAINABLE, EXCESS, REDUNDANT, LAUNCHING, COMMUNICATION, UNEXPLAINED)
+    names = (ATTAINABLE, EXCESS, UNFUSED, REDUNDANT, LAUNCHING, COMMUNICATION, UNEXPLAINED)
     totals = dict.fromkeys(names, 0.0)
     for cause, ms in round_account(account).items():
         totals[_PART_OF_CAUSE.get(cause, LAUNCHING)] += ms

@@ -104,8 +104,7 @@ def _describe_step(capture: CaptureSummary) -> Iterator[Block]:
     yield Answer(_describe_length(capture, step), title)
     if capture.account:
         yield make_account_bars(capture.account, format_step_length(step), title)
-        largest_saving_ms = max((finding.saves_ms_high for finding in get_findings(capture)), default=0.0)
-        if limits := describe_limits_of_account(capture.account, largest_saving_ms):
+        if limits := describe_limits_of_account(capture.account):
             yield Paragraph(limits, title)
     if bars := make_step_bars(step, title, on_cpu=capture.on_cpu):
         yield bars

@@ -9,7 +9,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.errors import RECORD_COMMAND
 from nsys_analyzer.report.evidence import CAUSE_WORDS, format_step_length
 from nsys_analyzer.report.model import Answer, Block, Details, Field, Paragraph, Table, make_table
-from nsys_analyzer.report.sections.bars import ATTAINABLE, EXCESS, REDUNDANT, UNEXPLAINED, round_account
+from nsys_analyzer.report.sections.bars import ATTAINABLE, EXCESS, REDUNDANT, UNEXPLAINED, UNFUSED, round_account
 from nsys_analyzer.report.units import format_ms, shorten_shapes
 from nsys_analyzer.text import StrOrText, join_names, join_texts, phrase, plural, rounded_percent
 
@@ -22,9 +22,10 @@ _MIN_ROW_SHARE = 0.001
 #: The first screen names a share of the kernel time without an expectation, and an unexplained share of the step, from
 #: these shares on.
 _MIN_NAMED_SHARE, _MIN_UNEXPLAINED_SHARE = 0.01, 0.05
-#: A saving that exceeds what lies above the attainable time by this factor is more than a rounded or uncertain figure.
-_LARGER_SAVING = 1.1
-_WORDS = {ATTAINABLE: "attainable time", "operators": EXCESS, "redundant": REDUNDANT, UNEXPLAINED: UNEXPLAINED}
+_WORDS = {
+    ATTAINABLE: "attainable time", "operators": EXCESS, "unfused": UNFUSED, "redundant": REDUNDANT,
+    UNEXPLAINED: UNEXPLAINED,
+}  # fmt: skip
 _WORDS |= {cause: words for cause, words in CAUSE_WORDS.items() if cause not in _WORDS}
 
 
@@ -33,13 +34,8 @@ def format_attainable(account: StepAccount) -> str:
     return format_ms(round_account(account).get(ATTAINABLE, 0.0))
 
 
-def describe_limits_of_account(account: StepAccount, largest_saving_ms: float = 0.0) -> str:
-    """Returns what limits the attainable time and the parts above it; empty if nothing does.
-
-    Args:
-        account: the account of a step.
-        largest_saving_ms: the largest saving that a finding predicts, ms.
-    """
+def describe_limits_of_account(account: StepAccount) -> str:
+    """Returns what limits the attainable time and the parts above it; empty if nothing does."""
     clauses = []
     if account.is_scaled:
         clauses.append(f"is scaled by data sheets from times that were measured on {account.measured_on}")
@@ -51,11 +47,6 @@ def describe_limits_of_account(account: StepAccount, largest_saving_ms: float = 
     if unexplained_ms >= _MIN_UNEXPLAINED_SHARE * account.step_ms:
         difference = format_ms(unexplained_ms)
         sentences.append(f"The replayed step is {difference} shorter than the step, so {difference} are unexplained.")
-    if largest_saving_ms > _LARGER_SAVING * (account.step_ms - account.attainable_ms):
-        sentences.append(
-            "The attainable time is that of the operators that the program calls. Fewer operators with the same result "
-            "may take less."
-        )
     return " ".join(sentences)
 
 
@@ -166,8 +157,10 @@ def _define_terms(account: StepAccount) -> str:
         "reading its inputs and writing its outputs once. Both times are interpolated between times of well-shaped "
         f"operators that were measured on {account.measured_on}. The longer one is that of the limit: FLOPs or memory. "
         "The excess is the measured time above the attainable time. Calls that are faster do not reduce the excess of "
-        "other calls. The account replays the step and counts "
-        "only what makes the step shorter. So the operators may exceed their attainable times by more "
-        "than the account shows. The GPU's work may hide launching and waiting, and launching and waiting may hide "
-        "the GPU's work. So each part is the mean of its savings before and after the other part is removed."
+        "other calls. Unfused operators pass over the same data one after the other, so that one kernel could replace "
+        "them. It takes between the time of the longest of them and that of the two longest, and the account assumes "
+        "the middle. The account replays the step and counts only what makes the step shorter. So the operators may "
+        "exceed their attainable times by more than the account shows. The GPU's work may hide launching and waiting, "
+        "and launching and waiting may hide the GPU's work. So each part is the mean of its savings before and after "
+        "the other part is removed."
     )
