@@ -469,7 +469,7 @@ def test_chains_are_a_part_of_the_account() -> None:
     case = steps.case(lasting=[3, 11])
     assert case.operators
     as_measured = np.ones(len(case.study.operations))
-    account = make_account(case.operators, case.baselines, 1.0, case.step_ms, {}, as_measured)
+    account = make_account(case.operators, case.baselines, 1.0, case.step_ms, {}, as_measured, as_measured)
     assert account
     attainable = attainable_us("exp", LARGE, out=[LARGE])
     parts = {part.cause: part.ms * 1_000 for part in account.parts}

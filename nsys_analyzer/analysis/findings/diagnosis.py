@@ -155,13 +155,21 @@ def _explain_steps(steps: StepsToExplain) -> tuple[StepAccount | None, list[Find
     candidates += find_host_lines(steps, candidates)
     ranked, account = _rank_candidates(steps, candidates), None
     if steps.operators:
-        replay = steps.study.replay
-        remaining_ns = [candidate.changes[-1](replay).work_ns for candidate, _ in ranked]
-        least_shares = np.min([replay.work_ns, *remaining_ns], axis=0) / np.maximum(replay.work_ns, 1.0)
+        work_ns = steps.study.replay.work_ns
+        changed_ns = [[change(steps.study.replay).work_ns for change in candidate.changes] for candidate, _ in ranked]
+        fused_ns = [
+            np.mean(ns, axis=0) for (candidate, _), ns in zip(ranked, changed_ns, strict=True) if candidate.is_common
+        ]
+        fused_share, least_share = (
+            np.min([work_ns, *ns], axis=0) / np.maximum(work_ns, 1.0)
+            for ns in (fused_ns, [ns[-1] for ns in changed_ns])
+        )
         idle_ms: dict[str, float] = {row.cause: row.ms for row in steps.summary.causes}
-        account = make_account(steps.operators, steps.baselines, steps.scale, steps.step_ms, idle_ms, least_shares)
-    # A finding cannot save more than what lies between the attainable step and the longest length of a step.
-    gap_ms = max(steps.longest_step_ms, account.step_ms) - account.attainable_ms if account else np.inf
+        account = make_account(
+            steps.operators, steps.baselines, steps.scale, steps.step_ms, idle_ms, fused_share, least_share
+        )
+    # A finding saves at most what lies between the attainable step and the step.
+    gap_ms = account.step_ms - account.attainable_ms if account else np.inf
     return account, [*_make_findings(steps, [(candidate, saving.limit(gap_ms)) for candidate, saving in ranked])]
 
 

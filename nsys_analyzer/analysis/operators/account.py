@@ -111,7 +111,8 @@ def make_account(
     scale: float,
     step_ms: float,
     idle_ms: Mapping[str, float],
-    least_shares: Floats,
+    fused_share: Floats,
+    least_share: Floats,
 ) -> StepAccount | None:
     """Makes the account of a step; None if no operator has an attainable time.
 
@@ -124,14 +125,17 @@ def make_account(
         scale: the ratio of the length of a step to the length of a replayed step.
         step_ms: the length of a step without the profiler, ms.
         idle_ms: the idle time of the GPU by cause, ms, by which the saving of the CPU's time is divided.
-        least_shares: shape (operations of the study,), the least share of each operation's work that remains after a
-            change of the program that a finding names, such as a lower precision. An operator is attainable with this
-            work even if its own attainable time is longer.
+        fused_share: shape (operations of the study,), the share of each operation's work that remains after the chains
+            of the findings are fused. The findings also know chains if the values of operators are unknown.
+        least_share: the least share that remains after any change that a finding names, such as a lower precision. It
+            is attainable even if the attainable time of the operator is longer.
     """
     if operators.rates is None or not operators.is_priced.any():
         return None
     without_redundant, with_fused_chains, at_attainable_times = _find_remaining_shares(operators)
-    shares = (without_redundant, with_fused_chains, np.minimum(at_attainable_times, least_shares))
+    with_fused_chains = np.minimum(with_fused_chains, fused_share)
+    at_attainable_times = np.min([at_attainable_times, with_fused_chains, least_share], axis=0)
+    shares = (without_redundant, with_fused_chains, at_attainable_times)
 
     def part_lengths_ns(steps: Replay) -> list[float]:
         """Returns the lengths of the parts in the order of ``_GPU_PARTS``, the CPU's time, the attainable step, ns."""
