@@ -81,6 +81,11 @@ class Pair:
         return self.fault in CAUSES and (self.network, self.fault) != NOT_PLANTED
 
     @property
+    def diagnoses(self) -> tuple[Diagnosis, ...]:
+        """With its step unknown, and timed unless the timed step was refused because it contradicts the capture."""
+        return (self.untimed, self.timed) if self.timed.is_timed else (self.untimed,)
+
+    @property
     def saved_ms(self) -> float:
         """What the remedy saved, the median of the rounds."""
         return statistics.median(self.measured.saved_ms)
@@ -136,7 +141,8 @@ def pair_of(network: str, fault: str, measured: Measured) -> Pair:
             if capture.diagnosis is None:
                 sys.exit(f"{packed} holds no steps to explain")
             found.append(capture.diagnosis)
-            if fault in QUESTIONS and (answer := asked_of(fault, capture)):
+            is_refused = step_ms is not None and not capture.diagnosis.is_timed
+            if fault in QUESTIONS and not is_refused and (answer := asked_of(fault, capture)):
                 asked.append(answer)
     return Pair(network, fault, measured, *found, tuple(asked))
 
@@ -186,7 +192,7 @@ def _tried(pairs: Sequence[Pair]) -> Iterator[Tried]:
     for fault, (title, words, _) in QUESTIONS.items():
         for pair in pairs:
             if pair.fault == fault and (pair.is_planted or fault in CHANGES):
-                found = [one for one in (pair.finding(pair.untimed), pair.finding(pair.timed)) if one]
+                found = [one for one in map(pair.finding, pair.diagnoses) if one]
                 measured = pair.measured.fault_ms, pair.measured.remedy_ms
                 yield Tried(f"{pair.network}: {title}", words, *measured, pair.asked or found)
 
@@ -233,7 +239,8 @@ def summary(pairs: Sequence[Pair]) -> Iterator[str]:
     columns: list[tuple[str, list[Pair], Callable[[Pair], Diagnosis]]] = []
     for network in networks:
         planted = [pair for pair in pairs if pair.network == network and pair.is_planted]
-        columns += [(network, planted, lambda pair: pair.untimed), ("step timed", planted, lambda pair: pair.timed)]
+        timed = [pair for pair in planted if pair.timed.is_timed]  # a step that contradicts its capture is refused
+        columns += [(network, planted, lambda pair: pair.untimed), ("step timed", timed, lambda pair: pair.timed)]
     yield "| | " + " | ".join(name for name, _, _ in columns) + " |"
     yield "|---" * (len(columns) + 1) + "|"
     rows: list[tuple[str, Callable[[list[Pair], list[Diagnosis]], str]]] = [
@@ -245,6 +252,7 @@ def summary(pairs: Sequence[Pair]) -> Iterator[str]:
             ),
         ),
         ("error of the step with the fault, unprofiled: median", _errors_before),
+        ("… inside its estimated interval; half the interval ÷ its middle, median", _coverage_before),
         ("error of the step after the fix: median; nine of ten within", _errors),
         (
             "measured savings inside the interval",
@@ -264,6 +272,15 @@ def summary(pairs: Sequence[Pair]) -> Iterator[str]:
 def _errors_before(planted: list[Pair], found: list[Diagnosis]) -> str:
     pairs = [(one.step_ms, statistics.median(pair.measured.fault_ms)) for pair, one in zip(planted, found, strict=True)]
     return "given" if found[0].is_timed else f"{statistics.median(abs(ms / true - 1) for ms, true in pairs):.1%}"
+
+
+def _coverage_before(planted: list[Pair], found: list[Diagnosis]) -> str:
+    if found[0].is_timed:
+        return "given"
+    steps_ms = [statistics.median(pair.measured.fault_ms) for pair in planted]
+    inside = sum(one.step_ms_low <= ms <= one.step_ms_high for one, ms in zip(found, steps_ms, strict=True))
+    widths = [(one.step_ms_high - one.step_ms_low) / 2 / one.step_ms for one in found]
+    return f"{inside / len(found):.0%}; ±{statistics.median(widths):.0%}"
 
 
 def _errors(planted: list[Pair], found: list[Diagnosis]) -> str:
@@ -306,7 +323,7 @@ def cells_of(pair: Pair) -> Iterator[str]:
         found = [finding.id for finding in pair.untimed.findings]
         yield from ("", spread(measured.saved_ms), "", "", ", ".join(f"`{one}`" for one in found) or "no finding")
         return
-    diagnoses = (pair.untimed, pair.timed)
+    diagnoses = pair.diagnoses
     found = [pair.finding(diagnosis) for diagnosis in diagnoses]
     yield "; ".join(
         f"{diagnosis.step_ms - one.saves_ms:.1f}" if one else "–"
