@@ -172,6 +172,7 @@ class CountedFlops:
         softmax: FLOPs of the softmax in all forward passes, counted as 5 per attention score.
         attention_matmul: FLOPs of the attention matmuls in all forward passes.
         unknown: operators that may compute something, but whose FLOPs are not known.
+        modules_of_unknown: the modules that call each of these operators. A formula may fail for some modules only.
     """
 
     passes: dict[str, CountFromZero]
@@ -180,6 +181,7 @@ class CountedFlops:
     softmax: Flops = 0
     attention_matmul: Flops = 0
     unknown: list[str] = field(default_factory=list)
+    modules_of_unknown: dict[str, list[str]] = field(default_factory=dict)
 
     def flops_of_phase(self, phase: str) -> float:
         """Returns the FLOPs of all passes of a phase."""

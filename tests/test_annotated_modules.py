@@ -304,8 +304,8 @@ def test_an_attention_that_pytorch_cannot_count_is_counted_by_its_shapes(
     for name in ("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward"):
         monkeypatch.setitem(flop_registry, getattr(torch.ops.aten, name), refuse)
     found = counted(attend)
-    assert len(found["unknown"]) == 2
-    assert found["classes"] == {}
+    assert found["modules_of_unknown"] == {key: ["module"] for key in found["unknown"]}
+    assert (len(found["unknown"]), found["classes"]) == (2, {})
 
     modules: Any = SimpleNamespace(is_tracking=False, current_module=lambda: "module", next_node=lambda: 0)
     ranges: Any = SimpleNamespace(start=str, end=str, push=str, pop=str)
@@ -316,13 +316,17 @@ def test_an_attention_that_pytorch_cannot_count_is_counted_by_its_shapes(
     phases.append("backward")
     result.sum().backward()
     step.close()
-    completed = add_uncounted_flops(CountedFlops(**found), read_operator_calls(tmp_path / "t.operators.gz")[1])
+    calls = read_operator_calls(tmp_path / "t.operators.gz")[1]
+    completed = add_uncounted_flops(CountedFlops(**found), calls)
     assert completed.classes == {
         "forward": {"fused attention": MATMULS * 4 / 3}, "backward": {"fused attention": 2 * MATMULS * 4 / 3},
     }  # fmt: skip
     assert completed.modules == {"module": {"forward": MATMULS * 4 / 3, "backward": 2 * MATMULS * 4 / 3}}
     assert (completed.attention_matmul, completed.softmax) == (MATMULS * 4 / 3, SOFTMAX * 4 / 3)
     assert completed.unknown == []
+    # Calls in other modules were counted.
+    others = {**found, "modules_of_unknown": {key: ["another module"] for key in found["unknown"]}}
+    assert add_uncounted_flops(CountedFlops(**others), calls) == CountedFlops(**others)
 
 
 def test_an_operator_of_the_programs_own_is_unknown() -> None:

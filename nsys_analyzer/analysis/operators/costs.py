@@ -79,11 +79,13 @@ def add_uncounted_flops(counted: CountedFlops, calls: OperatorCalls) -> CountedF
         work = _count_model_work(signature) if signature.name in unknown else None
         if work is None:
             continue
-        counted_names.add(signature.name)
         kernel_class, flops, scores = work
         for index in np.flatnonzero(calls.signature == number).tolist():
             phase = calls.phases[calls.phase[index]]
             module = calls.modules[calls.module[index]] if calls.module[index] >= 0 else ""
+            if module not in counted.modules_of_unknown.get(unknown[signature.name], [module]):
+                continue
+            counted_names.add(signature.name)
             for sums, key in ((classes.setdefault(phase, {}), kernel_class), (modules.setdefault(module, {}), phase)):
                 sums[key] = sums.get(key, 0.0) + flops
             if scores and phase == "forward":

@@ -77,7 +77,7 @@ class CountedStep:
         self._softmax_flops: dict[str, int] = defaultdict(int)
         self._fused_attention_flops = self._fused_softmax_flops = 0
         self._modules_with_maximum: set[str] = set()
-        self._unknown_operators: set[str] = set()
+        self._modules_of_unknown: defaultdict[str, set[str]] = defaultdict(set)
         self.is_open = self._modules.is_tracking = True
 
     def close(self, *, succeeded: bool = True) -> None:
@@ -98,7 +98,8 @@ class CountedStep:
                 "softmax": self._fused_softmax_flops + sum(self._softmax_flops[module] for module in unfused),
                 "attention_matmul": self._fused_attention_flops
                 + sum(self._batched_matmul_flops[module] for module in unfused),
-                "unknown": sorted(self._unknown_operators),
+                "unknown": sorted(self._modules_of_unknown),
+                "modules_of_unknown": {name: sorted(modules) for name, modules in self._modules_of_unknown.items()},
             }
             self.manifest = {**self.manifest, **batch, "flops": flops}
 
@@ -176,11 +177,12 @@ class CountedStep:
         elif name in _MAXIMUM_OPERATORS:  # an unfused softmax starts with its maximum
             self._modules_with_maximum.add(module)
         elif getattr(function, "namespace", None) not in _TORCH_NAMESPACES or _MATMUL_NAME.search(name):
-            self._unknown_operators.add(name)
+            self._modules_of_unknown[name].add(module)
 
     def note_failure(self, function: Any, error: Exception) -> None:
         """Notes an operator that could not be counted."""
-        self._unknown_operators.add(f"{getattr(function, '_overloadpacket', function)} ({type(error).__name__})")
+        name = f"{getattr(function, '_overloadpacket', function)} ({type(error).__name__})"
+        self._modules_of_unknown[name].add(self._modules.current_module() or "")
 
 
 def _nest_by_first_key(flat: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
