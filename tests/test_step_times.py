@@ -138,3 +138,17 @@ def test_steps_before_and_after_the_range_of_a_program(
         key: count for key, count in {BEFORE: before, AFTER: after}.items() if count
     }
     assert all(ms >= 20 for values in lengths.values() for ms in values)  # each step sleeps for 20 ms
+
+
+@pytest.mark.slow
+def test_steps_after_the_operators_run_without_hooks_of_each_module(tmp_path: Path) -> None:
+    """The hooks are limited to the model after two steps, and see all modules again in the step of the operators only.
+
+    There are 3 steps of warm-up, 4 recorded steps, the step of the operators, and 2 steps after the recording.
+    """
+    variables = make_hook_variables(ASKED, operators=tmp_path / "capture.operators.gz")
+    is_limited = "print(torch.nn.Module.__call__ is torch.nn.Module._wrapped_call_impl)"
+    loop = LOOP.replace("print(step)", is_limited).format(steps=40, after_step="")
+    ran = run(tmp_path, loop, **variables, **{VARIABLE: f"2:{tmp_path / 'steps.json'}"})
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.split() == ["False"] * 2 + ["True"] * 5 + ["False"] + ["True"] * 2

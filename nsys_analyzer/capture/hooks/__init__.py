@@ -170,7 +170,8 @@ def _hook_calls(session: Session, module: Any) -> None:
         """Hooks the calls of all modules again."""
         setattr(module, "__call__", patched)  # noqa: B010
 
-    session.on_root_classes_settled, session.on_operator_step_begins = narrow, widen
+    session.on_root_classes_settled = session.on_recording_ended = narrow
+    session.on_operator_step_begins = widen
 
 
 def _make_call_hook(session: Session, original: Function) -> Function:

@@ -96,6 +96,7 @@ class Session:
         root_classes: the classes of the modules that the program calls directly.
         on_root_classes_settled: is called once, after a step of the warm-up in which no new root class appeared.
         on_operator_step_begins: is called when the step begins in which each operator has a range.
+        on_recording_ended: is called after the recording, so that the hooks of that step do not slow later steps down.
     """
 
     def __init__(self, settings: Any, torch: Any) -> None:
@@ -114,6 +115,7 @@ class Session:
         self.generate_passes: int | None = None
         self.on_root_classes_settled: Callable[[], None] | None = None
         self.on_operator_step_begins: Callable[[], None] | None = None
+        self.on_recording_ended: Callable[[], None] | None = None
         self._root_classes_before = 0
         self._counted_step = CountedStep(torch, self.modules, self.is_active)
         self._operator_step = OperatorStep(
@@ -536,6 +538,8 @@ class Session:
     def _end_recording(self, *, stops: bool = False) -> None:
         self._window_is_open, self._window_was_closed = False, True
         self._operator_step.close(succeeded=False)
+        if self.on_recording_ended:
+            self.on_recording_ended()
         self.sampler.close()
         self.results.is_measured = False
         self.modules.is_tracking = self.modules.writes_ranges = False
