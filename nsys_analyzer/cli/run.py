@@ -74,7 +74,8 @@ def run(**options: Any) -> None:
     Your own PyTorch program needs no change. nsys-analyze finds the steps, forward passes, backward passes and
     optimizer steps of the program while the program runs. The program first runs --warmup steps that are not measured.
     Then --steps steps are measured, and the program ends. In the recorded run, one more step shows which operators the
-    program calls, and the steps before and after the recording are timed, because processes of one program differ. If the program calls cudaProfilerStart itself, it is recorded from there to cudaProfilerStop instead.
+    program calls, and the steps before and after the recording are timed, because processes of one program differ. If
+    the program calls cudaProfilerStart itself, it is recorded from there to cudaProfilerStop instead.
     """
     from nsys_analyzer.capture.plan import Recording, make_plan
     from nsys_analyzer.capture.profilers import check_script_exists
