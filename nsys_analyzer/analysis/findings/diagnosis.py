@@ -314,7 +314,7 @@ def _find_saving(
     has_fewer_launches = candidate.operations is not None and (changed.cpu_ns < replay.cpu_ns).any()
     causes = {"launch"} if has_fewer_launches else candidate.idle_causes or {name, *_CAUSES_AFTER_WAIT.get(name, ())}
     idle_ms = sum(row.ms for row in step.idle_by_cause if row.cause in causes) if step.idle_by_cause else step.idle_ms
-    busy_ms = step.total_ms - step.idle_ms
+    busy_ms = study.busy_ms  # of the same steps as the work of the candidate
     remaining_work_ms = min(busy_ms, steps.step_ms) * max(1 - work_ms / busy_ms, 0.0) if busy_ms else 0.0
     # If the measured step without the profiler is longer than the profiled step, its parts may be longer, too.
     pace = max(steps.step_ms / step.length_ms, 1.0) if step.length_ms else 1.0

@@ -52,7 +52,11 @@ def find_redundant_work(steps: StepsToExplain) -> Iterator[Candidate]:
                 lines = samples.find_callers(f"{module}.forward")
             elif kind == "no_backward":
                 lines = samples.find_first_line(steps.study.calls_of(operations), steps.study.work_ms(operations))
-        changes = tuple(_without_calls(steps, operations, prepares=prepares) for prepares in (False, True))
+        is_one_call = kind == "recomputed"  # in which the backward pass runs no other code of the program
+        changes = tuple(
+            _without_calls(steps, operations, prepares=prepares, pauses=prepares or is_one_call)
+            for prepares in (False, True)
+        )
         yield Candidate(f"{kind}_work", figures, changes, None, operations, lines, is_redundant=True)
 
 
@@ -69,7 +73,7 @@ def _find_outer_modules(operators: PricedOperators, calls: Bools) -> list[str]:
     ]
 
 
-def _without_calls(steps: StepsToExplain, operations: Bools, *, prepares: bool) -> ReplayChange:
+def _without_calls(steps: StepsToExplain, operations: Bools, *, prepares: bool, pauses: bool) -> ReplayChange:
     """Returns a change that removes operations and the time in which the program launches them.
 
     The time from the launch of an operation to the next launch is removed if the next launch is removed, too. Else,
@@ -79,7 +83,8 @@ def _without_calls(steps: StepsToExplain, operations: Bools, *, prepares: bool) 
         steps: the steps.
         operations: shape (operations,), True for the removed operations.
         prepares: whether the program prepares the removed work before its first launch, so that only the usual time of
-            a launch remains there, and whether pauses between its launches are part of it.
+            a launch remains there.
+        pauses: whether pauses between the removed launches are part of the removed work.
     """
     calls, launch = len(steps.study.calls), steps.study.replay.launch
     launched, removed = np.bincount(launch, minlength=calls), np.bincount(launch[operations], minlength=calls)
@@ -94,9 +99,7 @@ def _without_calls(steps: StepsToExplain, operations: Bools, *, prepares: bool) 
         """Returns the steps without the operations and without the time in which the program launches them."""
         changed = remove_launches(replay)
         cpu_ns = np.where(is_inside, replay.pause_ns, changed.cpu_ns)
-        if not prepares:
-            return replace(changed, cpu_ns=cpu_ns)
-        limit_ns = np.where(is_inside, 0.0, np.where(is_before, replay.median_launch_ns, np.inf))
+        limit_ns = np.where(is_inside & pauses, 0.0, np.where(is_before & prepares, replay.median_launch_ns, np.inf))
         return replace(changed, cpu_ns=np.minimum(cpu_ns, limit_ns), pause_ns=np.minimum(replay.pause_ns, limit_ns))
 
     return change

@@ -116,6 +116,7 @@ def describe_redundant_work(figures: RedundantWorkFigures) -> FindingTexts:
     calls, take = format_count(figures.calls, "operator call"), "takes" if figures.calls == 1 else "take"
     where = f" in {format_count(figures.modules, 'module')}" if figures.modules > 1 else ""
     where += f" of the class {figures.module}" if where and figures.module else ""
+    pauses = "" if figures.kind == "recomputed" else "pauses between these launches and still "
     memory = f"about {format_bytes(figures.kept_bytes)} of memory" if figures.kept_bytes else "memory"
     return FindingTexts(
         title=words.title,
@@ -125,8 +126,8 @@ def describe_redundant_work(figures: RedundantWorkFigures) -> FindingTexts:
             f"step). The operator with the most time is {figures.operators[0].operator}.",
         ),
         derivation="The step is replayed without this work, its launches and the CPU's time between them. The lower "
-        "bound assumes that the program still pauses between these launches and still prepares the first of them. The "
-        "upper bound assumes that this is part of the work.",
+        f"bound assumes that the program still {pauses}prepares the first of them. The upper bound assumes that this "
+        "is part of the work.",
         remedy=words.remedy,
         disproof=words.disproof,
     )
