@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 
 from nsys_analyzer.analysis.facts import Fact, FactOrText
-from nsys_analyzer.analysis.findings.diagnosis import estimate_interval
 from nsys_analyzer.analysis.findings.finding import ReplayChange, saved_work
+from nsys_analyzer.analysis.findings.saving_intervals import estimate_interval
 from nsys_analyzer.analysis.findings.waits import find_pageable_copies, pin_copies, scale_launches
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, FILLS, UNKNOWN
 from nsys_analyzer.analysis.operators.account import find_remaining_shares, has_name
@@ -129,11 +129,6 @@ class WhatIfQuestion:
     network: float | None = None
     operators: Mapping[str, float | None] = field(default_factory=dict)
 
-    @property
-    def changes_cpu_time(self) -> bool:
-        """Returns whether the changes affect the CPU's own time, which varies more between runs than the GPU's work."""
-        return bool(self.ranges or self.pinned or self.on_time) or self.launches is not None
-
 
 def what_if(
     *captures: CaptureSummary, classes: Mapping[str, float] | None = None, ranges: Mapping[str, float] | None = None,
@@ -217,7 +212,7 @@ def _answer_question(subject: CapturesToReplay, study: Study, question: WhatIfQu
     names, changes = zip(*_make_changes(study, question, subject.ranks, operators), strict=True)
     length_ms = max(step.length_ms for step in steps)
     in_recorded_process = all(diagnosis.in_recorded_process for diagnosis in diagnoses)
-    replays = _replay_changes(study, question, changes, length_ms, busy_ms, timed_ms, in_recorded_process)
+    replays = _replay_changes(study, changes, length_ms, busy_ms, timed_ms, in_recorded_process)
     before, after = sorted(replays.pairs, key=lambda pair: pair[0].step_ns)[len(replays.pairs) // 2]
     saving = replace(replays.saving, group=study.group, steps=steps[0].instances)
     scale = replays.scale
@@ -263,14 +258,13 @@ class _ChangedReplays:
 
 
 def _replay_changes(
-    study: Study, question: WhatIfQuestion, changes: Iterable[_ChangePair], length_ms: float, busy_ms: float,
-    timed_ms: float | None = None, in_recorded_process: bool = False,
+    study: Study, changes: Iterable[_ChangePair], length_ms: float, busy_ms: float, timed_ms: float | None = None,
+    in_recorded_process: bool = False,
 ) -> _ChangedReplays:  # fmt: skip
     """Replays steps before and after changes.
 
     Args:
         study: the steps.
-        question: the question that the changes belong to.
         changes: the changes that are made one after the other.
         length_ms: the length of a step under the profiler, ms.
         busy_ms: the time in a step in which the GPU works, ms.
@@ -284,9 +278,8 @@ def _replay_changes(
     ms = [(before.step_ns / NS_PER_MS * scale, after.step_ns / NS_PER_MS * scale) for before, after in pairs]
     bounds = [timed_ms or estimate_unprofiled_ms(before, busy_ms, length_ms) for before, _ in (min(ms), max(ms))]
     step_ms = sum(bounds) / 2
-    saved_ms = [before - after for before, after in ms]
-    low, high = estimate_interval(saved_ms, of_cpu=question.changes_cpu_time, is_timed=bool(timed_ms))
-    middle = (min(saved_ms) + max(saved_ms)) / 2
+    low, high = estimate_interval(study, pairs, scale)
+    middle = (low + high) / 2
     saving = Saving(
         steps=study.steps, step_ms=step_ms, saves_ms=middle, saves_ms_low=low, saves_ms_high=min(high, step_ms)
     )
@@ -300,7 +293,7 @@ def _replay_groups(
     savings = [usual]
     for group in study.other_groups:
         changes = (change for _, change in _make_changes(group.study, question, (), operators))
-        replays = _replay_changes(group.study, question, changes, group.length_ms, group.study.busy_ms)
+        replays = _replay_changes(group.study, changes, group.length_ms, group.study.busy_ms)
         savings.append(replace(replays.saving, group=group.name, steps=group.steps))
     if len(savings) > 1:
         count = sum(saving.steps for saving in savings)
@@ -362,8 +355,7 @@ def _make_changes(
         change = _change_operator(study, operators, name, share)
         yield Fact("changed_operator", name=name, factor=share), (change, change)
     if question.pinned:
-        change = pin_copies(study)
-        yield Fact("pinned_copies"), (change, change)
+        yield Fact("pinned_copies"), pin_copies(study)
     if question.launches is not None:
         change = scale_launches(study, question.launches)
         yield Fact("changed_launches", factor=question.launches), (change, change)

@@ -24,11 +24,13 @@ from nsys_analyzer.analysis.findings.finding import (
 )
 from nsys_analyzer.analysis.findings.host_lines import HOST_LINE, find_host_lines
 from nsys_analyzer.analysis.findings.redundant_work import find_redundant_work
+from nsys_analyzer.analysis.findings.saving_intervals import estimate_interval
 from nsys_analyzer.analysis.operators.account import StepAccount, make_account
 from nsys_analyzer.analysis.operators.matching import OperatorWork
 from nsys_analyzer.analysis.operators.pricing import price_operators
 from nsys_analyzer.analysis.steps.pace import estimate_baselines, estimate_unprofiled_ms, widen_interval_ms
 from nsys_analyzer.analysis.steps.process import Cause
+from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.configuration import Run
@@ -47,14 +49,6 @@ SMALLEST_SAVING_SHARE = 0.03
 #: share of a step. Fusing the operators of an eager Llama and of an eager ResNet-50, both without a fault, saves at
 #: least 6 % and 8 %. Fusing those of two programs that were left uncompiled saves at least 14 % and 33 %.
 LEAST_COMMON_SAVING_SHARE = 0.1
-#: The assumed relative difference of a saving of GPU work between two runs of one program.
-GPU_TIME_TOLERANCE = 0.03
-#: The assumed relative difference of a saving of CPU time between two runs of one program. On three rented hosts, 26
-#: savings were measured in another run than the captured run. Two thirds of the savings differed by less than this.
-CPU_TIME_TOLERANCE = 0.29
-#: The assumed relative difference of a saving of CPU time between two runs if the length of a step was measured without
-#: the profiler. Of 14 savings, 12 differed by less than this.
-_TIMED_CPU_TIME_TOLERANCE = 0.2
 #: Savings are not trusted if the length of the replayed steps differs from the recorded length by more than this share.
 _MAX_REPLAY_ERROR = 0.1
 #: A report warns about the profiler's cost if it exceeds this share of a profiled step.
@@ -293,16 +287,16 @@ def _find_saving(
         earlier_candidates: the candidates whose last changes, which save most, are made first.
         earlier_ms: the largest saving of these candidates, ms.
     """
-    saved_ms: list[float] = []
+    replays: list[tuple[Replay, Replay]] = []
     for baseline in steps.baselines:
         for earlier in earlier_candidates:
             baseline = min(earlier.changes[-1](baseline), baseline, key=lambda replay: replay.step_ns)
-        saved_ns = [baseline.step_ns - change(baseline).step_ns for change in candidate.changes]
-        saved_ms += [max(ns, 0.0) / NS_PER_MS * steps.scale for ns in saved_ns]
-        if max(saved_ms) < _NEGLIGIBLE_SAVING_SHARE * steps.step_ms:
+        replays += [(baseline, change(baseline)) for change in candidate.changes]
+        most_ns = max(before.step_ns - after.step_ns for before, after in replays)
+        if most_ns * steps.scale < _NEGLIGIBLE_SAVING_SHARE * steps.step_ms * NS_PER_MS:
             return _SavingInterval()  # on the other baselines, the saving would be similarly small
-    low, high = estimate_interval(saved_ms, of_cpu=candidate.saves_cpu_time, is_timed=steps.is_timed)
-    middle = (low + high) / 2
+    low, high = estimate_interval(steps.study, replays, steps.scale)
+    middle, low = (low + high) / 2, max(low, 0.0)
     # A candidate saves at most the time of its cause, and at most the step without the remaining work.
     study, step, replay = steps.study, steps.summary, steps.study.replay
     changed = candidate.changes[-1](replay)
@@ -321,23 +315,6 @@ def _find_saving(
     rest_ms = max(steps.longest_step_ms, steps.step_ms) - remaining_work_ms - earlier_ms
     limit_ms = max(min((max(work_ms, waits_ms) + idle_ms) * pace, rest_ms, steps.step_ms), 0.0)
     return _SavingInterval(low, middle, high).limit(limit_ms)
-
-
-def estimate_interval(saved_ms: Sequence[float], *, of_cpu: bool, is_timed: bool) -> tuple[float, float]:
-    """Estimates the interval of the saving in another run of the program, ms.
-
-    Args:
-        saved_ms: the saving in each replay of this run, ms; negative if a step becomes longer.
-        of_cpu: whether the changes affect the CPU's own time, which varies more between runs than the GPU's work.
-        is_timed: whether the length of a step was measured without the profiler.
-    """
-    low, high = min(saved_ms), max(saved_ms)
-    low, high = low - GPU_TIME_TOLERANCE * abs(low), high + GPU_TIME_TOLERANCE * abs(high)
-    if of_cpu:
-        middle = (low + high) / 2
-        tolerance_ms = (_TIMED_CPU_TIME_TOLERANCE if is_timed else CPU_TIME_TOLERANCE) * abs(middle)
-        low, high = min(low, middle - tolerance_ms), max(high, middle + tolerance_ms)
-    return low, high
 
 
 @dataclass(frozen=True)

@@ -147,26 +147,15 @@ def find_pageable_copy(steps: StepsToExplain) -> Iterator[Candidate]:
     copies = steps.without_work_after_loop(find_pageable_copies(study))
     if not copies.any():
         return
-    calls = study.calls_of_copies(copies)
     is_batch = steps.is_torch and _copies_batch(study, copies)
-    # If a batch is copied into pinned memory ahead of its use, the program still takes the time to make the batch, but
-    # not the time to fetch it.
-    fetching = study.is_loading & (study.replay.pause_ns <= study.operations.duration_ns[copies].max())
-    limit_by_pinning = _limit_by_pinning(study, copies)
-
-    def prefetch_batches(replay: Replay) -> Replay:
-        """Returns the steps with batches that were copied ahead of their use."""
-        ready = limit_by_pinning(replay).limit_pauses(fetching, _PINNED_BATCH_NS).without_waits(calls)
-        return ready.without_calls(calls & (study.calls.kind == COPY)).scale_work(np.where(copies, 0.0, 1.0))
-
     figures = PageableCopyFigures(
         study.operations_per_step(copies),
         float(study.operations.size[copies].sum()) / study.steps,
         float(study.operations.duration_ns[copies].sum()) / study.steps / NS_PER_MS,
         is_batch,
-        steps.callers_of(calls),
+        steps.callers_of(study.calls_of_copies(copies)),
     )
-    yield Candidate("pageable_copy", figures, (pin_copies(study), prefetch_batches), Place("idle", "copy"))
+    yield Candidate("pageable_copy", figures, pin_copies(study), Place("idle", "copy"))
 
 
 def find_pageable_copies(study: Study) -> Bools:
@@ -181,29 +170,36 @@ def _copies_batch(study: Study, copies: Bools) -> bool:
     return study.operations_per_step(starts_run) <= _MAX_TENSORS_OF_BATCH
 
 
-def _limit_by_pinning(study: Study, copies: Bools) -> ReplayChange:
-    """Returns a change after which a step takes at least the time in which one thread makes and pins its batch.
+def pin_copies(study: Study) -> tuple[ReplayChange, ReplayChange]:
+    """Returns two changes that make the pageable copies as if from pinned memory, without waits.
 
-    A thread of the CPU copies a batch into pinned memory about as fast as the driver copies it from pageable memory.
-    Other data than a batch is pinned once.
+    With the first change, the copies are faster. With the second change, they are made ahead of their use, so that
+    other work hides them. After both changes, a step takes at least the time in which one thread of the CPU makes its
+    batch and copies it to pinned memory, about as fast as the driver copies pageable memory. Other data is pinned once.
     """
-
-    def limit_by_pinning(replay: Replay) -> Replay:
-        """Returns the steps with this lower bound."""
-        loading_ns = np.minimum(study.calls.loading_ns, replay.pause_ns).sum()
-        return replace(replay, least_step_ns=float(loading_ns + replay.work_ns[copies].sum()) / replay.steps)
-
-    return limit_by_pinning if _copies_batch(study, copies) else lambda replay: replay
-
-
-def pin_copies(study: Study) -> ReplayChange:
-    """Returns a change that makes the pageable copies as if from pinned memory: faster, and without a wait."""
     copies = find_pageable_copies(study)
-    calls, limit_by_pinning = study.calls_of_copies(copies), _limit_by_pinning(study, copies)
+    calls, is_batch = study.calls_of_copies(copies), _copies_batch(study, copies)
     faster = np.minimum(
         study.operations.size / PINNED_BYTES_PER_S * NS_PER_S / np.maximum(study.operations.duration_ns, 1), 1.0
     )
-    return lambda replay: limit_by_pinning(replay).without_waits(calls).scale_work(np.where(copies, faster, 1.0))
+    # If a batch is copied into pinned memory ahead of its use, the program still takes the time to make the batch, but
+    # not the time to fetch it.
+    longest_ns = study.operations.duration_ns[copies].max(initial=0)
+    fetching = study.is_loading & (study.replay.pause_ns <= longest_ns)
+
+    def pin(replay: Replay) -> Replay:
+        """Returns the steps with copies from pinned memory on the same stream."""
+        pinned = replay.without_waits(calls).scale_work(np.where(copies, faster, 1.0))
+        loading_ns = np.minimum(study.calls.loading_ns, replay.pause_ns).sum()
+        pinning_ns = float(loading_ns + replay.work_ns[copies].sum()) / replay.steps
+        return replace(pinned, least_step_ns=pinning_ns if is_batch else 0.0)
+
+    def prefetch(replay: Replay) -> Replay:
+        """Returns the steps with batches that were copied ahead of their use."""
+        ready = pin(replay).limit_pauses(fetching, _PINNED_BATCH_NS)
+        return ready.without_calls(calls & (study.calls.kind == COPY)).scale_work(np.where(copies, 0.0, 1.0))
+
+    return pin, prefetch
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,8 @@ _GPU_SPREAD, _CPU_SPREAD = 0.03, 0.15
 _BISECTION_ROUNDS = 16
 #: The largest cost of the profiler that is tried, as a multiple of its upper bound.
 _MAX_PROFILER_COST = 4.0
+#: The slowest pace of the CPU that is tried: its time without the profiler, divided by its time under it.
+_SLOWEST_PACE = 2.0
 #: The columns of a replay that contain times. All of them are scaled to fit a measured length of a step.
 _TIME_COLUMNS = (
     "cpu_ns", "min_wait_ns", "return_ns", "latency_ns", "spacing_ns", "work_ns", "pause_ns", "join_gap_ns",
@@ -121,17 +123,19 @@ def _find_costs_in_process(study: Study, step_ns: float) -> list[Replay]:
 def _fit_profiler_cost(study: Study, most_cost: Replay, step_ns: float) -> list[Replay]:
     """Subtracts the profiler's cost from the steps. The cost is fitted so that a step has the length ``step_ns``.
 
-    If this cost exceeds its upper bound, the CPU may have been faster instead. The list then also contains the steps
-    with a fitted speed of the CPU.
+    If this cost is not between 0 and its upper bound, the CPU may have been faster or slower instead. The list then
+    also contains the steps with a fitted speed of the CPU. Fits that miss the length are left out if another one fits.
     """
     cost = _find_by_bisection(
         0.0, _MAX_PROFILER_COST, lambda cost: study.replay.without_profiler_cost(cost).step_ns > step_ns
     )
     fitted = [study.replay.without_profiler_cost(cost)]
-    if cost > 1:
-        replay_at_pace = partial(most_cost.scale_cpu_time, unrecorded_wait_ns=study.calls.unrecorded_wait_ns)
-        fitted.append(replay_at_pace(_find_by_bisection(1.0, 0.0, lambda pace: replay_at_pace(pace).step_ns > step_ns)))
-    return fitted
+    if cost > 1 or fitted[0].step_ns < (1 - _STEP_LENGTH_TOLERANCE) * step_ns:
+        steps = most_cost if cost > 1 else study.replay
+        replay_at_pace = partial(steps.scale_cpu_time, unrecorded_wait_ns=study.calls.unrecorded_wait_ns)
+        pace = _find_by_bisection(_SLOWEST_PACE, 0.0, lambda pace: replay_at_pace(pace).step_ns > step_ns)
+        fitted.append(replay_at_pace(pace))
+    return [replay for replay in fitted if abs(replay.step_ns / step_ns - 1) <= _STEP_LENGTH_TOLERANCE] or fitted
 
 
 def _find_by_bisection(low: float, high: float, is_low: Callable[[float], bool]) -> float:

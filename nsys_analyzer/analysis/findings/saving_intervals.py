@@ -1,0 +1,74 @@
+"""Estimates the interval of a saving from where the freed time lies: on the GPU, or on the CPU.
+
+The constants were set with two programs of ``examples/faults``, the transformer and the encoder. ``docs/accuracy.md``
+says how many measured savings of other programs lie inside their intervals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from nsys_analyzer.analysis.steps.replay import MIN_STEPS, Replay
+from nsys_analyzer.analysis.steps.study import Study
+from nsys_analyzer.trace.columns import DEVICE_TO_PAGEABLE, PAGEABLE_TO_DEVICE
+from nsys_analyzer.trace.schema import NS_PER_MS
+
+#: The assumed relative difference of the GPU's time that a change saves or adds between two runs of one program.
+GPU_TIME_TOLERANCE = 0.03
+#: The assumed relative difference of the GPU's time in a step between two runs. In the rounds of the timed pairs, steps
+#: that the GPU fills have a standard deviation of 0 to 2 %.
+_GPU_RUN_TOLERANCE = 0.01
+#: The assumed relative difference of the CPU's time on the critical path between two runs. In the rounds of the timed
+#: pairs, the steps that are not filled by the GPU have a standard deviation of 1 to 21 %, of which the median is 8 %.
+#: Processes differ more than rounds. With 0.15, at least eight of ten savings of both programs are in their intervals.
+_CPU_RUN_TOLERANCE = 0.15
+
+
+def estimate_interval(study: Study, replays: Sequence[tuple[Replay, Replay]], scale: float) -> tuple[float, float]:
+    """Estimates the interval of the saving in another run of the program, ms; negative if a step becomes longer.
+
+    The replays differ in the profiler's cost and in the effect of the change. The differences between runs are added to
+    the spread of the replays as independent errors: of the GPU's time that the change saves, of the GPU's time after
+    the change, and of the CPU's time on the critical path that the change saves and leaves.
+
+    Args:
+        study: the steps.
+        replays: the steps before and after the change, for each replay.
+        scale: the ratio of the length of a step to the length of a replayed step.
+    """
+    by_saving = sorted(replays, key=lambda pair: pair[0].step_ns - pair[1].step_ns)
+    least_ns, most_ns = (before.step_ns - after.step_ns for before, after in (by_saving[0], by_saving[-1]))
+    before_ns, after_ns = (_measure_path_ns(study, replay) for replay in by_saving[len(by_saving) // 2])
+    half_ns = math.hypot(
+        (most_ns - least_ns) / 2,
+        GPU_TIME_TOLERANCE * (before_ns.gpu - after_ns.gpu),
+        _GPU_RUN_TOLERANCE * after_ns.gpu,
+        _CPU_RUN_TOLERANCE * (before_ns.cpu - after_ns.cpu),
+        _CPU_RUN_TOLERANCE * after_ns.cpu,
+    )
+    middle_ns, ms_per_ns = (least_ns + most_ns) / 2, scale / NS_PER_MS
+    return (middle_ns - half_ns) * ms_per_ns, (middle_ns + half_ns) * ms_per_ns
+
+
+class _PathTimes(NamedTuple):
+    """The time per step on the critical path, ns: of the GPU, and of the CPU with its copies of pageable memory."""
+
+    gpu: float
+    cpu: float
+
+
+def _measure_path_ns(study: Study, replay: Replay) -> _PathTimes:
+    """Returns the time per step on the critical path of the steps, ns."""
+    call_shares, operation_shares = replay.critical_path()
+    # The critical path of several steps begins at the start of the second step.
+    steps = replay.steps - 1 if replay.steps >= MIN_STEPS else replay.steps
+    work_ns = operation_shares * replay.work_ns / steps
+    # The CPU moves the data of a copy from or to pageable memory.
+    is_pageable = np.isin(study.operations.copy, (PAGEABLE_TO_DEVICE, DEVICE_TO_PAGEABLE))
+    gpu_ns, pageable_ns = float(work_ns[~is_pageable].sum()), float(work_ns[is_pageable].sum())
+    cpu_ns = float((call_shares * replay.cpu_ns).sum()) / steps + pageable_ns
+    return _PathTimes(gpu_ns, max(cpu_ns, replay.least_step_ns - gpu_ns))
