@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -47,12 +48,17 @@ def run_ahead() -> CaptureSummary:
 
 
 def test_a_step_is_shorter_until_something_else_limits_it() -> None:
-    """Without matmuls the GPU has 40 µs less to do, but launching takes 20 µs, or 16.8: 30 to 33.2 are saved, ± 3 %."""
+    """Without matmuls the GPU has 40 µs less to do, but launching takes 20 µs, or 16.8: 30 to 33.2 are saved.
+
+    In another run, 3 % of the GPU's 50 µs and 15 % of the CPU's 20 are different, both of what is added to the critical
+    path and of what is left of it.
+    """
     found = what_if(run_ahead(), classes={"matmul": 0})
     assert (found.step_ms, found.less_ms, found.saves_ms, found.new_step_ms) == pytest.approx(
         (0.05, 0.04, 0.0316, 0.0184)
     )
-    assert (found.saves_ms_low, found.saves_ms_high) == pytest.approx((0.97 * 0.03, 1.03 * 0.0332))
+    half = math.hypot(0.0016, 0.03 * 0.05, 0.15 * 0.02, 0.15 * 0.02)
+    assert (found.saves_ms_low, found.saves_ms_high) == pytest.approx((0.0316 - half, 0.0316 + half))
     assert {part.part: (part.before_ms, part.after_ms) for part in found.path} == {
         "matmul": pytest.approx((0.04, 0)), "elementwise": pytest.approx((0.01, 0)),
         LAUNCHING: pytest.approx((0, 0.02)),
@@ -72,10 +78,10 @@ def test_what_limits_the_step_saves_all_of_its_time() -> None:
 
 
 def test_a_step_may_become_longer() -> None:
-    """Twice the matmul's time: 90 µs."""
+    """Twice the matmul's time: 90 µs. In another run, 3 % of 40 µs and 1 % of 90 are different: together 1.5 µs."""
     found = what_if(run_ahead(), classes={"matmul": 2})
     assert (found.saves_ms, found.less_ms) == pytest.approx((-0.04, -0.04))
-    assert "instead of 0.05 ms: it would be 0.039–0.041 ms longer (80 %)" in said(found)
+    assert "instead of 0.05 ms: it would be 0.038–0.042 ms longer (80 %)" in said(found)
 
 
 def test_changes_are_made_together() -> None:
@@ -93,9 +99,10 @@ def logging_loop() -> CaptureSummary:
 
 
 def test_a_range_that_is_gone_waits_for_nothing() -> None:
-    """40 µs are left, the GPU's; of the CPU's time two captures differ by a fifth."""
+    """40 µs are left, the GPU's. In another run, 15 % of the CPU's 10 µs and 1 % of these 40 are different."""
     found = what_if(logging_loop(), ranges={"log": 0})
-    assert (found.saves_ms, found.saves_ms_low, found.saves_ms_high) == pytest.approx((0.01, 0.008, 0.012))
+    half = math.hypot(0.15 * 0.01, 0.01 * 0.04)
+    assert (found.saves_ms, found.saves_ms_low, found.saves_ms_high) == pytest.approx((0.01, 0.01 - half, 0.01 + half))
 
 
 def test_a_range_holds_the_work_that_it_launches() -> None:
@@ -126,12 +133,12 @@ def test_copies_from_pinned_memory() -> None:
     """
     found = what_if(timed(Steps().copy(100, PAGEABLE_TO_DEVICE, 250_000, waits=True), 110), pinned=True)
     assert (found.step_ms, found.new_step_ms) == pytest.approx((0.11, 0.1), rel=0.01)
-    assert next(part for part in found.path if part.part == PINNING).after_ms == pytest.approx(0.09, rel=0.05)
+    assert next(part for part in found.path if part.part == PINNING).after_ms == pytest.approx(0.1, rel=0.01)
     layers = Steps()
     for _ in range(3):
         layers = layers.copy(100, PAGEABLE_TO_DEVICE, 250_000, waits=True).kernel(1)
-    # The work takes 3 · (10 + 1) µs, and at most 10 µs lie between it and the next step.
-    assert 0.033 < what_if(timed(layers, 333), pinned=True).new_step_ms < 0.045
+    # The work takes 3 · (10 + 1) µs, or 3 · 1 if the copies are hidden, and at most 10 µs lie before the next step.
+    assert 0.003 < what_if(timed(layers, 333), pinned=True).new_step_ms < 0.043
 
 
 @pytest.mark.parametrize(
@@ -217,7 +224,7 @@ def test_a_faster_network(packed: Callable[[str], Path]) -> None:
     ranks = summarize(*(packed(f"ranks/captures/one_bucket_rank{rank}") for rank in (0, 1)))
     assert ranks[0].study is not None
     found, alone = what_if(*ranks, network=2), what_if(ranks[0], network=2)
-    assert 3 < found.saves_ms_low < found.saves_ms_high < 4
+    assert 3.4 < found.saves_ms_low < found.saves_ms_high < 4.2
     assert alone.saves_ms_low == 0 < alone.saves_ms_high
     assert "does not show how much of a collective is waiting" in said(alone)
     assert "Other ranks" not in said(found)

@@ -278,8 +278,7 @@ def _replay_changes(
     ms = [(before.step_ns / NS_PER_MS * scale, after.step_ns / NS_PER_MS * scale) for before, after in pairs]
     bounds = [timed_ms or estimate_unprofiled_ms(before, busy_ms, length_ms) for before, _ in (min(ms), max(ms))]
     step_ms = sum(bounds) / 2
-    low, high = estimate_interval(study, pairs, scale)
-    middle = (low + high) / 2
+    low, middle, high = estimate_interval(study, pairs, scale)
     saving = Saving(
         steps=study.steps, step_ms=step_ms, saves_ms=middle, saves_ms_low=low, saves_ms_high=min(high, step_ms)
     )

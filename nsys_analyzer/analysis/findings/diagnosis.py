@@ -295,8 +295,7 @@ def _find_saving(
         most_ns = max(before.step_ns - after.step_ns for before, after in replays)
         if most_ns * steps.scale < _NEGLIGIBLE_SAVING_SHARE * steps.step_ms * NS_PER_MS:
             return _SavingInterval()  # on the other baselines, the saving would be similarly small
-    low, high = estimate_interval(steps.study, replays, steps.scale)
-    middle, low = (low + high) / 2, max(low, 0.0)
+    low, middle, high = estimate_interval(steps.study, replays, steps.scale)
     # A candidate saves at most the time of its cause, and at most the step without the remaining work.
     study, step, replay = steps.study, steps.summary, steps.study.replay
     changed = candidate.changes[-1](replay)

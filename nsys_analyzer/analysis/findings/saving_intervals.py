@@ -28,9 +28,12 @@ _GPU_RUN_TOLERANCE = 0.01
 _CPU_RUN_TOLERANCE = 0.15
 
 
-def estimate_interval(study: Study, replays: Sequence[tuple[Replay, Replay]], scale: float) -> tuple[float, float]:
-    """Estimates the interval of the saving in another run of the program, ms; negative if a step becomes longer.
+def estimate_interval(
+    study: Study, replays: Sequence[tuple[Replay, Replay]], scale: float
+) -> tuple[float, float, float]:
+    """Returns the least, the middle and the largest saving per step in another run of the program, ms.
 
+    A saving is negative if a step becomes longer. If all replays agree on the sign, the interval does not contain both.
     The replays differ in the profiler's cost and in the effect of the change. The differences between runs are added to
     the spread of the replays as independent errors: of the GPU's time that the change saves, of the GPU's time after
     the change, and of the CPU's time on the critical path that the change saves and leaves.
@@ -51,7 +54,9 @@ def estimate_interval(study: Study, replays: Sequence[tuple[Replay, Replay]], sc
         _CPU_RUN_TOLERANCE * after_ns.cpu,
     )
     middle_ns, ms_per_ns = (least_ns + most_ns) / 2, scale / NS_PER_MS
-    return (middle_ns - half_ns) * ms_per_ns, (middle_ns + half_ns) * ms_per_ns
+    low_ns = max(middle_ns - half_ns, 0.0 if least_ns >= 0 else -math.inf)
+    high_ns = min(middle_ns + half_ns, 0.0 if most_ns <= 0 else math.inf)
+    return low_ns * ms_per_ns, middle_ns * ms_per_ns, high_ns * ms_per_ns
 
 
 class _PathTimes(NamedTuple):
