@@ -69,7 +69,7 @@ PLANTED = {
     "casts": "layout_copies", "eager": "unfused_elementwise",
 }  # fmt: skip
 IDS = {
-    *PLANTED.values(), "small_grids", "gpu_idle",
+    *PLANTED.values(), "small_grids", "wave_tails", "gpu_idle",
     "between_steps", "cache_copies",
 }  # fmt: skip
 CAT = "void at::native::(anonymous namespace)::CatArrayBatchedCopy<at::native::OpaqueType<2u>, 4, 64, 64>(int)"

@@ -25,10 +25,12 @@ from nsys_analyzer.analysis.findings.waits import find_launch_bound
 from nsys_analyzer.analysis.operators.account import make_account
 from nsys_analyzer.analysis.operators.costs import estimate_cost
 from nsys_analyzer.analysis.operators.shape_reasons import find_misaligned_sizes
+from nsys_analyzer.analysis.operators.waves import count_resident_blocks
 from nsys_analyzer.analysis.steps.lines import StackSamples
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.finding_texts import TEXTS
 from nsys_analyzer.text import plain
+from nsys_analyzer.trace.columns import BlockResources
 from nsys_analyzer.trace.operator_calls import Signature, Tensor
 from nsys_analyzer.trace.stacks import StackFrame, Stacks
 from tests.conftest import DATA
@@ -469,12 +471,16 @@ def test_chains_are_a_part_of_the_account() -> None:
     case = steps.case(lasting=[3, 11])
     assert case.operators
     as_measured = np.ones(len(case.study.operations))
-    account = make_account(case.operators, case.baselines, 1.0, case.step_ms, {}, as_measured, as_measured)
+    account = make_account(
+        case.operators, case.baselines, 1.0, case.step_ms, {}, as_measured, as_measured, case.reasons
+    )
     assert account
     attainable = attainable_us("exp", LARGE, out=[LARGE])
     parts = {part.cause: part.ms * 1_000 for part in account.parts}
     assert parts == pytest.approx({"unfused": 200, "redundant": 50, "operators": 400 - attainable}, rel=1e-3)
     assert account.attainable_ms * 1_000 == pytest.approx(matmul_us + attainable, rel=1e-3)
+    unfused = {f"loss.py:{line} in loss": "unfused" for line in (1, 2, 3)}
+    assert {row.line: row.reason for row in account.operators} == {**unfused, "train.py:1 in step": ""}
 
 
 @pytest.mark.parametrize(
@@ -633,19 +639,102 @@ def test_large_parts_save_only_launches() -> None:
     assert saved_us(case, only(fewer_operators.find_split_operators, case)) == pytest.approx([0, 0], abs=40)
 
 
-def test_what_is_known_of_a_slow_operator() -> None:
-    """8 kernels of 8 blocks per call, which sum over rows: elements that are 4,096 apart."""
-    total = tensor(4096)
+#: For each reason of a slow operator: the dimension that it sums over, the kernels of a call, and the sentence. The
+#: elements of a column of ``LARGE`` are 4,096 apart.
+SLOW_REASONS = {
+    "reduction": ("[0]", 1, "not stored one after the other"),
+    "many_kernels": ("[1]", 8, "Each call launches 8 kernels on average."),
+}
+
+
+@pytest.mark.parametrize("reason", SLOW_REASONS)
+def test_what_is_known_of_a_slow_operator(reason: str) -> None:
+    """With a reason, 30 or 100 % of the excess are saved."""
+    dimension, kernels, sentence = SLOW_REASONS[reason]
     steps = OperatorSteps().call(
-        "sum", LARGE, out=[total], us=4_000, kernels=8, blocks=8, after=1, arguments=("", "[0]", "False"), writes=[1]
+        "sum", LARGE, out=[tensor(4096)], us=4_000, kernels=kernels, after=1, arguments=("", dimension, "False"),
+        writes=[1],
     ).case(lasting=[1])  # fmt: skip
     candidate = only(rules.find_slow_operators, steps)
     excess_us = 4_000 - float(steps.operators.attainable_ns[0]) / US
     assert saved_us(steps, candidate) == pytest.approx([0.3 * excess_us, excess_us])
-    said = text_of(candidate)
-    assert "Each call launches 8 kernels on average." in said
-    assert "100 % of this time is in kernels that have fewer blocks" in said
-    assert "not stored one after the other" in said
+    assert sentence in text_of(candidate)
+    assert [name for name, calls in steps.reasons.items() if calls.any()] == [reason]
+
+
+def test_a_sum_of_elements_that_are_stored_one_after_the_other_has_no_reason() -> None:
+    steps = OperatorSteps().call(
+        "sum", LARGE, out=[tensor(8192)], us=4_000, arguments=("", "[1]", "False"), writes=[1]
+    ).case(lasting=[1])  # fmt: skip
+    assert not any(calls.any() for calls in steps.reasons.values())
+
+
+# --- waves of blocks
+
+#: 168 registers and 384 threads: 12 warps of 5,376 registers need 64,512 of 65,536, so one block runs at a time.
+ONE_BLOCK = BlockResources(168, 384, 0)
+#: 64 registers and 256 threads: 8 warps of 2,048 registers, so 32 warps or 4 blocks run at a time.
+FOUR_BLOCKS = BlockResources(64, 256, 0)
+
+
+@pytest.mark.parametrize(
+    ("block", "resident"),
+    [
+        (ONE_BLOCK, 1),
+        (FOUR_BLOCKS, 4),
+        # 18 · 32 = 576 registers become 768. A quarter of the registers is enough for 21 warps: 4 · 21 // 4 = 21
+        # blocks, but 64 warps are 16 blocks.
+        (BlockResources(18, 128, 0), 16),
+        # 73,728 + 1,024 bytes, of 233,472: 3 blocks.
+        (BlockResources(32, 128, 73_728), 3),
+        # 32 threads, 32 registers: the GPU runs at most 32 blocks.
+        (BlockResources(32, 32, 0), 32),
+    ],
+)
+def test_blocks_that_a_multiprocessor_runs_at_once(block: BlockResources, resident: int) -> None:
+    assert count_resident_blocks(block, H200) == resident
+
+
+def test_blocks_on_a_gpu_without_known_limits() -> None:
+    assert count_resident_blocks(ONE_BLOCK, replace(H200, registers_per_sm=0)) == 0
+
+
+def multiply(us: float, blocks: int, block: BlockResources) -> StepsToExplain:
+    """A matmul of 8192 × 4096 × 4096, whose attainable time is 332 µs."""
+    matrix = tensor(4096, 4096)
+    return OperatorSteps().call("mm", LARGE, matrix, out=[LARGE], us=us, blocks=blocks, resources=block).case()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "block", "finding_id", "saved"),
+    [
+        # Half of 132 multiprocessors are idle: 50 or 90 % of half of 600 µs, but at most of the excess.
+        (66, ONE_BLOCK, "small_grids", [0.5, 0.9]),
+        # 198 / 132 = 1.5 blocks per multiprocessor, in 2 waves: 0.5 / 2 of 600 µs are wasted.
+        (198, ONE_BLOCK, "wave_tails", [0.5 * 150, 0.9 * 150]),
+        # 4 · 132 = 528 places. 594 / 528 = 1.125 waves waste at most 0.875 / 2. At least, 4.5 blocks per multiprocessor
+        # waste 0.5 / 5 of 600 µs, which is less than half of the excess.
+        (594, FOUR_BLOCKS, None, []),
+    ],
+)
+def test_idle_multiprocessors(blocks: int, block: BlockResources, finding_id: str | None, saved: list[float]) -> None:
+    steps = multiply(600, blocks, block)
+    excess_us = 600 - float(steps.operators.attainable_ns[0]) / US
+    assert 150 < excess_us < 300
+    candidates = [*find_small_grids(steps)]
+    assert [candidate.id for candidate in candidates] == ([finding_id] if finding_id else [])
+    for candidate in candidates:
+        limited = [share * excess_us for share in saved] if finding_id == "small_grids" else saved
+        assert saved_us(steps, candidate) == pytest.approx(limited)
+        assert "The operator mm (8192×4096 · 4096×4096 bf16) launches it." in text_of(candidate)
+        (slow,) = rules.find_slow_operators(steps) if not finding_id else [None]
+        assert slow is None or saved_us(steps, slow) == pytest.approx([0, excess_us])
+
+
+@pytest.mark.parametrize(("us", "blocks"), [(600, 132), (600, 264), (380, 66), (380, 198)])
+def test_full_waves_and_operators_without_excess_have_no_reason(us: float, blocks: int) -> None:
+    """One block for each multiprocessor is also the grid of a persistent kernel. 332 of 380 µs are attainable."""
+    assert [*find_small_grids(multiply(us, blocks, ONE_BLOCK))] == []
 
 
 def test_attention_with_a_mask() -> None:
@@ -665,17 +754,29 @@ def test_attention_with_a_mask() -> None:
 # --- findings about the same work
 
 
-def test_small_grids_are_left_out_if_another_finding_explains_them() -> None:
-    """The memory format explains the same kernels, and saves more."""
+def test_small_grids_are_no_finding_if_the_shapes_tell_another_reason() -> None:
     image = tensor(*CHANNELS)
     steps = OperatorSteps().call(
         "convolution", image, tensor(64, 64, 3, 3), None, out=[image], us=4_000, arguments=CONVOLUTION, blocks=100
     ).case()  # fmt: skip
-    assert [*find_small_grids(steps)] != []
-    candidates = [only(find_small_grids, steps), only(rules.find_memory_format, steps)]
-    saving = type("Saving", (), {"middle": 1.0})
-    kept = _without_explained_work(steps.study, [(candidate, saving) for candidate in candidates])
-    assert [candidate.id for candidate, _ in kept] == ["memory_format"]
+    assert [*find_small_grids(steps)] == []
+    assert only(rules.find_memory_format, steps).id == "memory_format"
+
+
+def test_small_grids_of_operators_without_an_attainable_time() -> None:
+    """Half of the multiprocessors are idle for 200 µs: 50 or 90 % of this half is saved."""
+    steps = OperatorSteps().call("sort", LARGE, us=200, blocks=66).case()
+    assert saved_us(steps, only(find_small_grids, steps)) == pytest.approx([50, 90])
+
+
+def test_slow_operators_are_left_out_if_another_finding_explains_them() -> None:
+    """The other finding saves less, but it tells the reason."""
+    steps = head(32_000, 5_000)
+    slow = only(rules.find_slow_operators, steps)
+    explained = replace(slow, id="explained", is_symptom=False)
+    savings = [type("Saving", (), {"middle": middle}) for middle in (2.0, 1.0)]
+    kept = _without_explained_work(steps.study, list(zip((slow, explained), savings, strict=True)))
+    assert [candidate.id for candidate, _ in kept] == ["explained"]
 
 
 # --- lines

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from nsys_analyzer.analysis.findings.finding import StepsToExplain
+from nsys_analyzer.analysis.findings.reasons import find_reasons
 from nsys_analyzer.analysis.operators.matching import OperatorWork
 from nsys_analyzer.analysis.operators.pricing import price_operators
+from nsys_analyzer.trace.columns import BlockResources
 from nsys_analyzer.trace.operator_calls import Batch, OperatorCalls, Signature, Tensor, TensorArgument
 from tests.support.steps import MANY, Steps
 
@@ -41,7 +43,7 @@ class OperatorSteps:
         reads: Sequence[int] = (), writes: Sequence[int] = (), phase: str = "forward",
         instance: int = 1, line: str = "train.py:1 in step",
         module: str = "", arguments: Sequence[str] = (), keeps_graph: bool = True, kernels: int = 1, after: float = 10,
-        blocks: int = MANY, kernel: str = "",
+        blocks: int = MANY, kernel: str = "", resources: BlockResources | None = None,
     ) -> OperatorSteps:  # fmt: skip
         """A call with its kernels, which take ``us`` together."""
         self.signatures.append(Signature(f"aten::{name}", inputs, tuple(out), tuple(arguments)))
@@ -51,7 +53,7 @@ class OperatorSteps:
         )  # fmt: skip
         self.steps.phase = phase
         for _ in range(kernels):
-            self.steps.kernel(us / kernels, kernel or f"{name}_kernel", after, blocks=blocks)
+            self.steps.kernel(us / kernels, kernel or f"{name}_kernel", after, blocks=blocks, resources=resources)
             self.launched_by.append(len(self.rows) - 1)
         return self
 
@@ -80,4 +82,5 @@ class OperatorSteps:
         """What a rule looks at."""
         steps = self.steps.case(**idle_ms)
         call = np.tile(np.array(self.launched_by), steps.study.steps)
-        return replace(steps, operators=price_operators(steps.study, OperatorWork(self.calls(lasting), call)))
+        operators = price_operators(steps.study, OperatorWork(self.calls(lasting), call))
+        return replace(steps, operators=operators, reasons=find_reasons(operators))

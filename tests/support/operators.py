@@ -75,7 +75,8 @@ def make_row(
 ) -> OperatorRow:
     """Returns a row of an operator with one call."""
     excess_ms = 0.0 if attainable_ms is None else ms - attainable_ms
-    return OperatorRow(operator, shapes, "forward", module, line, "memory", 1, ms, attainable_ms, excess_ms, 8.0, 96.0)
+    texts = (operator, shapes, "forward", module, line, "", "memory")
+    return OperatorRow(*texts, 1, ms, attainable_ms, excess_ms, 8.0, 96.0)
 
 
 def make_account(**changes: Any) -> StepAccount:

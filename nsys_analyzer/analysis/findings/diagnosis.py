@@ -23,6 +23,7 @@ from nsys_analyzer.analysis.findings.finding import (
     StepsToExplain,
 )
 from nsys_analyzer.analysis.findings.host_lines import HOST_LINE, find_host_lines
+from nsys_analyzer.analysis.findings.reasons import find_reasons
 from nsys_analyzer.analysis.findings.redundant_work import find_redundant_work
 from nsys_analyzer.analysis.findings.saving_intervals import estimate_interval
 from nsys_analyzer.analysis.operators.account import StepAccount, make_account
@@ -115,8 +116,9 @@ def diagnose(
     if not doubt:
         is_timed, middle_ms = bool(unprofiled_ms), (low_ms + high_ms) / 2
         priced = price_operators(study, operators) if operators else None
+        reasons = find_reasons(priced) if priced else {}
         steps = StepsToExplain(
-            step, study, baselines, scale, middle_ms, is_torch, is_timed, high_ms, priced, run or Run()
+            step, study, baselines, scale, middle_ms, is_torch, is_timed, high_ms, priced, reasons, run or Run()
         )
         account, findings = _explain_steps(steps)
     explained_causes = _find_explained_causes(step, findings) | ({"communication"} if waits_for_ranks else set())
@@ -160,7 +162,14 @@ def _explain_steps(steps: StepsToExplain) -> tuple[StepAccount | None, list[Find
         )
         idle_ms: dict[str, float] = {row.cause: row.ms for row in steps.summary.causes}
         account = make_account(
-            steps.operators, steps.baselines, steps.scale, steps.step_ms, idle_ms, fused_share, least_share
+            steps.operators,
+            steps.baselines,
+            steps.scale,
+            steps.step_ms,
+            idle_ms,
+            fused_share,
+            least_share,
+            steps.reasons,
         )
     # A finding saves at most what lies between the attainable step and the step.
     gap_ms = account.step_ms - account.attainable_ms if account else np.inf

@@ -18,16 +18,16 @@ from nsys_analyzer.analysis.findings.finding import Candidate, Rule, StepsToExpl
 from nsys_analyzer.analysis.findings.operators import (
     OperatorsFigures,
     describe_calls,
-    find_copies,
-    find_unexplained_calls,
     make_candidate,
     mask_calls,
     name_operator,
 )
+from nsys_analyzer.analysis.findings.reasons import find_copies, find_unexplained_calls
 from nsys_analyzer.analysis.findings.waits import LEAST_IDLE_SHARE
 from nsys_analyzer.analysis.operators.chains import FusedKernel, find_chains, find_independent_calls, fuse_chain
 from nsys_analyzer.analysis.operators.pricing import PricedOperators
 from nsys_analyzer.analysis.operators.shape_reasons import ExplainedCalls
+from nsys_analyzer.trace.arrays import Bools
 from nsys_analyzer.trace.schema import NS_PER_MS
 
 FusedFunction: TypeAlias = Literal["log_softmax", "softmax", "rms_norm", "gelu"]
@@ -83,7 +83,7 @@ def find_unfused_chains(steps: StepsToExplain) -> Iterator[Candidate]:
     operators = steps.operators
     if operators is None or not steps.has_data_flow:
         return
-    for place, chains in _group_chains(operators).items():
+    for place, chains in _group_chains(operators, find_unexplained_calls(operators, steps.reasons)).items():
         calls, totals = np.zeros(len(operators.calls), np.bool_), np.zeros(len(FusedKernel._fields))
         least_ns, most_ns = np.zeros((2, len(calls)))
         for chain in chains:
@@ -114,15 +114,15 @@ def find_unfused_chains(steps: StepsToExplain) -> Iterator[Candidate]:
             yield replace(candidate, is_common=figures.function is None)
 
 
-def _group_chains(operators: PricedOperators) -> Mapping[str, list[list[int]]]:
-    """Returns the chains of each class of modules, and of each function outside of modules.
+def _group_chains(operators: PricedOperators, unexplained: Bools) -> Mapping[str, list[list[int]]]:
+    """Returns the chains of the given calls by class of modules, and by function outside of modules.
 
     If no class has most of the time that fusing saves in modules, the classes are one group with an empty name, because
     one compiler fuses all of them.
     """
     groups, saved_ns = defaultdict[str, list[list[int]]](list), defaultdict[str, float](float)
     copies = find_copies(operators)
-    for chain in find_chains(operators, find_unexplained_calls(operators)):
+    for chain in find_chains(operators, unexplained):
         if copies[chain].all():
             continue
         place, ns = _name_place(operators, chain), operators.measured_ns[chain]
@@ -154,7 +154,7 @@ def find_copied_tensors(steps: StepsToExplain) -> Iterator[Candidate]:
     operators = steps.operators
     if operators is None or not steps.has_data_flow:
         return
-    copies, unexplained = find_copies(operators), find_unexplained_calls(operators)
+    copies, unexplained = find_copies(operators), find_unexplained_calls(operators, steps.reasons)
     least, most = COPY_SAVINGS
     least_ns, most_ns = operators.measured_ns * (1 - most), operators.measured_ns * (1 - least)
     groups, in_chain = defaultdict[str, list[int]](list), np.zeros(len(copies), np.bool_)
@@ -193,7 +193,8 @@ def find_split_operators(steps: StepsToExplain) -> Iterator[Candidate]:
     operators = steps.operators
     if operators is None or operators.rates is None or not steps.has_data_flow:
         return
-    calls, costs, unexplained = operators.calls, operators.costs, find_unexplained_calls(operators)
+    calls, costs = operators.calls, operators.costs
+    unexplained = find_unexplained_calls(operators, steps.reasons)
     unexplained &= ~calls.in_phase("optimizer") & operators.is_priced
     groups_of_parts = defaultdict[int, list[list[int]]](list)
     for members in find_independent_calls(operators, unexplained):

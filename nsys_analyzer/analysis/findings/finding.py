@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from nsys_analyzer.analysis.facts import Fact
 from nsys_analyzer.analysis.operators.account import StepAccount
 from nsys_analyzer.analysis.operators.pricing import PricedOperators
+from nsys_analyzer.analysis.operators.shape_reasons import Reason
 from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.steps.replay import Replay, replay_ranks
 from nsys_analyzer.analysis.steps.step import StepSummary
@@ -187,6 +188,7 @@ class StepsToExplain:
         is_timed: whether the length of a step was measured without the profiler.
         longest_step_ms: the upper end of the interval of ``step_ms``, ms.
         operators: the calls of PyTorch's operators with their attainable times; None if they are unknown.
+        reasons: the calls of operators whose time has each reason, by the reason; see ``find_reasons``.
         run: the manifest of the capture; an empty manifest if there is none.
     """
 
@@ -199,6 +201,7 @@ class StepsToExplain:
     is_timed: bool = False
     longest_step_ms: float = 0.0
     operators: PricedOperators | None = None
+    reasons: Mapping[Reason, Bools] = field(default_factory=dict)
     run: Run = field(default_factory=Run)
 
     @property

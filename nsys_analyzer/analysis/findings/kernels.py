@@ -28,6 +28,10 @@ from nsys_analyzer.analysis.findings.finding import (
 from nsys_analyzer.analysis.findings.waits import LEAST_IDLE_SHARE
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.kernels.classes import find_precision
+from nsys_analyzer.analysis.operators.account import describe_shapes
+from nsys_analyzer.analysis.operators.pricing import PricedOperators
+from nsys_analyzer.analysis.operators.shape_reasons import Reason
+from nsys_analyzer.analysis.operators.waves import find_idle_shares
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.transformer.peaks import find_peaks
 from nsys_analyzer.trace.arrays import Bools, Ints
@@ -146,8 +150,8 @@ def find_fp32_matmul(steps: StepsToExplain) -> Iterator[Candidate]:
 
 
 @dataclass(frozen=True)
-class SmallGridsFigures(FindingFigures):
-    """The long kernels with few blocks, per step.
+class IdleMultiprocessorsFigures(FindingFigures):
+    """The kernels whose blocks leave multiprocessors idle, per step.
 
     Attributes:
         kernels: the number of these kernels per step.
@@ -155,6 +159,9 @@ class SmallGridsFigures(FindingFigures):
         multiprocessors: the number of multiprocessors of the GPU.
         mean_blocks: the mean number of blocks of these kernels, weighted by time.
         longest_kernel: the name of the kernel with most of the time.
+        operator: the name of the operator that launches this kernel, and its shapes; empty if operators are unknown.
+        blocks_per_wave: the number of blocks of the kernel with most of the time that the GPU runs at once; 0 if it is
+            unknown.
     """
 
     kernels: float
@@ -162,25 +169,65 @@ class SmallGridsFigures(FindingFigures):
     multiprocessors: int
     mean_blocks: float
     longest_kernel: str
+    operator: tuple[str, str]
+    blocks_per_wave: int
+
+
+class SmallGridsFigures(IdleMultiprocessorsFigures):
+    """The kernels with fewer blocks than the GPU has multiprocessors, per step."""
+
+
+class WaveTailsFigures(IdleMultiprocessorsFigures):
+    """The kernels of several waves whose last wave leaves multiprocessors idle, per step."""
 
 
 def find_small_grids(steps: StepsToExplain) -> Iterator[Candidate]:
-    """Finds long kernels with fewer blocks than the GPU has multiprocessors, except for collectives."""
-    study = steps.study
-    multiprocessors = study.gpu.sm_count if study.gpu else 0
-    small = (study.operations.kind == KERNEL) & (study.operations.size > 0) & (study.operations.size < multiprocessors)
-    small &= (study.operations.duration_ns >= _SHORTEST_SMALL_GRID_NS) & ~study.of_class("communication")
-    if not multiprocessors or not small.any():
-        return
-    idle_share = np.where(small, 1 - study.operations.size / multiprocessors, 0.0)
-    work_ns = study.replay.work_ns[small]
-    longest = study.kernels[int(np.bincount(study.operations.kernel[small], work_ns).argmax())]
-    mean_blocks = float(np.average(study.operations.size[small], weights=work_ns))
-    figures = SmallGridsFigures(
-        study.operations_per_step(small), study.work_ms(small), multiprocessors, mean_blocks, longest
+    """Finds kernels with fewer blocks than the GPU has multiprocessors, and kernels whose last wave is partly full.
+
+    If the attainable time of an operator is known, its kernels count if this is the reason for its excess, and they
+    save at most the excess. Of other kernels, those count that are long and have fewer blocks than multiprocessors.
+    """
+    study, operators = steps.study, steps.operators
+    idle, work_ns = find_idle_shares(study), study.replay.work_ns
+    is_long = study.operations.duration_ns >= _SHORTEST_SMALL_GRID_NS
+    kinds: tuple[tuple[str, type[IdleMultiprocessorsFigures], Reason, Bools], ...] = (
+        ("small_grids", SmallGridsFigures, "small_grid", idle.is_small),
+        ("wave_tails", WaveTailsFigures, "wave_tail", (idle.least > 0) & ~idle.is_small),
     )
-    changes = tuple(saved_work(share * idle_share) for share in SMALL_GRID_SAVINGS)
-    yield Candidate("small_grids", figures, changes, Place("kernel", longest), small, is_symptom=True)
+    for finding_id, figures_type, reason, is_of_kind in kinds:
+        shares = []
+        for idle_share in (idle.least * is_of_kind, idle.most * is_of_kind):
+            counted_share = (idle.is_small & is_long).astype(np.float64)
+            if operators:
+                limit = np.minimum(operators.excess_ns / np.maximum(operators.measure_ns(idle_share), 1.0), 1.0)
+                limited_share = operators.spread(np.where(steps.reasons[reason], limit, 0.0))
+                counted_share = np.where(operators.operations_of(operators.is_priced), limited_share, counted_share)
+            shares.append(idle_share * counted_share)
+        selected = shares[1] > 0
+        if not selected.any():
+            continue
+        longest = int(np.bincount(study.operations.kernel[selected], work_ns[selected]).argmax())
+        is_longest = selected & (study.operations.kernel == longest)
+        figures = figures_type(
+            study.operations_per_step(selected),
+            study.work_ms(selected),
+            study.gpu.sm_count if study.gpu else 0,
+            mean_blocks=float(np.average(study.operations.size[selected], weights=work_ns[selected])),
+            longest_kernel=study.kernels[longest],
+            operator=_describe_operator(operators, int(operators.call[is_longest][0])) if operators else ("", ""),
+            blocks_per_wave=int(idle.blocks_per_wave[is_longest][0]),
+        )
+        changes = tuple(saved_work(share * gain) for share, gain in zip(shares, SMALL_GRID_SAVINGS, strict=True))
+        place = Place("kernel", figures.longest_kernel)
+        yield Candidate(finding_id, figures, changes, place, selected, is_symptom=True)
+
+
+def _describe_operator(operators: PricedOperators, call: int) -> tuple[str, str]:
+    """Returns the name of the operator of a call without its namespace, and its shapes; empty for no call."""
+    if call < 0:
+        return "", ""
+    signature = operators.calls.signatures[operators.calls.signature[call]]
+    return signature.name.rpartition("::")[2], describe_shapes(signature)
 
 
 @dataclass(frozen=True)

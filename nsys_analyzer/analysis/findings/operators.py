@@ -8,7 +8,6 @@ the reason where it can. Each rule consists of a type of figures and a function 
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,22 +23,19 @@ from nsys_analyzer.analysis.findings.finding import (
     StepsToExplain,
     saved_work,
 )
-from nsys_analyzer.analysis.findings.kernels import find_unfused_scores
 from nsys_analyzer.analysis.findings.padding import find_padding
 from nsys_analyzer.analysis.operators.account import describe_shapes
-from nsys_analyzer.analysis.operators.chains import find_chains
 from nsys_analyzer.analysis.operators.memory_formats import find_image_formats
-from nsys_analyzer.analysis.operators.operands import Call
 from nsys_analyzer.analysis.operators.pricing import PricedOperators
 from nsys_analyzer.analysis.operators.shape_reasons import (
     ExplainedCalls,
+    Reason,
     explain_calls,
     find_misaligned_sizes,
     find_needed_calls,
     pad_size,
 )
 from nsys_analyzer.trace.arrays import Bools, Floats
-from nsys_analyzer.trace.operator_calls import Signature
 from nsys_analyzer.trace.schema import NS_PER_MS
 
 #: Operators are examined only if they could save at least this share of a step.
@@ -50,12 +46,10 @@ _MAX_OPERATORS = 3
 SLOW_OPERATOR_SAVINGS = (0.0, 1.0)
 #: The same shares if a test tells the reason.
 KNOWN_REASON_SAVINGS = (0.3, 1.0)
-#: An operator consists of many kernels if a call launches at least this number.
-_MANY_KERNELS = 4
-#: Small grids are the reason if they take at least this share of the time.
-_MOST = 0.5
-#: Matches reductions whose second argument contains the dimensions.
-_REDUCTION = re.compile(r"::(sum|mean|amax|amin|max|min|var|_softmax|_log_softmax)$")
+#: The reasons that the rule on slow operators reports.
+_SLOW_REASONS: tuple[Reason, ...] = ("efficient_attention", "reduction", "many_kernels")
+#: A finding names a reason if the reason explains at least this share of the excess.
+_LEAST_REASON_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -99,16 +93,6 @@ class OperatorsFigures(FindingFigures):
 
 
 # --- operators above their attainable time, by a reason that the shapes tell
-
-
-def find_unexplained_calls(operators: PricedOperators) -> Bools:
-    """Returns True for each call with work that a step needs, if neither its shapes nor another rule tell a reason."""
-    unexplained = find_needed_calls(operators)
-    for reason in explain_calls(operators).values():
-        unexplained &= ~reason.calls
-    # Another rule reports unfused attention.
-    unexplained &= operators.measure_ns(find_unfused_scores(operators.study)) == 0
-    return unexplained
 
 
 @dataclass(frozen=True)
@@ -200,74 +184,45 @@ class SlowOperatorsFigures(OperatorsFigures):
     """Operators that take longer than their attainable time.
 
     Attributes:
+        reason: the reason for most of the excess; None if it is unknown.
         kernels_per_call: the mean number of operations that a call launches.
-        small_grid_share: the share of the time in kernels with fewer blocks than the GPU has multiprocessors.
-        reduces_apart: whether the operator with the most excess reduces elements that are not stored one after the
-            other.
-        is_efficient_attention: whether this operator is PyTorch's memory-efficient attention.
         gpu: the name of the GPU.
     """
 
+    reason: Reason | None
     kernels_per_call: float
-    small_grid_share: float
-    reduces_apart: bool
-    is_efficient_attention: bool
     gpu: str
 
     @property
     def savings(self) -> tuple[float, float]:
         """Returns the smallest and the largest share of the excess that is saved."""
-        has_reason = self.has_many_kernels or self.has_small_grids or self.reduces_apart or self.is_efficient_attention
-        return KNOWN_REASON_SAVINGS if has_reason else SLOW_OPERATOR_SAVINGS
-
-    @property
-    def has_many_kernels(self) -> bool:
-        """Returns whether a call consists of many kernels."""
-        return self.kernels_per_call >= _MANY_KERNELS
-
-    @property
-    def has_small_grids(self) -> bool:
-        """Returns whether kernels that do not fill the GPU take most of the time."""
-        return self.small_grid_share >= _MOST
+        return KNOWN_REASON_SAVINGS if self.reason else SLOW_OPERATOR_SAVINGS
 
 
 def find_slow_operators(steps: StepsToExplain) -> Iterator[Candidate]:
-    """Finds operators that take longer than their attainable time for no other reason, one finding per line."""
+    """Finds operators that take longer than their attainable time, one finding per line.
+
+    The reasons that other rules report are left out.
+    """
     operators, study = steps.operators, steps.study
     if operators is None or operators.rates is None:
         return
-    unexplained = find_unexplained_calls(operators)
-    calls = unexplained & (operators.excess_ns > 0) & ~find_copies(operators)
-    for chain in find_chains(operators, unexplained) if steps.has_data_flow else ():
-        calls[chain] = False
     measured_ns, excess_ns = operators.measured_ns, operators.excess_ns
-    for group in _groups_by_line(operators, calls):
+    pending = find_needed_calls(operators) & (excess_ns > 0)
+    pending &= ~np.any([calls for reason, calls in steps.reasons.items() if reason not in _SLOW_REASONS], axis=0)
+    for group in _groups_by_line(operators, pending):
+        reason_ns = {reason: excess_ns[steps.reasons[reason] & group].sum() for reason in _SLOW_REASONS}
+        reason = max(_SLOW_REASONS, key=lambda reason: reason_ns[reason])
         operations = operators.operations_of(group)
-        is_small = operations & (study.operations.size < (study.gpu.sm_count if study.gpu else 0))
-        longest = operators.calls.signatures[operators.calls.signature[int(np.argmax(excess_ns * group))]]
         figures = SlowOperatorsFigures(
             *describe_calls(steps, group),
+            reason=reason if reason_ns[reason] >= _LEAST_REASON_SHARE * excess_ns[group].sum() else None,
             kernels_per_call=operations.sum() / study.steps / max(int(group.sum()), 1),
-            small_grid_share=study.work_ms(is_small) / max(study.work_ms(operations), 1e-9),
-            reduces_apart=_reduces_apart(longest),
-            is_efficient_attention="_efficient_attention" in longest.name,
             gpu=operators.rates.gpu,
         )
         least, most = figures.savings
         explained = ExplainedCalls(group, measured_ns - most * excess_ns, measured_ns - least * excess_ns)
         yield from make_candidate(steps, "slow_operators", figures, explained)
-
-
-def _reduces_apart(signature: Signature) -> bool:
-    """Returns whether a reduction combines elements that are not stored one after the other, as over rows."""
-    inputs = Call(signature).tensors()
-    if not inputs or inputs[0].strides is None or not _REDUCTION.search(signature.name):
-        return False
-    dims = [
-        int(number) for number in re.findall(r"-?\d+", signature.arguments[1] if len(signature.arguments) > 1 else "")
-    ]
-    shape, strides = inputs[0].shape, inputs[0].strides
-    return bool(dims) and all(strides[dim] > 1 for dim in dims if -len(shape) <= dim < len(shape) and shape[dim] > 1)
 
 
 # --- what the rules share
@@ -345,16 +300,6 @@ def _groups_by_line(operators: PricedOperators, calls: Bools) -> Iterator[Bools]
         places[lines[line] if line >= 0 else _module_class(operators, index)].append(index)
     for members in places.values():
         yield mask_calls(len(calls), members)
-
-
-def find_copies(operators: PricedOperators) -> Bools:
-    """Returns True for each call that only copies tensors; shape (calls,)."""
-    is_copy = [
-        bool(cost and cost.kind == "copy" and Call(signature).tensors())
-        for signature, cost in zip(operators.calls.signatures, operators.costs, strict=True)
-    ]
-    copies: Bools = np.array([*is_copy, False])[operators.calls.signature]
-    return copies
 
 
 def mask_calls(size: int, members: Sequence[int]) -> Bools:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,9 +12,9 @@ import numpy as np
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.operators.chains import find_chains, fuse_chain
 from nsys_analyzer.analysis.operators.pricing import PricedOperators
-from nsys_analyzer.analysis.operators.shape_reasons import find_needed_calls
+from nsys_analyzer.analysis.operators.shape_reasons import Reason, find_needed_calls
 from nsys_analyzer.analysis.steps.replay import Replay
-from nsys_analyzer.trace.arrays import Floats
+from nsys_analyzer.trace.arrays import Bools, Floats
 from nsys_analyzer.trace.operator_calls import Signature, Tensor
 from nsys_analyzer.trace.schema import NS_PER_MS
 
@@ -46,6 +47,7 @@ class OperatorRow:
         phase: the phase that calls it.
         module: the module that calls it, with ``*`` for the numbers of layers; empty if it is unknown.
         line: the line of the program that calls it; empty if it is unknown.
+        reason: the reason for most of the excess, a ``Reason``; empty if it is unknown.
         limit: what limits an operator that takes its attainable time, ``FLOPs`` or ``memory``; empty if unknown.
         calls: the number of calls.
         ms: the measured kernel time, ms.
@@ -60,6 +62,7 @@ class OperatorRow:
     phase: str
     module: str
     line: str
+    reason: str
     limit: str
     calls: int
     ms: float
@@ -113,6 +116,7 @@ def make_account(
     idle_ms: Mapping[str, float],
     fused_share: Floats,
     least_share: Floats,
+    reasons: Mapping[Reason, Bools],
 ) -> StepAccount | None:
     """Makes the account of a step; None if no operator has an attainable time.
 
@@ -129,6 +133,7 @@ def make_account(
             of the findings are fused. The findings also know chains if the values of operators are unknown.
         least_share: the least share that remains after any change that a finding names, such as a lower precision. It
             is attainable even if the attainable time of the operator is longer.
+        reasons: the calls whose time has each reason.
     """
     if operators.rates is None or not operators.is_priced.any():
         return None
@@ -166,7 +171,7 @@ def make_account(
         expected_share=float(measured_ns[is_priced].sum() / kernel_ns) if kernel_ns else 0.0,
         measured_on=operators.rates.measured_on,
         is_scaled=operators.rates.is_scaled,
-        operators=make_operator_rows(operators),
+        operators=make_operator_rows(operators, reasons),
     )
 
 
@@ -209,9 +214,12 @@ def has_name(operator: str, name: str) -> bool:
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=[.:]|$)")
 
 
-def make_operator_rows(operators: PricedOperators) -> tuple[OperatorRow, ...]:
+def make_operator_rows(operators: PricedOperators, reasons: Mapping[Reason, Bools]) -> tuple[OperatorRow, ...]:
     """Returns a row for each operator with work, the largest excess first. Layers of one kind share rows."""
     calls, rows = operators.calls, []
+    reason_of_call = {
+        index: reason for reason, members in reasons.items() for index in np.flatnonzero(members).tolist()
+    }
     modules = [_LAYER_NUMBER.sub("*", module) for module in calls.modules]
     shapes = [describe_shapes(signature) for signature in calls.signatures]
     limits = [
@@ -228,6 +236,7 @@ def make_operator_rows(operators: PricedOperators) -> tuple[OperatorRow, ...]:
                 phase=_text(calls.phases, calls.phase[index]),
                 module=_text(modules, calls.module[index]),
                 line=_text(calls.lines, calls.line[index]),
+                reason=reason_of_call.get(index, ""),
                 limit=limits[signature] if not np.isnan(attainable_ns) else "",
                 calls=1,
                 ms=float(operators.measured_ns[index]) / NS_PER_MS,
@@ -243,7 +252,8 @@ def make_operator_rows(operators: PricedOperators) -> tuple[OperatorRow, ...]:
 def fold_rows(rows: Iterable[OperatorRow], key: Callable[[OperatorRow], Hashable]) -> tuple[OperatorRow, ...]:
     """Adds up the rows with equal keys, and returns the sums, the largest excess first.
 
-    A text that differs among the rows of a key becomes empty. An operator without an attainable time counts with its
+    A text that differs among the rows of a key becomes empty, except for the reason, which is that of the largest part
+    of the excess. An operator without an attainable time counts with its
     measured time, unless no operator of the key has an attainable time.
     """
     groups: dict[Hashable, list[OperatorRow]] = {}
@@ -255,6 +265,9 @@ def fold_rows(rows: Iterable[OperatorRow], key: Callable[[OperatorRow], Hashable
             name: getattr(same[0], name) if len({getattr(row, name) for row in same}) == 1 else ""
             for name in ("operator", "shapes", "phase", "module", "line", "limit")
         }
+        excess_ms = defaultdict[str, float](float)
+        for row in same:
+            excess_ms[row.reason] += row.excess_ms
         is_priced = any(row.attainable_ms is not None for row in same)
         attainable_ms = sum(row.ms if row.attainable_ms is None else row.attainable_ms for row in same)
         costs = [(row.flops, row.bytes) for row in same if row.flops is not None and row.bytes is not None]
@@ -262,10 +275,11 @@ def fold_rows(rows: Iterable[OperatorRow], key: Callable[[OperatorRow], Hashable
         folded.append(
             OperatorRow(
                 **texts,
+                reason=max(excess_ms, key=lambda reason: excess_ms[reason]),
                 calls=sum(row.calls for row in same),
                 ms=sum(row.ms for row in same),
                 attainable_ms=attainable_ms if is_priced else None,
-                excess_ms=sum(row.excess_ms for row in same),
+                excess_ms=sum(excess_ms.values()),
                 flops=flops,
                 bytes=count,
             )

@@ -82,10 +82,9 @@ class PricedOperators:
         spread: Floats = np.append(factor, default)[self.call]
         return spread
 
-    def measure_ns(self, operations: Bools) -> Floats:
-        """Returns the mean time per step of the given operations by their call, ns, shape (calls,)."""
-        exposed_ns = np.where(operations, self.study.operations.exposed_ns, 0.0)
-        return _add_up_by_call(self.study, self.call, exposed_ns, len(self.calls))
+    def measure_ns(self, operations: Bools | Floats) -> Floats:
+        """Returns the mean time per step of the given operations, or shares of operations, by their call, ns."""
+        return _add_up_by_call(self.study, self.call, operations * self.study.operations.exposed_ns, len(self.calls))
 
     def measure_launching_ns(self) -> Floats:
         """Returns the mean time per step from the launches of each call to the next launches, ns, shape (calls,)."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -24,6 +25,21 @@ from nsys_analyzer.analysis.operators.pricing import PricedOperators
 from nsys_analyzer.trace.arrays import Bools, Floats
 from nsys_analyzer.trace.operator_calls import Signature, Tensor, TensorArgument
 
+#: The reasons, in the order in which they are tested. A call has the first reason that applies:
+#:
+#: - ``precision``, ``memory_format``, ``alignment``: the shapes tell the reason; see ``explain_calls``.
+#: - ``attention``: the call works on the scores of unfused attention.
+#: - ``unfused``: one kernel could do the chain of operators that contains the call.
+#: - ``copies``: the call only copies a tensor.
+#: - ``efficient_attention``: the call is PyTorch's memory-efficient attention.
+#: - ``reduction``: the call reduces over elements that are not stored one after the other.
+#: - ``small_grid``: kernels of the call have fewer blocks than the GPU has multiprocessors.
+#: - ``wave_tail``: the last wave of blocks of the call's kernels fills only a part of the GPU.
+#: - ``many_kernels``: the call launches many kernels.
+Reason: TypeAlias = Literal[
+    "precision", "memory_format", "alignment", "attention", "unfused", "copies", "efficient_attention", "reduction",
+    "small_grid", "wave_tail", "many_kernels",
+]  # fmt: skip
 #: The smallest and the largest share of the time above the attainable time that is saved if images are stored as
 #: channels_last. A ResNet-50 in bf16 on an H100 saved 87 % of this time.
 MEMORY_FORMAT_SAVINGS = (0.65, 1.0)
@@ -55,10 +71,12 @@ class ExplainedCalls:
     most_ns: Floats
 
 
-def explain_calls(operators: PricedOperators) -> Mapping[str, ExplainedCalls]:
+def explain_calls(operators: PricedOperators) -> Mapping[Reason, ExplainedCalls]:
     """Returns the calls for which the shapes tell the reason, by the reason. Each call has at most one reason."""
-    pending, explained = find_needed_calls(operators), dict[str, ExplainedCalls]()
-    tests = {"precision": _explain_precision, "memory_format": _explain_memory_format, "alignment": _explain_alignment}
+    pending, explained = find_needed_calls(operators), dict[Reason, ExplainedCalls]()
+    tests: dict[Reason, Callable[[PricedOperators, Bools], ExplainedCalls]] = {
+        "precision": _explain_precision, "memory_format": _explain_memory_format, "alignment": _explain_alignment,
+    }  # fmt: skip
     for reason, explain in tests.items():
         explained[reason] = explain(operators, pending)
         pending = pending & ~explained[reason].calls

@@ -17,13 +17,15 @@ from nsys_analyzer.analysis.findings.kernels import (
     TF32_GAIN_SHARE,
     CacheCopiesFigures,
     Fp32MatmulFigures,
+    IdleMultiprocessorsFigures,
     LayoutCopiesFigures,
     SmallGridsFigures,
     UnfusedAttentionFigures,
     UnfusedElementwiseFigures,
     UnfusedOptimizerFigures,
+    WaveTailsFigures,
 )
-from nsys_analyzer.report.units import format_count, format_ms, rounded, rounded_percent
+from nsys_analyzer.report.units import format_count, format_ms, rounded, rounded_percent, shorten_shapes
 from nsys_analyzer.trace.schema import US_PER_MS
 
 #: The most characters of a kernel's name in a sentence.
@@ -73,16 +75,51 @@ def describe_small_grids(figures: SmallGridsFigures) -> FindingTexts:
             f"In each step, small kernels take {format_ms(figures.ms)} ({format_count(figures.kernels, 'launch')}). "
             f"These kernels have fewer blocks ({figures.mean_blocks:.0f} on average) than the GPU has multiprocessors "
             f"({figures.multiprocessors}).",
-            f"The kernel that takes most of this time is {figures.longest_kernel[:_MAX_NAME_LENGTH]}.",
+            _say_longest_kernel(figures),
         ),
-        derivation=f"The step is replayed as if {_say_percent_range(SMALL_GRID_SAVINGS)} of the time of the idle "
-        "multiprocessors were used.",
+        derivation=_say_used_multiprocessors(figures),
         remedy=(
             "# a larger batch, or several small problems at once: torch.bmm, torch._foreach_*, streams",
             'model = torch.compile(model, mode="max-autotune")  # tries split-K and smaller tiles',
         ),
         disproof="Double the batch: if these kernels take twice as long, their grids do not limit them.",
     )
+
+
+def describe_wave_tails(figures: WaveTailsFigures) -> FindingTexts:
+    """Returns the sentences of the finding on kernels whose last wave of blocks is only partly full."""
+    return FindingTexts(
+        title="The last wave of blocks leaves multiprocessors idle",
+        evidence=(
+            f"In each step, kernels whose blocks run in several waves take {format_ms(figures.ms)} "
+            f"({format_count(figures.kernels, 'launch')}). The last wave has too few blocks for the "
+            f"{figures.multiprocessors} multiprocessors.",
+            f"{_say_longest_kernel(figures)} The GPU runs {figures.blocks_per_wave:,} of its blocks at once: their "
+            "registers, threads and shared memory limit this number.",
+        ),
+        derivation=f"{_say_used_multiprocessors(figures)} The lower bound assumes that blocks share the speed of their "
+        "multiprocessor. The upper bound assumes that each wave takes the same time.",
+        remedy=(
+            f"# a batch or a size of a tensor with a multiple of {figures.blocks_per_wave:,} blocks, or a little less",
+            'model = torch.compile(model, mode="max-autotune")  # tries tiles of other sizes and split-K',
+        ),
+        disproof="Reduce the batch until the last wave disappears: if these kernels take as long as before, this wave "
+        "does not limit them.",
+    )
+
+
+def _say_longest_kernel(figures: IdleMultiprocessorsFigures) -> str:
+    """Returns the kernel that takes most of the time, and the operator that launches it if it is known."""
+    name, shapes = figures.operator
+    launched_by = f" The operator {name} ({shorten_shapes(shapes)}) launches it." if name else ""
+    return f"The kernel that takes most of this time is {figures.longest_kernel[:_MAX_NAME_LENGTH]}.{launched_by}"
+
+
+def _say_used_multiprocessors(figures: IdleMultiprocessorsFigures) -> str:
+    """Returns the assumption that the idle multiprocessors are used."""
+    limit = ", up to the time of the operators above their attainable time" if figures.operator[0] else ""
+    shares = _say_percent_range(SMALL_GRID_SAVINGS)
+    return f"The step is replayed as if {shares} of the time of the idle multiprocessors were used{limit}."
 
 
 def describe_unfused_attention(figures: UnfusedAttentionFigures) -> FindingTexts:
@@ -185,5 +222,6 @@ TEXTS: dict[type[FindingFigures], Callable[[Any], FindingTexts]] = {
     UnfusedElementwiseFigures: describe_unfused_elementwise,
     LayoutCopiesFigures: describe_layout_copies,
     SmallGridsFigures: describe_small_grids,
+    WaveTailsFigures: describe_wave_tails,
     CacheCopiesFigures: describe_cache_copies,
 }

@@ -24,7 +24,7 @@ from nsys_analyzer.analysis.findings.operators import (
 from nsys_analyzer.analysis.findings.padding import PaddingFigures
 from nsys_analyzer.analysis.findings.redundant_work import RedundantWorkFigures
 from nsys_analyzer.analysis.operators.redundancy import Redundancy
-from nsys_analyzer.analysis.operators.shape_reasons import ALIGNMENT_BYTES, MEMORY_FORMAT_SAVINGS
+from nsys_analyzer.analysis.operators.shape_reasons import ALIGNMENT_BYTES, MEMORY_FORMAT_SAVINGS, Reason
 from nsys_analyzer.report.units import format_count, format_ms, rounded, rounded_percent, shorten_shapes
 from nsys_analyzer.text import format_bytes
 
@@ -322,27 +322,30 @@ def describe_split_operators(figures: SplitOperatorsFigures) -> FindingTexts:
     )
 
 
+#: The sentence on each reason why operators are slow, and a line to type.
+_SLOW_REASONS: Mapping[Reason | None, tuple[str, str]] = {
+    None: ("", "# compare with: torch.utils.benchmark.Timer of this operator with contiguous inputs"),
+    "efficient_attention": (
+        "This is PyTorch's memory-efficient attention. PyTorch chooses it instead of FlashAttention if a mask is a "
+        "tensor, or if the operands are in fp32.",
+        "out = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # in bf16, without attn_mask",
+    ),
+    "reduction": (
+        "The operator reduces over elements that are not stored one after the other.",
+        "x = x.transpose(0, 1).contiguous()  # store the reduced dimension last, where x is made",
+    ),
+    "many_kernels": (
+        "Each call launches {kernels:.0f} kernels on average.",
+        "# one operator for the same result, or torch.compile of the function that calls it",
+    ),
+}
+
+
 def describe_slow_operators(figures: SlowOperatorsFigures) -> FindingTexts:
     """Returns the sentences of the finding on operators that take longer than attainable."""
     first = figures.operators[0]
-    reasons, remedy = [], ["# compare with: torch.utils.benchmark.Timer of this operator with contiguous inputs"]
-    if figures.has_many_kernels:
-        reasons.append(f"Each call launches {figures.kernels_per_call:.0f} kernels on average.")
-    if figures.has_small_grids:
-        reasons.append(
-            f"{rounded_percent(figures.small_grid_share)} of this time is in kernels that have fewer blocks than the "
-            "GPU has multiprocessors."
-        )
-        remedy = ["# a larger batch, or several small problems at once: torch.bmm, torch._foreach_*, streams"]
-    if figures.reduces_apart:
-        reasons.append("The operator reduces over elements that are not stored one after the other.")
-        remedy = ["x = x.transpose(0, 1).contiguous()  # store the reduced dimension last, where x is made"]
-    if figures.is_efficient_attention:
-        reasons.append(
-            "This is PyTorch's memory-efficient attention. PyTorch chooses it instead of FlashAttention if a mask is a "
-            "tensor, or if the operands are in fp32."
-        )
-        remedy = ["out = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # in bf16, without attn_mask"]
+    reason, remedy = _SLOW_REASONS[figures.reason]
+    reasons = (reason.format(kernels=figures.kernels_per_call),) if reason else ()
     least, most = figures.savings
     return FindingTexts(
         title=f"{first.operator} takes longer than attainable",
@@ -350,7 +353,7 @@ def describe_slow_operators(figures: SlowOperatorsFigures) -> FindingTexts:
         derivation=f"The step is replayed without {rounded_percent(least)} to {rounded_percent(most)} of the time "
         "above the attainable time. The attainable time is that of similar operators, which were measured on the "
         f"{figures.gpu} or scaled to it.",
-        remedy=tuple(remedy),
+        remedy=(remedy,),
         disproof="Time the operator alone with these shapes: if it takes as long, PyTorch's kernel is the limit.",
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from nsys_analyzer.analysis.operators.account import OperatorRow, StepAccount, fold_rows
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
@@ -91,6 +91,10 @@ def answer_operators(capture: CaptureSummary) -> Iterator[Block]:
         folded_blocks.append(tabulate_operators(listed_rows, "Kernel time without an expectation, by operator:", title))
     hidden_count = len(rows) - len(rows_above_limit[:_MAX_ROWS]) - len(listed_rows)
     sentences: list[StrOrText] = [_define_terms(account)]
+    shown_reasons = {row.reason for row in (*rows_above_limit[:_MAX_ROWS], *listed_rows)}
+    sentences += [
+        f"{words.capitalize()}: {meaning}" for reason, (words, meaning) in _REASONS.items() if reason in shown_reasons
+    ]
     if hidden_count:
         operators = plural(hidden_count, "operator")
         sentences.append(phrase("`nsys-analyze operators` lists {} more {}.", hidden_count, operators))
@@ -125,6 +129,21 @@ def _tabulate_account(account: StepAccount, title: str) -> Table:
     return make_table(fields, rows, "The account of a step without the profiler:", capture=title)
 
 
+#: The words for the reasons of operators in tables, and what they mean.
+_REASONS: Mapping[str, tuple[str, str]] = {
+    "precision": ("fp32, no tensor cores", "The operator multiplies in fp32 on CUDA cores."),
+    "memory_format": ("NCHW images", "Images are stored by channel, not as channels_last."),
+    "alignment": ("misaligned size", "Rows of its matrices do not begin at multiples of 16 bytes."),
+    "attention": ("unfused attention", "Separate operators compute the scores of attention."),
+    "unfused": ("unfused neighbors", "One kernel could do the operator and operators that follow it or precede it."),
+    "copies": ("copy", "The operator only copies a tensor."),
+    "efficient_attention": ("not FlashAttention", "PyTorch chose its memory-efficient attention."),
+    "reduction": ("strided reduction", "The operator reduces over elements that are not stored one after the other."),
+    "small_grid": ("too few blocks", "Kernels have fewer blocks than the GPU has multiprocessors."),
+    "wave_tail": ("partial last wave", "The blocks of a kernel run in waves, and the last wave leaves "
+                  "multiprocessors idle."),
+    "many_kernels": ("many kernels", "A call launches four or more kernels."),
+}  # fmt: skip
 #: The columns that name a row of a table of operators, by what the table has a row for.
 _NAME_FIELDS: dict[str, tuple[Field[OperatorRow], ...]] = {
     "operator": (
@@ -132,6 +151,7 @@ _NAME_FIELDS: dict[str, tuple[Field[OperatorRow], ...]] = {
         Field("shapes", "text", lambda row: shorten_shapes(row.shapes)),
         Field("line", "code", lambda row: row.line or None),
         Field("limit", "text", lambda row: row.limit or None),
+        Field("reason", "text", lambda row: _REASONS[row.reason][0] if row.reason else None),
     ),
     "module": (Field("module", "code", lambda row: row.module or "(no module)"),),
     "line": (Field("line", "code", lambda row: row.line or "(no line)"),),

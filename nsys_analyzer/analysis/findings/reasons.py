@@ -1,0 +1,102 @@
+"""Finds why operators take longer than they should. Findings and the tables of operators use these reasons."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from nsys_analyzer.analysis.findings.kernels import find_unfused_scores
+from nsys_analyzer.analysis.operators.chains import find_chains
+from nsys_analyzer.analysis.operators.operands import Call
+from nsys_analyzer.analysis.operators.pricing import PricedOperators
+from nsys_analyzer.analysis.operators.shape_reasons import Reason, explain_calls, find_needed_calls
+from nsys_analyzer.analysis.operators.waves import find_idle_shares
+from nsys_analyzer.trace.arrays import Bools
+from nsys_analyzer.trace.operator_calls import Signature
+
+#: The reasons from ``efficient_attention`` on explain only an excess of at least this share of a call's time.
+_LEAST_EXCESS_SHARE = 0.15
+#: Idle multiprocessors are the reason if they waste at least this share of the excess.
+_LEAST_WASTED_SHARE = 0.5
+#: A call consists of many kernels if it launches at least this number.
+MANY_KERNELS = 4
+#: The position of the dimensions among the arguments of operators that combine the elements of dimensions.
+_REDUCED_DIMENSIONS = (
+    (re.compile(r"::(?:sum|mean|prod|amax|amin|max|min|argmax|argmin|any|all|std|var|var_mean|std_mean|logsumexp|"
+                r"cumsum|cumprod|_softmax|_log_softmax|_safe_softmax)$"), 1),
+    (re.compile(r"::(?:linalg_vector_norm|norm|_softmax_backward_data|_log_softmax_backward_data)$"), 2),
+)  # fmt: skip
+
+
+def find_reasons(operators: PricedOperators) -> Mapping[Reason, Bools]:
+    """Returns the calls whose time has each reason, by the reason; shape (calls,). A call has at most one reason."""
+    calls, study = operators.calls, operators.study
+    pending = find_needed_calls(operators)
+    reasons = dict[Reason, Bools]()
+
+    def add_reason(reason: Reason, is_reason: Bools) -> None:
+        """Gives the reason to the calls that have no reason yet."""
+        reasons[reason] = pending & is_reason
+        pending[reasons[reason]] = False
+
+    for shape_reason, explained in explain_calls(operators).items():
+        add_reason(shape_reason, explained.calls)
+    add_reason("attention", operators.measure_ns(find_unfused_scores(study)) > 0)
+    copies, in_chain = find_copies(operators), np.zeros(len(calls), np.bool_)
+    for chain in find_chains(operators, pending) if calls.reads else ():
+        in_chain[chain] = not copies[chain].all()
+    add_reason("unfused", in_chain)
+    add_reason("copies", copies)
+    pending &= operators.excess_ns >= _LEAST_EXCESS_SHARE * np.maximum(operators.measured_ns, 1.0)
+    add_reason("efficient_attention", _find_signatures(operators, _is_efficient_attention))
+    add_reason("reduction", _find_signatures(operators, reduces_apart))
+    idle, least_ns = find_idle_shares(study), _LEAST_WASTED_SHARE * operators.excess_ns
+    add_reason("small_grid", operators.measure_ns(idle.least * idle.is_small) >= least_ns)
+    add_reason("wave_tail", operators.measure_ns(idle.least * ~idle.is_small) >= least_ns)
+    kernels = np.bincount(operators.call[operators.call >= 0], minlength=len(calls)) / study.steps
+    add_reason("many_kernels", kernels >= MANY_KERNELS)
+    return reasons
+
+
+def find_unexplained_calls(operators: PricedOperators, reasons: Mapping[Reason, Bools]) -> Bools:
+    """Returns True for each call with work that a step needs, if none of the first reasons applies.
+
+    The first reasons are told by the shapes and by unfused attention. Fewer operators could do some of these calls.
+    """
+    explained = [reasons[reason] for reason in ("precision", "memory_format", "alignment", "attention")]
+    unexplained: Bools = find_needed_calls(operators) & ~np.any(explained, axis=0)
+    return unexplained
+
+
+def find_copies(operators: PricedOperators) -> Bools:
+    """Returns True for each call that only copies tensors; shape (calls,)."""
+    copying = {
+        signature
+        for signature, cost in zip(operators.calls.signatures, operators.costs, strict=True)
+        if cost and cost.kind == "copy" and Call(signature).tensors()
+    }
+    return _find_signatures(operators, copying.__contains__)
+
+
+def _find_signatures(operators: PricedOperators, is_match: Callable[[Signature], bool]) -> Bools:
+    """Returns True for each call whose signature passes a test; shape (calls,)."""
+    matches: Bools = np.array([*map(is_match, operators.calls.signatures), False])[operators.calls.signature]
+    return matches
+
+
+def _is_efficient_attention(signature: Signature) -> bool:
+    return "_efficient_attention" in signature.name
+
+
+def reduces_apart(signature: Signature) -> bool:
+    """Returns whether an operator combines elements that are not stored one after the other, as over rows."""
+    inputs, arguments = Call(signature).tensors(), signature.arguments
+    position = next((position for names, position in _REDUCED_DIMENSIONS if names.search(signature.name)), 0)
+    if not inputs or inputs[0].strides is None or not 0 < position < len(arguments):
+        return False
+    dims = [int(number) for number in re.findall(r"-?\d+", arguments[position])]
+    shape, strides = inputs[0].shape, inputs[0].strides
+    reduced = [strides[dim] for dim in dims if -len(shape) <= dim < len(shape) and shape[dim] > 1]
+    return bool(reduced) and min(reduced) > 1
