@@ -22,7 +22,7 @@ import numpy as np
 
 from nsys_analyzer.errors import TraceError
 from nsys_analyzer.system.atomic_write import check_regular
-from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, dense_codes, mask_by_name
+from nsys_analyzer.trace.arrays import Axis, Bools, Ints, SmallInts, dense_codes, mask_by_name
 from nsys_analyzer.trace.columns import OPERATION_KINDS, match_launches, pid_of, process_of
 from nsys_analyzer.trace.sources import find_files_beside
 
@@ -283,17 +283,14 @@ def name_operations(trace: Any, index: Ints) -> tuple[str, ...]:
 
 def _find_calls(trace: Any, launch: SmallInts) -> Ints:
     """Returns the call of an operator that made each launch: the range of the thread that began last, or -1."""
-    ranges, launches = trace.ranges, trace.launches
+    ranges, thread, time = trace.ranges, trace.launches.thread[launch], trace.launches.start[launch]
     matches = [OPERATOR_RANGE.fullmatch(name) for name in ranges.names]
-    call_of_range = np.array([*(int(match[1]) if match else -1 for match in matches), -1], np.int64)[ranges.name]
-    index = np.flatnonzero(call_of_range >= 0)
-    index = index[np.argsort(ranges.start[index], kind="stable")]
-    call: Ints = np.full(len(launch), -1)
-    for thread in np.unique(ranges.thread[index]).tolist():
-        of_thread = index[ranges.thread[index] == thread]
-        position = np.flatnonzero(launches.thread[launch] == thread)
-        start = launches.start[launch[position]]
-        last = np.searchsorted(ranges.start[of_thread], start, side="right") - 1
-        is_inside = (last >= 0) & (ranges.end[of_thread[last]] >= start)
-        call[position[is_inside]] = call_of_range[of_thread[last[is_inside]]]
-    return call
+    call_of_name = np.array([int(match[1]) if match else -1 for match in matches], np.int64)
+    ranges = ranges.select(call_of_name[ranges.name] >= 0)
+    if not len(ranges):
+        return np.full(len(launch), -1)
+    axis = Axis(ranges.thread, ranges.start)
+    ranges = ranges.select(np.argsort(axis.place(ranges.thread, ranges.start), kind="stable"))
+    last = np.searchsorted(axis.place(ranges.thread, ranges.start), axis.place(thread, time), side="right") - 1
+    is_inside = (last >= 0) & (ranges.thread[last] == thread) & (ranges.end[last] >= time)
+    return np.where(is_inside, call_of_name[ranges.name[last]], -1)
