@@ -115,14 +115,18 @@ class Rank:
     def collective(
         self, kind: str, start: int, end: int, launch: int | None = None, *, size: int = 1 << 20,
         communicator: int = WORLD, stream: int = _STREAM, peers: Sequence[int] = (), kernel: str = "",
+        functions: Sequence[str] = ("send", "receive"),
     ) -> Rank:  # fmt: skip
-        """A collective, called and launched in one moment; of an exchange, a receive from or a send to each peer."""
+        """A collective, called and launched in one moment; of an exchange, a send to or a receive from each peer.
+
+        The ``functions`` of an exchange are called in turns, one for each peer.
+        """
         at = start if launch is None else launch
         grouped = len(peers) > 1
         if grouped:
             self.call("ncclGroupStart", at)
         for number, peer in enumerate(peers if kind == "send/receive" else (None,)):
-            function = FUNCTIONS["send" if number % 2 == 0 else "receive"] if peer is not None else FUNCTIONS[kind]
+            function = FUNCTIONS[functions[number % len(functions)]] if peer is not None else FUNCTIONS[kind]
             self.call(function, at, size, communicator, peer)
         if grouped:
             self.call("ncclGroupEnd", at)

@@ -228,8 +228,8 @@ def _find_late_rank(run: ParallelRun, slowest: RankFigures) -> Iterator[_RunSavi
     """Yields the saving if the slowest rank, for which all other ranks wait, were as fast as they are."""
     others_ms = sorted(rank.late_ms.median or 0.0 for rank in run.ranks if rank is not slowest and rank.late_ms)
     late_ms = run.skew_ms or 0.0
-    # The stages of a pipeline are not meant to take equally long.
-    if not others_ms or run.takes_turns or run.is_pipeline or not run.is_late_unprofiled:
+    # The stages of a pipeline are not meant to take equally long. A slow link delays all ranks that use it.
+    if not others_ms or run.slow_link or run.takes_turns or run.is_pipeline or not run.is_late_unprofiled:
         return
     # No step is shorter than the CPU time that the programs of the other ranks need.
     own_ms = slowest.own_ms.median or 0.0 if slowest.own_ms else 0.0

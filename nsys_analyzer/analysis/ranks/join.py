@@ -19,6 +19,7 @@ from nsys_analyzer.analysis.ranks.collectives import (
     summarize_collectives,
 )
 from nsys_analyzer.analysis.ranks.findings import find_losses, find_run_findings
+from nsys_analyzer.analysis.ranks.links import find_slow_link
 from nsys_analyzer.analysis.ranks.matching import (
     Clock,
     align_clocks,
@@ -28,6 +29,7 @@ from nsys_analyzer.analysis.ranks.matching import (
     has_known_communicators,
     match_collectives,
 )
+from nsys_analyzer.analysis.ranks.pipelines import find_pipeline
 from nsys_analyzer.analysis.ranks.run import (
     LATE_SHARE,
     Alignment,
@@ -165,6 +167,7 @@ class JoinedRanks:
             skew = max(float(np.median(self.own_ns[slowest] - self.own_ns[fastest])), 0.0) / NS_PER_MS
             takes_turns = float((self.own_ns.argmax(axis=0) == slowest).mean()) < _STEADILY_SLOWEST_SHARE
         collectives: tuple[CollectiveFigures, ...] = ()
+        step_ns = float(np.median(self.walls_ns[0])) if len(self.walls_ns[0]) else 0.0
         if len(self.shared):
             lacks_ranks = len(self.missing) > 0
             collectives = summarize_collectives(
@@ -184,6 +187,8 @@ class JoinedRanks:
             skew_ms=skew,
             alignment=self.alignment,
             ranks_from=self.ranks_from,
+            slow_link=find_slow_link(self.members, self.matches, self.steps, step_ns),
+            pipeline=find_pipeline(self.members, self.matches, self.steps, self.waits, self.own_ns),
             reductions=count_reductions(self.members, self.steps),
             notes=(*self._group_notes, *self._find_notes()),
         )

@@ -23,6 +23,7 @@ Separation = Literal[
 AlignmentFailure = Literal[
     "no common step", "no shared collective", "all collectives differ", "no matched collective", "ends differ",
 ]  # fmt: skip
+Schedule = Literal["GPipe", "1F1B", "GPipe or 1F1B", "interleaved", "unknown"]
 NoteKind = Literal[
     "copy", "ranks from file names", "ranks from order", "missing ranks", "different steps", "differing collectives",
     "unknown communicators", "distant clocks", Separation, AlignmentFailure,
@@ -172,6 +173,70 @@ class LostTime:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """One stage of a pipeline. If the pipeline has replicas, the times are medians over the ranks of the stage.
+
+    Attributes:
+        ranks: the labels of the ranks that run the stage, one for each replica of the pipeline.
+        own_ms: the length of a step of the stage without exposed waiting.
+        bubble_ms: the time per step in which the stage does nothing but wait in sends and receives.
+    """
+
+    ranks: tuple[str, ...]
+    own_ms: float
+    bubble_ms: float
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The pipeline of a run, under the profiler.
+
+    Attributes:
+        schedule: the order of the forward and backward passes, inferred from the first stage.
+        micro_batches: the number of micro-batches per step.
+        chunks: the number of parts of the model that each stage has; more than 1 if the schedule is interleaved.
+        stages: the stages, the first one first.
+        bubble_share: the part of a step in which a stage does nothing but wait in sends and receives, as a mean.
+        equal_stages_share: this part if all stages took equally long: (p − 1) / (m · chunks + p − 1).
+        saves_ms: the most that twice as many micro-batches of half the size would save per step.
+        slow_rank: the label of a rank that is always slower than the other ranks of its stage; empty if there is none.
+        slow_rank_stage: the number of its stage, counted from 1; 0 if there is none.
+        slow_rank_ms: how much longer its own time per step is than the median of its stage.
+    """
+
+    schedule: Schedule
+    micro_batches: int
+    chunks: int
+    stages: tuple[Stage, ...]
+    bubble_share: float
+    equal_stages_share: float
+    saves_ms: float
+    slow_rank: str = ""
+    slow_rank_stage: int = 0
+    slow_rank_ms: float = 0.0
+
+    @property
+    def longest_stage(self) -> int:
+        """Returns the number of the stage with the longest own time, counted from 1."""
+        return 1 + max(range(len(self.stages)), key=lambda place: self.stages[place].own_ms)
+
+
+@dataclass(frozen=True)
+class SlowLink:
+    """A group of ranks whose collectives transfer for longer than the same collectives of other groups.
+
+    Attributes:
+        ranks: the labels of the ranks.
+        ratio: the time of their transfers ÷ the usual time, which is the median over the groups.
+        later_ms: by how much longer the transfers of a step take than usual, ms.
+    """
+
+    ranks: tuple[str, ...]
+    ratio: float
+    later_ms: float
+
+
+@dataclass(frozen=True)
 class Alignment:
     """How well the clocks of the ranks agree.
 
@@ -225,6 +290,9 @@ class ParallelRun(msgspec.Struct, frozen=True):
             part of its GPU. The sum of ``lost`` minus this value is the mean difference of the two ranks' own times.
         alignment: how well the ranks' clocks agree; None if the clocks could not be aligned.
         ranks_from: the source of the rank numbers, if neither captures nor manifests contain them.
+        pipeline: the stages, schedule and micro-batches of a pipeline; None if the ranks form none, or if it is not
+            known which rank waits.
+        slow_link: the group of ranks that transfers slowest, if it is slower than other groups; else None.
         reductions: the number of backward passes per step that reduce the same gradients.
         findings: changes that would make the step shorter, the largest saving first.
         notes: the notes on how the ranks were joined.
@@ -246,6 +314,8 @@ class ParallelRun(msgspec.Struct, frozen=True):
     slowed_ms: float = 0.0
     alignment: Alignment | None = msgspec.field(default=None, name="clocks")
     ranks_from: RanksFrom | None = None
+    pipeline: Pipeline | None = None
+    slow_link: SlowLink | None = None
     reductions: int = msgspec.field(default=1, name="gradient_reductions")
     findings: tuple[Finding, ...] = msgspec.field(default=(), name="run_findings")
     notes: tuple[JoinNote, ...] = msgspec.field(default=(), name="run_notes")

@@ -33,7 +33,7 @@ ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, _, SEND_RECEIVE, ALL_TO_ALL, _, GATHER, 
 )
 #: A launch that takes longer than this is assumed to wait until the queue of launches has room, ns.
 _LONG_LAUNCH_NS = 50_000
-_RECEIVE = re.compile("recv", re.IGNORECASE)
+_RECEIVE, _SEND = re.compile("recv", re.IGNORECASE), re.compile("send", re.IGNORECASE)
 _STEP_NUMBER = re.compile(r"\D*(\d{1,9})\D*")
 #: The value of ``Member.run`` if ``--ranks`` was given. The user then lists the captures in the order of their ranks.
 BY_ORDER = "--ranks"
@@ -59,6 +59,7 @@ class Collectives(Columns):
             is the larger of both sizes.
         peer: the number in the communicator of the other rank of a send or receive; -1 if unknown.
         peers: the number of ranks that the rank sends to or receives from, possibly including itself; 0 if unknown.
+        sends, receives: the numbers of messages to and from single ranks; 0 if unknown.
         phase: the phase that launched the collective, an index into ``names``; -1 outside of the phases.
         instance: the number of the phase among all phases that the program runs; -1 outside of the phases.
         names: the names of the phases.
@@ -74,6 +75,8 @@ class Collectives(Columns):
     bytes: Ints
     peer: Ints
     peers: Ints
+    sends: Ints
+    receives: Ints
     phase: Ints
     instance: Ints
     names: tuple[str, ...]
@@ -235,7 +238,10 @@ def _find_collectives(attributed: AttributedTrace, windows: Windows, index: Ints
     last_call = np.full(len(index), NONE)  # the last NCCL call of each collective
     last_call[position] = call
     # A kernel may send and receive at the same time.
-    is_receive = np.array([bool(_RECEIVE.search(name)) for name in (*calls.names, "")])[calls.name]
+    is_receive, is_send = (
+        np.array([bool(pattern.search(name)) for name in (*calls.names, "")])[calls.name]
+        for pattern in (_RECEIVE, _SEND)
+    )
     sent_bytes, received_bytes = np.zeros((2, len(index)), np.int64)
     for total_bytes, mask in ((sent_bytes, ~is_receive), (received_bytes, is_receive)):
         np.add.at(total_bytes, position, np.where(mask, calls.bytes, 0)[call])
@@ -264,6 +270,8 @@ def _find_collectives(attributed: AttributedTrace, windows: Windows, index: Ints
         peer=np.append(calls.peer, UNKNOWN_NUMBER)[last_call],
         ranks=np.append(calls.ranks, 0)[last_call],
         peers=np.bincount(position[calls_with_peer[pairs]], minlength=len(index)),
+        sends=np.bincount(position[is_send[call]], minlength=len(index)),
+        receives=np.bincount(position[is_receive[call]], minlength=len(index)),
         phase=np.append(instances.phase, NONE)[instance],
         instance=instance,
         names=instances.phases,

@@ -12,6 +12,12 @@ from nsys_analyzer.report.evidence import CAUSE_WORDS, Evidence, make_median_cel
 from nsys_analyzer.report.model import Answer, Block, Details, Field, Listing, Paragraph, Section, make_table
 from nsys_analyzer.report.sections.bars import make_rank_bars
 from nsys_analyzer.report.sections.findings import run_finding_blocks
+from nsys_analyzer.report.sections.parallel import (
+    describe_pipeline,
+    describe_slow_link,
+    describe_slow_stage,
+    tabulate_stages,
+)
 from nsys_analyzer.report.units import format_count, format_ms, format_ms_range
 from nsys_analyzer.text import StrOrText, join_texts, phrase, plain, plural, rounded, rounded_percent, strong
 
@@ -87,10 +93,13 @@ def _describe_run(run: ParallelRun) -> Iterator[Block]:
     step = f"{count} {noun}{strategies}: {format_ms(run.step_ms)} per step {measurement}."
     yield Answer(join_texts(" ", (step, describe_late_rank(run))), run.name)
     yield Answer(_describe_communication(run), run.name)
+    if run.pipeline:
+        yield Answer(describe_pipeline(run.pipeline), run.name)
     if bars := make_rank_bars(run):
         yield bars
     yield from run_finding_blocks(run)
     detail_blocks: list[Block] = [make_table(_RANK_FIELDS, run.ranks, _RANK_CAPTION, capture=run.name)]
+    detail_blocks += [tabulate_stages(run, run.pipeline)] if run.pipeline else []
     detail_blocks += _tabulate_losses(run)
     if run.collectives:
         rows = run.collectives
@@ -120,6 +129,10 @@ def describe_late_rank(run: ParallelRun) -> StrOrText:
     slowest = run.slowest_rank
     if slowest is None or run.skew_ms is None or slowest.step_ms.median is None or len(run.ranks) < 2:
         return "It is not known which rank waits for which."
+    if run.slow_link:
+        return describe_slow_link(run.slow_link)
+    if run.pipeline and run.pipeline.slow_rank:
+        return describe_slow_stage(run.pipeline)
     skew = format_ms(run.skew_ms)
     if run.skew_ms < LATE_SHARE * slowest.step_ms.median:
         return f"No rank is late: the own times of the ranks differ by {skew}."

@@ -1,0 +1,187 @@
+"""Finds the stages, the schedule and the micro-batches of a pipeline from the sends and receives between its ranks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nsys_analyzer.analysis.intervals import Cover
+from nsys_analyzer.analysis.ranks.collectives import Waits
+from nsys_analyzer.analysis.ranks.matching import Match
+from nsys_analyzer.analysis.ranks.run import Pipeline, Schedule, Stage
+from nsys_analyzer.analysis.steps.member import SEND_RECEIVE, Member
+from nsys_analyzer.trace.arrays import Ints
+from nsys_analyzer.trace.schema import NS_PER_MS
+
+#: A rank counts as slower than the other ranks of its stage if it is the slowest of them in at least this share of the
+#: steps, and if its own time is longer than their median by at least this share of a step.
+_STEADILY_SLOWEST_SHARE, _SLOWER_SHARE = 0.75, 0.02
+
+
+#: The messages of each step from one rank to another, by the positions of both ranks in the run.
+_Messages: TypeAlias = "dict[tuple[int, int], int]"
+
+
+def find_pipeline(
+    members: Sequence[Member], matches: Sequence[Match], steps: Sequence[Ints], waits: Sequence[Waits],
+    own_ns: npt.NDArray[Any],
+) -> Pipeline | None:  # fmt: skip
+    """Returns the pipeline that the ranks form; None if they form none, or if it is not known which rank waits.
+
+    In a pipeline, the first message of a step between two ranks goes to the later stage, and the first stage sends
+    before it receives.
+
+    Args:
+        members: the members of the run.
+        matches: the collectives that members share.
+        steps: the indices of the compared steps among the steps of each member.
+        waits: the waiting times of each member; empty if they are not known.
+        own_ns: the lengths of the steps without exposed waiting, shape (members, steps), ns.
+    """
+    exchanges = [
+        match
+        for match in matches
+        if len(match) == 2 and all(_are_exchanges(members[place], index) for place, index in match.items())
+    ]
+    if not exchanges or not waits or not own_ns.size:
+        return None
+    messages, later_stages = _count_messages(members, exchanges, steps)
+    chains = [*_find_chains(messages, later_stages)]
+    if not chains or len({len(chain) for chain in chains}) > 1:
+        return None
+    first, second, last, stage_count = *chains[0][:2], chains[0][-1], len(chains[0])
+    wrapped = messages.get((last, first), 0) if stage_count > 2 and last in later_stages and (
+        first in later_stages[last]
+    ) else 0  # fmt: skip
+    micro_batches = messages[first, second] - wrapped
+    if micro_batches <= 0:
+        return None
+    chunks = max(round(messages[first, second] / micro_batches), 1)
+    schedule: Schedule = "interleaved" if chunks > 1 else _find_schedule(
+        _count_first_sends(members, exchanges, steps, first, second), micro_batches, stage_count
+    )  # fmt: skip
+    step_ns = np.array([(m.end - m.start)[index] for m, index in zip(members, steps, strict=True)])
+    bubble_ns = np.array([_measure_bubble(*row) for row in zip(members, waits, steps, strict=True)])
+    own_ms, bubble_ms = (np.median(ns, axis=1) / NS_PER_MS for ns in (own_ns, bubble_ns))
+    stages = tuple(
+        Stage(
+            tuple(members[place].label for place in places),
+            float(np.median(own_ms[list(places)])),
+            float(np.median(bubble_ms[list(places)])),
+        )
+        for places in zip(*chains, strict=True)
+    )
+    in_pipeline = [place for chain in chains for place in chain]
+    equal_stages_share = (stage_count - 1) / (micro_batches * chunks + stage_count - 1)
+    length_ms = float(np.median(step_ns[in_pipeline])) / NS_PER_MS
+    # Half of the bubble of the longest stage would go. What other stages wait for the longest stage would stay.
+    longest = max(stages, key=lambda stage: stage.own_ms)
+    return Pipeline(
+        schedule,
+        micro_batches,
+        chunks,
+        stages,
+        float((bubble_ns[in_pipeline].sum(axis=1) / step_ns[in_pipeline].sum(axis=1)).mean()),
+        equal_stages_share,
+        min(longest.bubble_ms, equal_stages_share * length_ms) / 2,
+        *_find_slow_rank(members, chains, own_ns, length_ms),
+    )
+
+
+def _are_exchanges(member: Member, index: Ints) -> bool:
+    return bool((member.collectives.kind[index] == SEND_RECEIVE).all())
+
+
+def _count_messages(
+    members: Sequence[Member], exchanges: Sequence[Match], steps: Sequence[Ints]
+) -> tuple[_Messages, dict[int, set[int]]]:
+    """Counts the messages per step of each pair of ranks, and finds the ranks that each rank sends to first."""
+    messages: _Messages = {}
+    later_stages: dict[int, set[int]] = defaultdict(set)
+    for match in exchanges:
+        for place, other in (tuple(match), tuple(match)[::-1]):
+            sends, receives, first_rows = _rows_of_steps(members[place], match[place], steps[place])
+            messages[place, other] = round(sends.sum() / max(len(first_rows), 1))
+            if len(first_rows) and (sends[first_rows] > 0).all() and not receives[first_rows].any():
+                later_stages[place].add(other)
+    return messages, later_stages
+
+
+def _rows_of_steps(member: Member, index: Ints, steps: Ints) -> tuple[Ints, Ints, Ints]:
+    """Returns the sends and receives of each exchange of the steps, and the first exchange of each step."""
+    collectives = member.collectives
+    index = index[np.isin(collectives.step[index], steps)]
+    index = index[np.argsort(collectives.launched[index], kind="stable")]
+    _, first_rows = np.unique(collectives.step[index], return_index=True)
+    return collectives.sends[index], collectives.receives[index], first_rows
+
+
+def _find_chains(messages: _Messages, later_stages: Mapping[int, set[int]]) -> Iterator[tuple[int, ...]]:
+    """Yields the ranks of each replica of the pipeline in the order of its stages."""
+    has_earlier_stage = {later for stages in later_stages.values() for later in stages}
+    heads = [place for place in later_stages if place not in has_earlier_stage]
+    # If the schedule is interleaved, the last stage also sends to the first one, which has the lowest rank.
+    connected: set[int] = set()
+    for head in heads or sorted(later_stages):
+        if head in connected:
+            continue
+        chain = [head]
+        while later := [place for place in later_stages.get(chain[-1], ()) if place not in chain]:
+            if len(later) > 1:
+                return
+            chain += later
+        connected |= set(chain)
+        yield tuple(chain)
+    if connected != {place for pair in messages for place in pair}:
+        yield ()  # a chain of another length, so that the run is no pipeline
+
+
+def _count_first_sends(
+    members: Sequence[Member], exchanges: Sequence[Match], steps: Sequence[Ints], first: int, second: int
+) -> int:
+    """Counts the messages that the first stage sends in a step until it receives one."""
+    match = next(match for match in exchanges if set(match) == {first, second})
+    sends, receives, first_rows = _rows_of_steps(members[first], match[first], steps[first])
+    counts = []
+    for begin, end in zip(first_rows, np.append(first_rows[1:], len(sends)), strict=True):
+        has_received = np.flatnonzero(receives[begin:end])
+        counts.append(sends[begin : begin + has_received[0] + 1 if len(has_received) else end].sum())
+    return round(float(np.median(counts)))
+
+
+def _find_schedule(first_sends: int, micro_batches: int, stage_count: int) -> Schedule:
+    """Returns the schedule, from the number of messages that the first stage sends before it receives one."""
+    if micro_batches <= stage_count:
+        return "GPipe or 1F1B" if first_sends == micro_batches else "unknown"
+    if first_sends == micro_batches:
+        return "GPipe"
+    return "1F1B" if first_sends <= stage_count else "unknown"
+
+
+def _measure_bubble(member: Member, waits: Waits, steps: Ints) -> Ints:
+    """Returns the time in each step in which a rank does nothing but wait in sends and receives, ns."""
+    collectives = member.collectives
+    begin = np.where(collectives.kind == SEND_RECEIVE, waits.transfer_start_ns, collectives.start)
+    order = np.argsort(begin, kind="stable")
+    _, *gaps = Cover.from_intervals(begin[order], collectives.end[order]).find_gaps(*member.exposed)
+    return Cover.from_intervals(gaps[0], gaps[1]).covered_within(member.start[steps], member.end[steps])
+
+
+def _find_slow_rank(
+    members: Sequence[Member], chains: Sequence[tuple[int, ...]], own_ns: npt.NDArray[Any], step_ms: float
+) -> tuple[str, int, float]:
+    """Returns the label, stage and delay of the rank that is slower than the others of its stage, if there is one."""
+    slow_rank = ("", 0, 0.0)
+    for number, places in enumerate(zip(*chains, strict=True), 1):
+        own_of_stage = own_ns[list(places)]
+        later_ns = own_of_stage - np.median(own_of_stage, axis=0)
+        latest = int(np.argmax(np.median(later_ns, axis=1)))
+        late_ms = float(np.median(later_ns[latest])) / NS_PER_MS
+        is_steady = (later_ns.argmax(axis=0) == latest).mean() >= _STEADILY_SLOWEST_SHARE
+        if len(places) > 2 and is_steady and late_ms >= max(_SLOWER_SHARE * step_ms, slow_rank[2]):
+            slow_rank = (members[places[latest]].label, number, late_ms)
+    return slow_rank
