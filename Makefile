@@ -71,6 +71,7 @@ benchmark: $(READY)  ## measures speed and memory, as ratios within one run
 	$(BIN)/python -m tests.benchmarks.bench_kineto
 	$(BIN)/python -m tests.benchmarks.bench_timings
 	$(BIN)/python -m tests.benchmarks.bench_many
+	$(BIN)/python -m tests.benchmarks.bench_ranks
 	$(BIN)/python -m tests.benchmarks.bench_target
 
 mutants: $(READY)  ## makes single changes to the analysis, and prints the share of them that its tests notice

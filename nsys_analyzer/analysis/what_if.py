@@ -17,7 +17,10 @@ from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, FILLS, UNK
 from nsys_analyzer.analysis.operators.account import find_remaining_shares, has_name
 from nsys_analyzer.analysis.operators.matching import OperatorWork
 from nsys_analyzer.analysis.operators.pricing import price_operators
+from nsys_analyzer.analysis.ranks.collectives import name_strategies
 from nsys_analyzer.analysis.ranks.joined_study import CapturesToReplay, join_replays
+from nsys_analyzer.analysis.ranks.more_ranks import MAX_LATENCY_NS, change_rank_count
+from nsys_analyzer.analysis.ranks.run import DATA_PARALLEL, SHARDED
 from nsys_analyzer.analysis.steps.pace import estimate_baselines, estimate_unprofiled_ms
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.study import Study
@@ -36,8 +39,6 @@ PINNING = "copies to pinned memory"
 _LOCATION_OF_PART: dict[str, PathLocation] = {
     LAUNCHING: "CPU", LOADING: "CPU", PAUSES: "CPU", PINNING: "CPU", LATENCY: "queue",
 }  # fmt: skip
-#: The maximum latency of a collective, which a faster network does not shorten, ns.
-_MAX_LATENCY_NS = 100_000.0
 #: The largest factor that a question may contain. A larger one would make times that a float cannot represent exactly.
 _LARGEST_FACTOR = 1e6
 #: A part of the critical path is listed only if it takes at least this share of a step.
@@ -128,12 +129,13 @@ class WhatIfQuestion:
     on_time: Collection[int] = ()
     network: float | None = None
     operators: Mapping[str, float | None] = field(default_factory=dict)
+    rank_count: int | None = None
 
 
 def what_if(
     *captures: CaptureSummary, classes: Mapping[str, float] | None = None, ranges: Mapping[str, float] | None = None,
     launches: float | None = None, pinned: bool = False, on_time: Collection[int] = (), network: float | None = None,
-    operators: Mapping[str, float | None] | None = None,
+    operators: Mapping[str, float | None] | None = None, rank_count: int | None = None,
 ) -> WhatIf:  # fmt: skip
     """Predicts the length of a step of a capture or of a run if some of its parts took more or less time.
 
@@ -149,13 +151,16 @@ def what_if(
         network: the factor by which the transfers of collectives become faster.
         operators: the factor for the kernel time of each operator, such as ``{"aten::mm": 0.5}``. None stands for the
             attainable time of the operator.
+        rank_count: the number of ranks, each of which does the work of a recorded rank.
 
     Raises:
         CannotAnswerError: the steps cannot be replayed, or the attainable time of an operator is not known.
         ConfigurationError: the question is invalid, or the steps do not contain a class, range, copy or operator in
             the question.
     """
-    question = WhatIfQuestion(classes or {}, ranges or {}, launches, pinned, on_time, network, operators or {})
+    question = WhatIfQuestion(
+        classes or {}, ranges or {}, launches, pinned, on_time, network, operators or {}, rank_count
+    )
     answers = list(answer_all(captures, question))
     if len(answers) != 1:
         raise ConfigurationError("These are not the captures of one run whose ranks can be replayed together")
@@ -184,10 +189,11 @@ def answer_all(captures: Sequence[CaptureSummary], question: WhatIfQuestion) -> 
         raise ConfigurationError(
             "The question changes nothing", "Give a kernel class, a range, launches, copies or an operator"
         )
+    if question.rank_count is not None and not 2 <= question.rank_count <= _LARGEST_FACTOR:
+        raise ConfigurationError(f"The number of ranks is from 2 to {largest}")
     for subject in join_replays(captures):
-        doubtful = next(
-            (capture for capture in subject.captures if not capture.diagnosis or capture.diagnosis.doubt), None
-        )
+        looked_at = [capture for capture in subject.captures if not capture.is_one_of_many_ranks]
+        doubtful = next((capture for capture in looked_at if not capture.diagnosis or capture.diagnosis.doubt), None)
         if subject.study is None or doubtful:
             reason = plain((doubtful or subject.captures[0]).findings_missing or "Its steps are unknown.", "`")
             hint = RECORD_ON_GPU_COMMAND if subject.captures[0].on_cpu else RECORD_COMMAND
@@ -332,6 +338,14 @@ def _check_that_steps_contain(subject: CapturesToReplay, studies: Sequence[Study
     if question.operators and len(subject.captures) > 1:
         hint = "Give the capture of one rank"
         raise ConfigurationError("Operators cannot be changed if several ranks are replayed together", hint)
+    if question.rank_count is not None:
+        strategies = set(name_strategies([member for capture in subject.captures for member in capture.members]))
+        if not subject.ranks:
+            hint = "Give the captures of all ranks"
+            raise ConfigurationError(f"{subject.title} is no run of several ranks that wait for each other", hint)
+        if not strategies <= {DATA_PARALLEL, SHARDED}:
+            reason = "Its ranks share the layers of the model, so with more ranks, each rank would do other work"
+            raise CannotAnswerError(f"The steps of {subject.title} cannot be predicted for more ranks. {reason}")
     if question.pinned and not any(find_pageable_copies(study).any() for study in studies):
         raise ConfigurationError("The steps contain no large copy from pageable memory to the GPU")
     if question.on_time and not set(question.on_time) < set(subject.ranks):
@@ -361,6 +375,11 @@ def _make_changes(
     if question.on_time:
         positions = frozenset(position for position, rank in enumerate(ranks) if rank in question.on_time)
         yield Fact("ranks_on_time", ranks=tuple(question.on_time)), _put_on_time(study, positions)
+    if question.rank_count is not None:
+        yield (
+            Fact("more_ranks", before=len(ranks), after=question.rank_count),
+            change_rank_count(study, question.rank_count),
+        )
     if question.network is not None:
         yield Fact("faster_network", factor=question.network), _speed_up_network(study, question.network)
 
@@ -448,7 +467,7 @@ def _speed_up_network(study: Study, factor: float) -> _ChangePair:
     if not len(collective):
         return saved_work(np.zeros(len(work))), saved_work(study.of_class(COMMUNICATION) * (1 - 1 / factor))
     transfers = (collective != -1) & (work > 0)
-    latency_ns = work[transfers].min(initial=_MAX_LATENCY_NS)
+    latency_ns = work[transfers].min(initial=MAX_LATENCY_NS)
     share_after_latency = np.where(transfers, 1 - latency_ns / np.maximum(work, 1.0), 0.0)
     return saved_work(share_after_latency * (1 - 1 / factor)), saved_work(transfers * (1 - 1 / factor))
 

@@ -102,12 +102,18 @@ _FACTOR = _NameAndValue("NAME=FACTOR, such as matmul=0.5", click.STRING, click.F
     help="Make the transfer of collectives faster by this factor. A collective transfers data after its last rank has "
     "started it.",
 )  # fmt: skip
+@option(
+    CHANGES, "--to-ranks", "rank_count", type=int, metavar="N",
+    help="Run on N ranks instead of the recorded ones, each with the same work. The collectives get the cost of their "
+    "algorithm among N ranks. This needs the captures of all ranks.",
+)  # fmt: skip
 @format_option("text", "markdown", "json", help="json contains every figure.")
 @evidence_options
 def what_if(
     evidence: Callable[[], Evidence], classes: tuple[tuple[str, float], ...], ranges: tuple[tuple[str, float], ...],
     operators: tuple[tuple[str, float | None], ...], launches: float | None, copies: str | None,
-    on_time: tuple[tuple[int, str], ...], network: float | None, output_format: str,
+    on_time: tuple[tuple[int, str], ...], network: float | None, rank_count: int | None,
+    output_format: str,
 ) -> None:  # fmt: skip
     """Predicts how long a step of TRACE would take if some of its parts took more or less time.
 
@@ -122,11 +128,12 @@ def what_if(
     from nsys_analyzer.report.sections.what_if import what_if_section
 
     question = WhatIfQuestion(
-        dict(classes), dict(ranges), launches, copies == "pinned", tuple(dict(on_time)), network, dict(operators)
-    )
+        dict(classes), dict(ranges), launches, copies == "pinned", tuple(dict(on_time)), network, dict(operators),
+        rank_count,
+    )  # fmt: skip
     if question == WhatIfQuestion():
         raise click.UsageError(
-            "Give a change: --class, --range, --operator, --launches, --copies, --rank or --network."
+            "Give a change: --class, --range, --operator, --launches, --copies, --rank, --network or --to-ranks."
         )
     answers = list(answer_all(evidence().captures, question))
     if output_format == "json":

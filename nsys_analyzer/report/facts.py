@@ -392,5 +392,6 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
     "pinned_copies": lambda: "copies from pinned memory",
     "changed_launches": lambda factor: f"launches × {factor:g}",
     "ranks_on_time": lambda ranks: f"{', '.join(f'rank {rank}' for rank in ranks)} on time",
+    "more_ranks": lambda before, after: f"{after} ranks instead of {before}",
     "faster_network": lambda factor: f"a network {factor:g} times as fast",
 }  # fmt: skip

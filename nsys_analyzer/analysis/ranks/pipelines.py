@@ -51,7 +51,8 @@ def find_pipeline(
         return None
     messages, later_stages = _count_messages(members, exchanges, steps)
     chains = [*_find_chains(messages, later_stages)]
-    if not chains or len({len(chain) for chain in chains}) > 1:
+    lengths = {len(chain) for chain in chains}
+    if len(lengths) != 1 or not max(lengths):
         return None
     first, second, last, stage_count = *chains[0][:2], chains[0][-1], len(chains[0])
     wrapped = messages.get((last, first), 0) if stage_count > 2 and last in later_stages and (
@@ -121,7 +122,10 @@ def _rows_of_steps(member: Member, index: Ints, steps: Ints) -> tuple[Ints, Ints
 
 
 def _find_chains(messages: _Messages, later_stages: Mapping[int, set[int]]) -> Iterator[tuple[int, ...]]:
-    """Yields the ranks of each replica of the pipeline in the order of its stages."""
+    """Yields the ranks of each replica of the pipeline in the order of its stages.
+
+    An empty chain follows if a rank sends first to several ranks, or if some ranks are in no chain.
+    """
     has_earlier_stage = {later for stages in later_stages.values() for later in stages}
     heads = [place for place in later_stages if place not in has_earlier_stage]
     # If the schedule is interleaved, the last stage also sends to the first one, which has the lowest rank.
@@ -132,12 +136,13 @@ def _find_chains(messages: _Messages, later_stages: Mapping[int, set[int]]) -> I
         chain = [head]
         while later := [place for place in later_stages.get(chain[-1], ()) if place not in chain]:
             if len(later) > 1:
+                yield ()
                 return
             chain += later
         connected |= set(chain)
         yield tuple(chain)
     if connected != {place for pair in messages for place in pair}:
-        yield ()  # a chain of another length, so that the run is no pipeline
+        yield ()
 
 
 def _count_first_sends(

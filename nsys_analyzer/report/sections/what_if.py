@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nsys_analyzer.analysis.facts import Fact
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.what_if import PathLocation, PathPart, Saving, WhatIf
 from nsys_analyzer.report.facts import say
@@ -13,6 +14,13 @@ from nsys_analyzer.text import plain
 _FULL_SAVING_SHARE = 0.9
 #: A change is reported as no change if it is below this share of a step.
 _MIN_CHANGE_SHARE = 0.001
+_MORE_RANKS_ASSUMPTIONS = (
+    "The prediction assumes that each rank does the same work as a recorded rank, so the batch of all ranks grows with "
+    "their number. It assumes that all links are as fast as the recorded links (a change from one node to several "
+    "nodes is not included), that NCCL keeps its algorithm, and that the ranks are no later than the recorded ranks. "
+    "The largest change also includes a latency that grows with the number of ranks. Collectives of only some ranks "
+    "stay as they are."
+)
 _CRITICAL_PATH_FIELDS: tuple[Field[PathPart], ...] = (
     Field("part", "text", lambda row: row.part),
     Field("where", "text", lambda row: row.where),
@@ -70,6 +78,8 @@ def what_if_section(prediction: WhatIf) -> Section:
                 f"of {format_ms(before)}."
             )
         )
+    if any(isinstance(change, Fact) and change.id == "more_ranks" for change in prediction.changes):
+        blocks.append(Paragraph(_MORE_RANKS_ASSUMPTIONS))
     if prediction.groups:
         caption = "The length of a step in each group of steps, and in the mean of all steps:"
         blocks.append(make_table(_STEP_GROUP_FIELDS, prediction.groups, caption))
