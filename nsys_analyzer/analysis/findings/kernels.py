@@ -376,28 +376,30 @@ def find_unfused_elementwise(steps: StepsToExplain) -> Iterator[Candidate]:
     if steps.has_data_flow:  # the rule on chains of operators knows more
         return
     study = steps.study
-    separate = study.of_class(*_FUSIBLE_CLASSES) | (study.operations.copy == ON_DEVICE)
-    separate &= ~study.kernel_matches(_COMPILED_KERNEL) & ~study.in_phase("optimizer")
-    # Other rules report attention's kernels and chains of copies.
+    fusible = study.of_class(*_FUSIBLE_CLASSES) | (study.operations.copy == ON_DEVICE)
+    fusible &= ~study.kernel_matches(_COMPILED_KERNEL) & ~study.in_phase("optimizer")
+    fusible &= ~_find_attention(study)[1]  # another rule reports attention's kernels
+    # Fills and copies between two kernels do not keep a compiler from fusing them.
+    is_barrier, index = (study.operations.kind == KERNEL) & ~fusible, np.flatnonzero(fusible)
+    starts = np.diff(np.cumsum(is_barrier)[index], prepend=-1) > 0
     copy_chains = _find_copy_chains(study)
-    separate &= ~_find_attention(study)[1] & ~copy_chains
+    separate, (least, most, chain_length) = np.zeros_like(fusible), np.zeros((3, len(fusible)))
+    for chain in np.split(index, np.flatnonzero(starts)[1:]):
+        if copy_chains[chain].all():  # another rule reports chains of copies
+            continue
+        work_ns = np.sort(study.replay.work_ns[chain])
+        separate[chain], chain_length[chain] = True, len(chain)
+        for share, kernels in ((least, 2), (most, 1)):
+            share[chain] = work_ns[:-kernels].sum() / max(work_ns.sum(), 1.0)
     if study.operations_per_step(separate) < 2:
         return
     # Each compiled region costs additional CPU time. If launching limits the step, this cost may be as large as the
     # saving of fewer launches: compiling made one such model 43 % faster, and another one 2 %.
     save = saved_work if steps.idle_share >= LEAST_IDLE_SHARE else partial(saved_launches, steps)
-    index, saved_shares = np.flatnonzero(separate), np.zeros((2, len(separate)))
-    # Fills and copies between two kernels do not keep a compiler from fusing them.
-    is_barrier = (study.operations.kind == KERNEL) & ~separate & ~copy_chains
-    starts = np.append(True, np.diff(np.cumsum(is_barrier)[index]) > 0)
-    for chain in np.split(index, np.flatnonzero(starts)[1:]):
-        work_ns = np.sort(study.replay.work_ns[chain])
-        for share, kernels in zip(saved_shares, (2, 1), strict=True):
-            share[chain] = work_ns[:-kernels].sum() / max(work_ns.sum(), 1.0)
     ms = study.work_ms(separate)
-    mean_length = float(np.average(_find_run_lengths(starts), weights=study.replay.work_ns[index]))
+    mean_length = float(np.average(chain_length[separate], weights=study.replay.work_ns[separate]))
     figures = UnfusedElementwiseFigures(study.operations_per_step(separate), ms, ms / steps.step_ms, mean_length)
-    changes = tuple(save(share) for share in saved_shares)
+    changes = (save(least), save(most))
     yield Candidate("unfused_elementwise", figures, changes, Place("class", "elementwise"), separate, is_common=True)
 
 
