@@ -152,7 +152,7 @@ def test_eager_against_compiled() -> None:
     one = compile_pair("fp32", "fp32_compile")
     assert [(each.key, each.before, each.after) for each in one.differences] == [("compile", "off", "on")]
     finding = one.findings[0]
-    assert (one.verdict(), finding.finding.id, finding.status) == ("faster", "unfused_elementwise", "gone")
+    assert (one.verdict(), finding.finding.id, finding.status) == ("faster", "unfused_attention", "gone")
     assert next(part for part in one.step.parts if part.kind == "compute").name == "elementwise"
     assert one.step.after_launches < 0.5 * one.step.before_launches
 
