@@ -695,8 +695,10 @@ def test_blocks_that_a_multiprocessor_runs_at_once(block: BlockResources, reside
     assert count_resident_blocks(block, H200) == resident
 
 
-def test_blocks_on_a_gpu_without_known_limits() -> None:
+def test_blocks_without_known_limits_or_sizes() -> None:
     assert count_resident_blocks(ONE_BLOCK, replace(H200, registers_per_sm=0)) == 0
+    assert count_resident_blocks(ONE_BLOCK._replace(registers=0), H200) == 0
+    assert count_resident_blocks(ONE_BLOCK._replace(threads=0), H200) == 0
 
 
 def multiply(us: float, blocks: int, block: BlockResources) -> StepsToExplain:

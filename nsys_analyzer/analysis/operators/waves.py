@@ -23,8 +23,10 @@ _USUAL_BLOCKS_PER_SM = 32
 
 
 def count_resident_blocks(block: BlockResources, gpu: Gpu) -> int:
-    """Returns the number of blocks that a multiprocessor of the GPU runs at once; 0 if its limits are unknown."""
+    """Returns the number of blocks that a multiprocessor runs at once; 0 if its limits or the block are unknown."""
     if not (gpu.registers_per_sm and gpu.shared_bytes_per_sm and gpu.warps_per_sm):
+        return 0
+    if not (block.registers and block.threads):  # the trace does not contain them
         return 0
     warps = -(-block.threads // _THREADS_OF_WARP)
     registers = _round_up(block.registers * _THREADS_OF_WARP, _REGISTERS_OF_WARP)
