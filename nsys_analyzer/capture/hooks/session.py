@@ -538,7 +538,7 @@ class Session:
     def _end_recording(self, *, stops: bool = False) -> None:
         self._window_is_open, self._window_was_closed = False, True
         self._operator_step.close(succeeded=False)
-        if self.on_recording_ended:
+        if self.on_recording_ended and not self.settings.modules:
             self.on_recording_ended()
         self.sampler.close()
         self.results.is_measured = False
