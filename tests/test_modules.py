@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,15 +19,18 @@ from nsys_analyzer.analysis.summary.modules import (
     Work,
     fold_modules,
     with_flops,
+    with_tokens,
 )
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.configuration import CountedFlops
-from nsys_analyzer.report.sections.modules import answer_modules
+from nsys_analyzer.report.sections.modules import _describe_expert_load, answer_modules
 from nsys_analyzer.text import plain
+from nsys_analyzer.trace.operator_calls import OperatorCalls, Signature, Tensor
 from nsys_analyzer.trace.schema import NS_PER_MS
 from tests.support.cases import make_case_test
 from tests.support.export import AUTOGRAD, GEMM, MAIN, Export
+from tests.support.ranks import KERNELS
 
 RealCapture = Callable[[str], Path]
 RealSummary = Callable[[str], CaptureSummary]
@@ -403,6 +407,40 @@ COUNTED = CountedFlops(
 
 def of_steps(modules: Sequence[Module]) -> Modules:
     return Modules("hooks", "step", tuple(modules), NOTHING, NOTHING, NOTHING, NOTHING)
+
+
+def test_the_exposed_communication_of_blocks(tmp_path: Path) -> None:
+    """Block 0 reduces for 100 ns, of which a kernel of block 1 hides 30; the bucket in backward is of no module."""
+    export = Export().gpu().thread(AUTOGRAD, "pt_autograd_0").range("forward", 0, 1_000)
+    export.range("nn.Module: Net: Net", 10, 900).range("nn.Module: Net.b0: Block", 20, 300)
+    export.range("nn.Module: Net.b1: Block", 300, 600)
+    export.kernel(GEMM, 30, 100, 200).kernel(KERNELS["all-reduce"], 40, 200, 300, stream=20)
+    export.kernel(GEMM, 310, 270, 400)
+    (summary,) = summaries(export, tmp_path / "t.sqlite")
+    assert summary.modules is not None
+    exposed = {one.path: one.exposed_communication_ms for one in summary.modules.modules}
+    assert exposed == {"Net": pytest.approx(70 / NS_PER_MS), "Net.b0": pytest.approx(70 / NS_PER_MS), "Net.b1": None}
+
+
+def test_the_tokens_of_experts() -> None:
+    """Of 24 tokens with two experts each, expert 0 gets 40 and expert 1 gets 8, in two matmuls of equal rows."""
+    names, calls = [], []
+    for expert, tokens in ((0, 40), (1, 8)):
+        for inner, shapes in (("up", ((tokens, 16), (16, 64))), ("down", ((64,), (tokens, 64), (64, 16)))):
+            names.append(f"Net/h.0.experts.{expert}.{inner}: Linear")
+            operands = tuple(Tensor(shape, "float32") for shape in shapes)
+            calls.append(Signature("aten::mm" if inner == "up" else "aten::addmm", operands))
+    index = np.arange(len(calls))
+    phase = np.zeros(len(calls), np.int64)
+    recorded = OperatorCalls(
+        index, index, index, phase, phase, index < 0, tuple(calls), modules=tuple(names), phases=("forward",)
+    )
+    experts = [module(f"Net.h.0.experts.{number}", "Expert", 1) for number in (0, 1)]
+    found = with_tokens(of_steps([module("Net.h.0", "Block", 0), *experts]), recorded)
+    assert [one.tokens for one in found.modules] == [None, 40, 8]
+    text = plain(_describe_expert_load(found))
+    # 40 / ((40 + 8) / 2) = 1.67
+    assert text.startswith("The busiest expert of a layer has 1.67 times the mean tokens of the active experts")
 
 
 def test_counted_flops_are_those_of_the_modules_inside_too() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nsys_analyzer.analysis.intervals import NONE, Timeline
+from nsys_analyzer.analysis.intervals import NONE, Cover, Timeline
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.calls import (
     CallFinder,
@@ -23,10 +24,12 @@ from nsys_analyzer.analysis.ranges.calls import (
 )
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.configuration import CountedFlops
-from nsys_analyzer.trace.arrays import Bools, Ints, distinct
+from nsys_analyzer.trace.arrays import Bools, Floats, Ints, distinct
 from nsys_analyzer.trace.columns import KERNEL
+from nsys_analyzer.trace.operator_calls import OperatorCalls, Tensor
 from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP
 from nsys_analyzer.trace.schema import NS_PER_MS
+from nsys_analyzer.trace.trace import Trace
 
 #: The directions in which a module works. ``FORWARD`` and ``BACKWARD`` are their codes.
 DIRECTIONS = ("forward", "backward")
@@ -35,6 +38,10 @@ FORWARD, BACKWARD = range(2)
 _BACKWARD_PHASES = ("backward", "recomputed")
 #: Matches the number that distinguishes layers, in names such as ``layers.0``, ``block 0`` and ``Linear[0]``.
 _LAYER_NUMBER = re.compile(r"(?:(?<![^.])|(?<=[\s_\-\[a-z]))\d+(?=\]?$)")
+#: Matches the path of an expert, the path of its layer first.
+EXPERT_PATH = re.compile(r"(.*\bexperts)\.\d+")
+#: The position of the operand whose rows are tokens among the inputs of each matmul.
+_POSITION_OF_ROWS = {"mm": 0, "bmm": 0, "linear": 0, "addmm": 1}
 #: A layer is an outlier if its time differs from the median by more than this share of the median.
 _OUTLIER_SHARE = 0.2
 #: The minimum number of similar layers for which outliers are reported. Of two layers, either may be the usual one.
@@ -63,6 +70,11 @@ class Module:
         forward, backward: the work in each direction, including all modules inside.
         own_forward_ms, own_backward_ms: the kernel time outside of the modules inside.
         line: the file and line of ``forward`` of the module's class; empty if it is not known.
+        exposed_communication_ms: the time in which only collectives that the module launches run on their GPU, in
+            forward and backward. It is None if the module launches no collective in forward: the collectives of
+            backward then reduce gradients of many modules.
+        tokens: the tokens that an expert of a mixture of experts computes per step; None if this is not known, and for
+            modules that are no expert.
     """
 
     path: str
@@ -75,6 +87,8 @@ class Module:
     own_backward_ms: float
     count: int = 1
     line: str = ""
+    exposed_communication_ms: float | None = None
+    tokens: int | None = None
 
     @property
     def ms(self) -> float:
@@ -162,13 +176,18 @@ def summarize_modules(attributed: AttributedTrace, process: int, *, by_ranges: b
     code_outside_modules, code_of_collectives = len(calls.paths), len(calls.paths) + 1
     module = np.append(calls.path, code_outside_modules)[call]
     classes = np.array(attributed.kernels.classes, np.str_)[attributed.kernels.code[kernels]]
-    module[classes == COMMUNICATION] = code_of_collectives
+    is_collective = classes == COMMUNICATION
+    exposed_ns = np.zeros((len(calls.paths) + 2, len(DIRECTIONS)))
+    np.add.at(
+        exposed_ns, (module[is_collective], direction[is_collective]), _measure_exposed(trace, kernels[is_collective])
+    )
+    module[is_collective] = code_of_collectives
     launches = 1 - trace.operations.continues[kernels].astype(np.int64)
     key, size = module * len(DIRECTIONS) + direction, (len(calls.paths) + 2) * len(DIRECTIONS)
     # Sums of floats are exact below 2**53 ns.
     columns = (np.bincount(key, values, size) for values in (duration, launches))
     duration_ns, launches = (column.astype(np.int64).reshape(-1, len(DIRECTIONS)) for column in columns)
-    tree = _ModuleTree(calls, trace.ranges.start[calls.range], duration_ns, launches, units)
+    tree = _ModuleTree(calls, trace.ranges.start[calls.range], duration_ns, launches, units, exposed_ns)
     modules = tuple(tree.modules())
     if not modules:  # only collectives were launched
         return None
@@ -181,6 +200,19 @@ def summarize_modules(attributed: AttributedTrace, process: int, *, by_ranges: b
         communication_forward=tree.sum_work([code_of_collectives], FORWARD),
         communication_backward=tree.sum_work([code_of_collectives], BACKWARD),
     )
+
+
+def _measure_exposed(trace: Trace, collectives: Ints) -> Ints:
+    """Returns the time in which nothing but collectives runs on the GPU of each collective, ns."""
+    operations, exposed_ns = trace.operations, np.zeros(len(collectives), np.int64)
+    for device in np.unique(operations.device[collectives]).tolist():
+        others = np.setdiff1d(np.flatnonzero(operations.device == device), collectives)
+        others = others[np.argsort(operations.start[others], kind="stable")]
+        on_device = np.flatnonzero(operations.device[collectives] == device)
+        begin, end = (times[collectives[on_device]] for times in (operations.start, operations.end))
+        covered_ns = Cover.from_intervals(operations.start[others], operations.end[others]).covered_within(begin, end)
+        exposed_ns[on_device] = end - begin - covered_ns
+    return exposed_ns
 
 
 def _find_units(attributed: AttributedTrace, process: int, *, by_ranges: bool) -> tuple[str, int, Bools]:
@@ -210,7 +242,9 @@ def _find_units(attributed: AttributedTrace, process: int, *, by_ranges: bool) -
 class _ModuleTree:
     """The called modules as a tree. The parent of a module has the longest path with which the module's path begins."""
 
-    def __init__(self, calls: ModuleCalls, call_times: Ints, duration_ns: Ints, launches: Ints, units: int) -> None:
+    def __init__(
+        self, calls: ModuleCalls, call_times: Ints, duration_ns: Ints, launches: Ints, units: int, exposed_ns: Floats
+    ) -> None:
         """Builds the tree.
 
         Args:
@@ -218,7 +252,9 @@ class _ModuleTree:
             call_times: the time of each call.
             duration_ns, launches: the sums over all units by module and direction, shape (modules + 2, directions).
             units: the number of units that figures are a mean over.
+            exposed_ns: the exposed time of the collectives that each module launches, of the same shape.
         """
+        self._exposed_ns = exposed_ns
         self._duration_ns, self._launches, self._calls, self._units = duration_ns, launches, calls, units
         first_call = np.full(len(calls.paths), np.iinfo(np.int64).max)
         np.minimum.at(first_call, calls.path, call_times)
@@ -235,7 +271,7 @@ class _ModuleTree:
         for module in self._children.get(parent, ()):
             path, subtree = self._calls.paths[module], self._find_subtree(module)
             if self._launches[subtree].any():
-                own_ms = self._duration_ns[module] / self._units / NS_PER_MS
+                own_ms, exposed_ns = self._duration_ns[module] / self._units / NS_PER_MS, self._exposed_ns[subtree]
                 yield Module(
                     path=".".join(path),
                     label=".".join(path[len(parent) :]),
@@ -245,6 +281,9 @@ class _ModuleTree:
                     backward=self.sum_work(subtree, BACKWARD),
                     own_forward_ms=float(own_ms[FORWARD]),
                     own_backward_ms=float(own_ms[BACKWARD]),
+                    exposed_communication_ms=float(exposed_ns.sum()) / self._units / NS_PER_MS
+                    if exposed_ns[:, FORWARD].any()
+                    else None,
                 )
                 yield from self.modules(path, depth + 1)
 
@@ -289,6 +328,30 @@ def with_flops(modules: Modules, counted_flops: CountedFlops) -> Modules:
         )
 
     return replace(modules, modules=tuple(map(add_counted_flops, modules.modules)))
+
+
+# --- the tokens of each expert
+
+
+def with_tokens(modules: Modules, calls: OperatorCalls) -> Modules:
+    """Returns the modules with the tokens of each expert: the rows of its matmuls, from the shapes of the operators."""
+    rows: dict[str, Counter[int]] = defaultdict(Counter)  # the rows of the matmuls of each module, by expert
+    for signature_code, module, phase in zip(
+        *(c.tolist() for c in (calls.signature, calls.module, calls.phase)), strict=True
+    ):
+        signature = calls.signatures[signature_code]
+        position = _POSITION_OF_ROWS.get(signature.name.removeprefix("aten::"))
+        if position is None or min(module, phase) < 0 or calls.phases[phase] != "forward":
+            continue
+        path = ".".join(split_module_path(calls.modules[module].rpartition(": ")[0]))
+        operand = signature.inputs[position] if len(signature.inputs) > position else None
+        if (match := EXPERT_PATH.match(path)) and isinstance(operand, Tensor):
+            rows[match[0]][module] += math.prod(operand.shape[:-1])
+    # Each matmul of an expert has the same rows, so the module with the most rows has those of all passes.
+    tokens = {path: max(rows_of_modules.values()) for path, rows_of_modules in rows.items()}
+    return replace(
+        modules, modules=tuple(replace(module, tokens=tokens.get(module.path)) for module in modules.modules)
+    )
 
 
 # --- similar modules as one
@@ -351,6 +414,10 @@ def fold_modules(modules: Sequence[Module]) -> tuple[tuple[Module, ...], tuple[O
             backward=_add_work([module.backward for module in similar_modules]),
             own_forward_ms=sum(module.own_forward_ms for module in similar_modules),
             own_backward_ms=sum(module.own_backward_ms for module in similar_modules),
+            exposed_communication_ms=sum(exposed_ms)
+            if (exposed_ms := [ms for m in similar_modules if (ms := m.exposed_communication_ms) is not None])
+            else None,
+            tokens=sum(m.tokens or 0 for m in similar_modules) or None,
             count=len(similar_modules),
         )
         if is_several and len(similar_modules) >= _MIN_LAYERS_FOR_OUTLIERS:

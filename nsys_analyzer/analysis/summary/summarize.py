@@ -36,7 +36,7 @@ from nsys_analyzer.analysis.summary.kernel_tables import (
     sum_by_group,
     sum_by_group_and_code,
 )
-from nsys_analyzer.analysis.summary.modules import summarize_modules
+from nsys_analyzer.analysis.summary.modules import summarize_modules, with_tokens
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage, PhaseSummary
 from nsys_analyzer.analysis.summary.warnings import find_warnings
 from nsys_analyzer.analysis.transformer.attention import summarize_attention
@@ -148,6 +148,7 @@ class _ProcessSummarizer:
             step, study = summarize_steps(work, self.steps)
             if operators := find_operator_work(work, self.steps):
                 step = replace(step, kernels=name_operators_of_kernels(step.kernels, work, operators))
+                modules = with_tokens(modules, operators.calls) if modules else None
             members = () if summary.on_cpu else record_members(work, self.process, self.steps, name)
             if step.source in _RANGE_SOURCES:
                 # The wall time of a step is the time from its start to the start of the next one.

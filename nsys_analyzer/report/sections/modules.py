@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from nsys_analyzer.analysis.summary.modules import Module, Modules, Work, fold_modules
+from nsys_analyzer.analysis.summary.modules import EXPERT_PATH, Module, Modules, Work, fold_modules
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import kernel_word
 from nsys_analyzer.report.model import Answer, Block, Field, Listing, Paragraph, Section, Table, make_table
@@ -31,11 +30,11 @@ LEGEND = phrase(
     "Times are total kernel times: means of a step, or of a forward pass if steps are unknown. The time of a module "
     "includes the modules inside it, but its *own* time does not. `*` stands for layers of one kind, whose times are "
     "added up. "
-    "*Forward* includes every phase except backward and optimizer. A recomputed forward pass counts as backward."
+    "*Forward* includes every phase except backward and optimizer. A recomputed forward pass counts as backward. "
+    "*Exposed communication* is the time in which only collectives run that the module launches; no other column "
+    "contains it."
 )
 
-#: The path of an expert inside its layer.
-_EXPERT_PATH = re.compile(r"(.*\bexperts)\.\d+")
 #: The prefix of a module's name in the table, repeated for each module that contains the module.
 _INDENTATION = "· "
 #: A module, and the kernel time of all modules.
@@ -127,18 +126,23 @@ def _name_unit(modules: Modules) -> str:
 
 
 def _describe_expert_load(modules: Modules) -> StrOrText:
-    """Returns how unevenly experts are loaded, by FLOPs if they are known and by time otherwise.
+    """Returns how unevenly experts are loaded: by tokens, by FLOPs or by time, whichever is known first.
 
     The FLOPs of an expert are proportional to its tokens. The text is empty without experts.
     """
     layers = defaultdict[str, list[Module]](list)
     for module in modules.modules:
-        if (match := _EXPERT_PATH.fullmatch(module.path)) and module.forward.ms:
+        if (match := EXPERT_PATH.fullmatch(module.path)) and module.forward.ms:
             layers[match[1]].append(module)
     has_flops = all(expert.forward.flops for experts in layers.values() for expert in experts)
+    has_tokens = all(expert.tokens for experts in layers.values() for expert in experts)
+    load_name = "tokens" if has_tokens else "FLOPs, and so tokens," if has_flops else "time"
     imbalances = []
     for experts in layers.values():
-        loads = [(has_flops and expert.forward.flops) or expert.forward.ms for expert in experts]
+        loads = [
+            (has_tokens and expert.tokens) or (has_flops and expert.forward.flops) or expert.forward.ms
+            for expert in experts
+        ]
         if len(experts) > 1:
             busiest = experts[loads.index(max(loads))]
             imbalances.append((max(loads) / statistics.mean(loads), busiest.path))
@@ -149,7 +153,7 @@ def _describe_expert_load(modules: Modules) -> StrOrText:
         "The busiest expert of a layer has {} times the mean {} of the active experts (median of {}), and {} "
         "times the mean in `{}`.",
         rounded(statistics.median(imbalance for imbalance, _ in imbalances)),
-        "FLOPs, and so tokens," if has_flops else "time",
+        load_name,
         format_count(len(imbalances), "layer"),
         rounded(largest_imbalance),
         _shorten_path(path, modules),
@@ -204,6 +208,8 @@ _MODULE_FIELDS: tuple[Field[_ModuleRow], ...] = (
     Field("forward", "ms", lambda row: row[0].forward.ms or None),
     Field("backward", "ms", lambda row: row[0].backward.ms or None),
     Field("own", "ms", lambda row: _sum_own_ms(row[0]) or None),
+    Field("exposed communication", "ms", lambda row: row[0].exposed_communication_ms),
+    Field("tokens", "count", lambda row: row[0].tokens),
     Field("launches", "count", lambda row: row[0].forward.launches + row[0].backward.launches),
     Field("share", "percent", lambda row: row[0].ms / row[1] if row[1] else None),
     Field("line", "code", lambda row: row[0].line or None),
