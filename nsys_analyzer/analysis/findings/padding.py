@@ -65,7 +65,7 @@ def find_padding(steps: StepsToExplain) -> Iterator[Candidate]:
     shares = np.zeros((2, len(operators.calls.signatures)))
     has_tokens = np.zeros(len(operators.calls.signatures), np.bool_)
     for index, (signature, cost) in enumerate(zip(operators.calls.signatures, operators.costs, strict=True)):
-        tensors = (*Call(signature).tensors(), *(signature.outputs or ()))
+        tensors = Call(signature).all_tensors()
         shape = next((shape for shape in batches_of_shape if _has_rows(tensors, *shape)), None)
         if shape:
             has_tokens[index] = True
@@ -119,7 +119,7 @@ def _is_attention(signature: Signature, cost: Cost | None, shape: tuple[int, int
     rows, length = shape
     has_scores = any(
         tensor.shape[-2:] == (length, length) and (len(tensor.shape) > 3 or tensor.shape[0] != rows)
-        for tensor in (*Call(signature).tensors(), *(signature.outputs or ()))
+        for tensor in Call(signature).all_tensors()
         if len(tensor.shape) > 2  # in two dimensions, or with one row per row of the batch, one may be the width
     )
     return has_scores or bool(cost and cost.kind == "attention")

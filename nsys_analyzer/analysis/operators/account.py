@@ -11,11 +11,12 @@ import numpy as np
 
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.operators.chains import find_chains, fuse_chain
+from nsys_analyzer.analysis.operators.operands import Call
 from nsys_analyzer.analysis.operators.pricing import PricedOperators
 from nsys_analyzer.analysis.operators.shape_reasons import Reason, find_needed_calls
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.trace.arrays import Bools, Floats
-from nsys_analyzer.trace.operator_calls import Signature, Tensor
+from nsys_analyzer.trace.operator_calls import Signature
 from nsys_analyzer.trace.schema import NS_PER_MS
 
 #: The causes of an account's parts that are work of the GPU, in the order in which they are removed.
@@ -293,9 +294,7 @@ _SHORT_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float
 
 def describe_shapes(signature: Signature) -> str:
     """Returns the shapes of an operator's tensors, and the first one's type: ``8192×1024 · 1024×4096 bf16``."""
-    tensors: list[Tensor] = []
-    for argument in signature.inputs:
-        tensors += [argument] if isinstance(argument, Tensor) else argument or ()
+    tensors = Call(signature).tensors()
     shapes = ["×".join(map(str, tensor.shape)) or "scalar" for tensor in tensors]
     dtype = _SHORT_TYPES.get(tensors[0].dtype, tensors[0].dtype) if tensors else ""
     return f"{' · '.join(shapes)} {dtype}".strip()

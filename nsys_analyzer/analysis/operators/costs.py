@@ -48,9 +48,7 @@ def estimate_cost(signature: Signature, *, on_cpu: bool = False) -> Cost | None:
     that only moves data has no cost if a type is unknown.
     """
     call = Call(signature)
-    if not on_cpu and any(
-        tensor.device == "cpu" and tensor.shape for tensor in (*call.tensors(), *(call.outputs or ()))
-    ):
+    if not on_cpu and any(tensor.device == "cpu" and tensor.shape for tensor in call.all_tensors()):
         return None
     matmul_rule = find_matmul_rule(signature)
     rule = matmul_rule or find_data_rule(signature)

@@ -305,7 +305,7 @@ def _make_template_rule(name: str) -> Rule | None:
 
     def count_matmul(call: Call) -> float:
         """Returns the FLOPs of the first two consecutive buffers whose product is as large as a later buffer."""
-        buffers = [*call.tensors(), *(call.outputs or ())]
+        buffers = call.all_tensors()
         for position, (left, right) in enumerate(pairwise(buffers), 2):
             if len(left.shape) == len(right.shape) >= 2 and left.shape[-1] == right.shape[-2]:
                 elements = _count_matmul_outputs(left, right)

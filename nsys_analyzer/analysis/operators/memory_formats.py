@@ -73,9 +73,11 @@ def _describe(signature: Signature, shapes: Collection[tuple[int, ...]]) -> tupl
     The remaining values are: whether a call writes an image by channel, whether it is a convolution, and whether one of
     its tensors is in channels_last, which may be its weight.
     """
-    tensors, outputs = _list_tensors(signature), signature.outputs or ()
-    written = {(tensor.shape, find_format(tensor)) for tensor in outputs if _is_image(tensor, shapes)}
-    read = {(tensor.shape, find_format(tensor)) for tensor in Call(signature).tensors() if _is_image(tensor, shapes)}
+    call = Call(signature)
+    read, written = (
+        {(tensor.shape, find_format(tensor)) for tensor in tensors if _is_image(tensor, shapes)}
+        for tensors in (call.tensors(), call.outputs or ())
+    )
     formats = [form for _, form in (*read, *written)]
     return (
         "by_channel" in formats,
@@ -84,17 +86,12 @@ def _describe(signature: Signature, shapes: Collection[tuple[int, ...]]) -> tupl
             for shape, form in written for read_shape, read_form in read),
         any(form == "by_channel" for _, form in written),
         "convolution" in signature.name,
-        any(find_format(tensor) == "last" for tensor in tensors),
+        any(find_format(tensor) == "last" for tensor in call.all_tensors()),
     )  # fmt: skip
 
 
 def _is_image(tensor: Tensor, shapes: Collection[tuple[int, ...]]) -> bool:
     return tensor.shape in shapes and tensor.dtype in HALF_PRECISIONS
-
-
-def _list_tensors(signature: Signature) -> list[Tensor]:
-    """Returns the tensors that the calls of a signature read or write."""
-    return [*Call(signature).tensors(), *(signature.outputs or ())]
 
 
 def _images_of(signature: Signature) -> Sequence[Tensor]:

@@ -56,6 +56,10 @@ class Call:
             for tensor in ((argument,) if isinstance(argument, Tensor) else argument)
         ]
 
+    def all_tensors(self) -> list[Tensor]:
+        """Returns the tensors among the arguments, and those that the operator returns."""
+        return [*self.tensors(), *(self.outputs or ())]
+
     def value(self, position: int, default: Any = None) -> Any:
         """Returns the argument at a position that is not a tensor, or its default if the call leaves it out.
 
@@ -95,7 +99,7 @@ class Call:
 
     def find_precision(self) -> str:
         """Returns the precision of the first tensor of a type that has a precision, or an empty text."""
-        for tensor in (*self.tensors(), *(self.outputs or ())):
+        for tensor in self.all_tensors():
             if precision := _PRECISIONS.get(tensor.dtype.partition("_")[0]):
                 return precision
         return ""

@@ -164,7 +164,7 @@ def _expect_channels_last(operators: PricedOperators, formats: ImageFormats) -> 
     key_of_signature = [
         (
             signature.name,
-            *(tensor._replace(strides=None) for tensor in (*Call(signature).tensors(), *(signature.outputs or ()))),
+            *(tensor._replace(strides=None) for tensor in Call(signature).all_tensors()),
         )
         for signature in signatures
     ]
@@ -208,7 +208,7 @@ def find_misaligned_sizes(signature: Signature, cost: Cost | None) -> frozenset[
         return frozenset()
     sizes = set[int]()
     call = Call(signature)
-    for tensor in (*call.tensors(), *(signature.outputs or ())):
+    for tensor in call.all_tensors():
         if len(tensor.shape) < 2 or not tensor.dtype:
             continue
         if cost.kind == "convolution":
