@@ -59,6 +59,14 @@ def test_steps_that_the_gpu_fills_do_not_tell_the_cost() -> None:
     assert [replay.cpu_ns[0] for replay in baselines] == pytest.approx([16, 10], abs=0.01)
 
 
+def test_steps_of_the_recorded_process_that_are_longer_without_the_profiler() -> None:
+    """80 ns under the profiler and 86 without it: no cost explains it, so the CPU was slower, and the GPU was not."""
+    (replay,), _ = estimate_baselines(study_with(work_ns=1), 80 / NS_PER_MS, 86 / NS_PER_MS, True)
+    assert replay.step_ns == pytest.approx(86)
+    assert replay.cpu_ns[:2] == pytest.approx([20 * 86 / 80, 60 * 86 / 80], rel=0.001)
+    assert replay.work_ns[0] == pytest.approx(1, rel=0.001)
+
+
 def test_steps_of_another_process_tell_only_the_length() -> None:
     """80 ns under the profiler, and 40 in another process: a faster CPU may be the reason, so two paces are tried."""
     baselines, _ = estimate_baselines(study_with(work_ns=1), 80 / NS_PER_MS, 40 / NS_PER_MS)

@@ -105,7 +105,7 @@ def _find_costs_in_process(study: Study, step_ns: float) -> list[Replay]:
     """Returns the steps with the smallest and the largest cost of the profiler for which a step takes ``step_ns``.
 
     If launches limit the steps, both costs are almost equal. If the GPU fills the steps, many costs fit, and those that
-    are closest to the bounds of the usual cost are chosen.
+    are closest to the bounds of the usual cost are chosen. The list is empty if no cost fits.
     """
     recorded = study.replay.with_graph_launches(_GRAPH_LAUNCH_NS, _NODE_RECORDING_NS)
 
@@ -117,7 +117,8 @@ def _find_costs_in_process(study: Study, step_ns: float) -> list[Replay]:
 
     least, most = find_cost(step_ns * (1 + _STEP_SPREAD)), find_cost(step_ns * (1 - _STEP_SPREAD))
     costs = {min(max(usual_cost, least), most) for usual_cost in (study.min_cost_share, 1.0)}
-    return [recorded.without_profiler_cost(cost) for cost in sorted(costs)]
+    replays = [recorded.without_profiler_cost(cost) for cost in sorted(costs)]
+    return [replay for replay in replays if abs(replay.step_ns / step_ns - 1) <= _STEP_LENGTH_TOLERANCE]
 
 
 def _fit_profiler_cost(study: Study, most_cost: Replay, step_ns: float) -> list[Replay]:
