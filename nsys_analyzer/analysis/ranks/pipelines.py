@@ -45,44 +45,38 @@ def find_pipeline(
     exchanges = [
         match
         for match in matches
-        if len(match) == 2 and all(_are_exchanges(members[place], index) for place, index in match.items())
+        if len(match) == 2 and all((members[at].collectives.kind[i] == SEND_RECEIVE).all() for at, i in match.items())
     ]
-    if not exchanges or not waits or not own_ns.size:
+    if not exchanges or not own_ns.size:
         return None
     messages, later_stages = _count_messages(members, exchanges, steps)
     chains = [*_find_chains(messages, later_stages)]
     lengths = {len(chain) for chain in chains}
     if len(lengths) != 1 or not max(lengths):
         return None
-    first, second, last, stage_count = *chains[0][:2], chains[0][-1], len(chains[0])
-    wrapped = messages.get((last, first), 0) if stage_count > 2 and last in later_stages and (
-        first in later_stages[last]
-    ) else 0  # fmt: skip
+    first, second, *_, last = (*chains[0], chains[0][-1])
+    # If the schedule is interleaved, the last stage sends activations to the first one, too.
+    wrapped = messages[last, first] if first in later_stages.get(last, ()) else 0
     micro_batches = messages[first, second] - wrapped
     if micro_batches <= 0:
         return None
-    chunks = max(round(messages[first, second] / micro_batches), 1)
-    schedule: Schedule = "interleaved" if chunks > 1 else _find_schedule(
-        _count_first_sends(members, exchanges, steps, first, second), micro_batches, stage_count
-    )  # fmt: skip
+    stage_count, chunks = len(chains[0]), round(messages[first, second] / micro_batches)
     step_ns = np.array([(m.end - m.start)[index] for m, index in zip(members, steps, strict=True)])
     bubble_ns = np.array([_measure_bubble(*row) for row in zip(members, waits, steps, strict=True)])
     own_ms, bubble_ms = (np.median(ns, axis=1) / NS_PER_MS for ns in (own_ns, bubble_ns))
     stages = tuple(
         Stage(
-            tuple(members[place].label for place in places),
-            float(np.median(own_ms[list(places)])),
-            float(np.median(bubble_ms[list(places)])),
+            tuple(members[at].label for at in places), *(float(np.median(ms[[*places]])) for ms in (own_ms, bubble_ms))
         )
         for places in zip(*chains, strict=True)
     )
-    in_pipeline = [place for chain in chains for place in chain]
+    in_pipeline = np.concatenate(chains)
     equal_stages_share = (stage_count - 1) / (micro_batches * chunks + stage_count - 1)
     length_ms = float(np.median(step_ns[in_pipeline])) / NS_PER_MS
     # Half of the bubble of the longest stage would go. What other stages wait for the longest stage would stay.
     longest = max(stages, key=lambda stage: stage.own_ms)
     return Pipeline(
-        schedule,
+        "interleaved" if chunks > 1 else _find_schedule(members, exchanges, steps, chains[0], micro_batches),
         micro_batches,
         chunks,
         stages,
@@ -91,10 +85,6 @@ def find_pipeline(
         min(longest.bubble_ms, equal_stages_share * length_ms) / 2,
         *_find_slow_rank(members, chains, own_ns, length_ms),
     )
-
-
-def _are_exchanges(member: Member, index: Ints) -> bool:
-    return bool((member.collectives.kind[index] == SEND_RECEIVE).all())
 
 
 def _count_messages(
@@ -145,26 +135,20 @@ def _find_chains(messages: _Messages, later_stages: Mapping[int, set[int]]) -> I
         yield ()
 
 
-def _count_first_sends(
-    members: Sequence[Member], exchanges: Sequence[Match], steps: Sequence[Ints], first: int, second: int
-) -> int:
-    """Counts the messages that the first stage sends in a step until it receives one."""
-    match = next(match for match in exchanges if set(match) == {first, second})
-    sends, receives, first_rows = _rows_of_steps(members[first], match[first], steps[first])
-    counts = []
-    for begin, end in zip(first_rows, np.append(first_rows[1:], len(sends)), strict=True):
-        has_received = np.flatnonzero(receives[begin:end])
-        counts.append(sends[begin : begin + has_received[0] + 1 if len(has_received) else end].sum())
-    return round(float(np.median(counts)))
-
-
-def _find_schedule(first_sends: int, micro_batches: int, stage_count: int) -> Schedule:
+def _find_schedule(
+    members: Sequence[Member], exchanges: Sequence[Match], steps: Sequence[Ints], chain: Sequence[int],
+    micro_batches: int,
+) -> Schedule:  # fmt: skip
     """Returns the schedule, from the number of messages that the first stage sends before it receives one."""
-    if micro_batches <= stage_count:
-        return "GPipe or 1F1B" if first_sends == micro_batches else "unknown"
-    if first_sends == micro_batches:
-        return "GPipe"
-    return "1F1B" if first_sends <= stage_count else "unknown"
+    match = next(match for match in exchanges if set(match) == set(chain[:2]))
+    sends, receives, first_rows = _rows_of_steps(members[chain[0]], match[chain[0]], steps[chain[0]])
+    has_received = np.append(np.flatnonzero(receives), len(sends) - 1)
+    end = np.minimum(has_received[np.searchsorted(has_received, first_rows)] + 1, [*first_rows[1:], len(sends)])
+    sent = np.append(0, np.cumsum(sends))
+    sent_first = sent[end] - sent[first_rows]
+    if round(float(np.median(sent_first))) == micro_batches:
+        return "GPipe" if micro_batches > len(chain) else "GPipe or 1F1B"
+    return "1F1B" if np.median(sent_first) <= len(chain) < micro_batches else "unknown"
 
 
 def _measure_bubble(member: Member, waits: Waits, steps: Ints) -> Ints:

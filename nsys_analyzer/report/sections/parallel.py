@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nsys_analyzer.report.model import Field, Table, make_table
 from nsys_analyzer.report.units import format_count, format_ms
-from nsys_analyzer.text import Text, join_names, phrase, rounded, rounded_percent
+from nsys_analyzer.text import Text, list_first, phrase, rounded, rounded_percent
 
 if TYPE_CHECKING:
-    from nsys_analyzer.analysis.ranks.run import ParallelRun, Pipeline, SlowLink, Stage
-
-#: The most ranks that a sentence or a cell names.
-_MAX_NAMED_RANKS = 8
+    from nsys_analyzer.analysis.ranks.run import Pipeline, SlowLink
 
 
 def describe_slow_link(link: SlowLink) -> Text:
@@ -21,7 +16,7 @@ def describe_slow_link(link: SlowLink) -> Text:
     return phrase(
         "{} exchange data slowly: the transfers take {} times as long as the same transfers of other groups, {} more "
         "per step. Compare their links with the others: `nvidia-smi topo -m`, `nvidia-smi nvlink --status`.",
-        _name_ranks(link.ranks).capitalize(), rounded(link.ratio), format_ms(link.later_ms),
+        list_first(link.ranks).capitalize(), rounded(link.ratio), format_ms(link.later_ms),
     )  # fmt: skip
 
 
@@ -49,23 +44,3 @@ def describe_pipeline(pipeline: Pipeline) -> str:
         f"shortest stage has {format_ms(shortest_ms)}. Twice as many micro-batches of half the size would save "
         f"at most {format_ms(pipeline.saves_ms)} per step, if smaller kernels were as efficient."
     )
-
-
-def tabulate_stages(run: ParallelRun, pipeline: Pipeline) -> Table:
-    """Returns the table of the stages of a pipeline."""
-    rows = [*enumerate(pipeline.stages, 1)]
-    return make_table(_STAGE_FIELDS, rows, "The stages of the pipeline, ms per step:", capture=run.name)
-
-
-def _name_ranks(labels: Sequence[str]) -> str:
-    """Returns the labels of ranks in words: "rank 2 and rank 3"."""
-    more = [f"{len(labels) - _MAX_NAMED_RANKS} more"] if len(labels) > _MAX_NAMED_RANKS else []
-    return join_names([*labels[:_MAX_NAMED_RANKS], *more])
-
-
-_STAGE_FIELDS: tuple[Field[tuple[int, Stage]], ...] = (
-    Field("stage", "text", lambda row: str(row[0])),
-    Field("ranks", "text", lambda row: _name_ranks(row[1].ranks)),
-    Field("own time", "ms", lambda row: row[1].own_ms),
-    Field("bubble", "ms", lambda row: row[1].bubble_ms),
-)

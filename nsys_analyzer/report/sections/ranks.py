@@ -12,12 +12,7 @@ from nsys_analyzer.report.evidence import CAUSE_WORDS, Evidence, make_median_cel
 from nsys_analyzer.report.model import Answer, Block, Details, Field, Listing, Paragraph, Section, make_table
 from nsys_analyzer.report.sections.bars import make_rank_bars
 from nsys_analyzer.report.sections.findings import run_finding_blocks
-from nsys_analyzer.report.sections.parallel import (
-    describe_pipeline,
-    describe_slow_link,
-    describe_slow_stage,
-    tabulate_stages,
-)
+from nsys_analyzer.report.sections.parallel import describe_pipeline, describe_slow_link, describe_slow_stage
 from nsys_analyzer.report.units import format_count, format_ms, format_ms_range
 from nsys_analyzer.text import StrOrText, join_texts, phrase, plain, plural, rounded, rounded_percent, strong
 
@@ -99,7 +94,6 @@ def _describe_run(run: ParallelRun) -> Iterator[Block]:
         yield bars
     yield from run_finding_blocks(run)
     detail_blocks: list[Block] = [make_table(_RANK_FIELDS, run.ranks, _RANK_CAPTION, capture=run.name)]
-    detail_blocks += [tabulate_stages(run, run.pipeline)] if run.pipeline else []
     detail_blocks += _tabulate_losses(run)
     if run.collectives:
         rows = run.collectives
