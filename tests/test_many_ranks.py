@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.analysis.ranks.join import find_runs
 from nsys_analyzer.analysis.ranks.run import ParallelRun
+from nsys_analyzer.analysis.ranks.runs import find_runs
 from nsys_analyzer.inputs.captures import read_captures
 from nsys_analyzer.inputs.gather import MAX_DIAGNOSED_RANKS, gather
 from nsys_analyzer.report.evidence import Evidence

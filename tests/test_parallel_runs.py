@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.ranks.join import find_runs
 from nsys_analyzer.analysis.ranks.run import CollectiveFigures, ParallelRun
+from nsys_analyzer.analysis.ranks.runs import find_runs
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.report.finding_texts import write_run_texts

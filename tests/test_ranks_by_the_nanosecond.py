@@ -17,8 +17,8 @@ from msgspec import structs
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.attribution.processes import find_processes
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranks.join import find_runs, join_members
 from nsys_analyzer.analysis.ranks.run import ParallelRun, RankFigures
+from nsys_analyzer.analysis.ranks.runs import find_runs, join_members
 from nsys_analyzer.analysis.steps.member import Member, record_members
 from tests.support.program import work_of
 from tests.support.ranks import Rank, one_capture, own_captures, summaries, write

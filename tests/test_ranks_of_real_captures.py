@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from nsys_analyzer.analysis.ranks.join import find_runs
+from nsys_analyzer.analysis.ranks.runs import find_runs
 from nsys_analyzer.inputs.gather import gather
 from tests.conftest import ROOT
 from tests.support.packed import unpack

@@ -102,7 +102,7 @@ def test_json_of_a_capture_of_each_rank(run_main: Main, apart: list[Path], monke
         joins.append(len(members))
         return join_members(members)
 
-    monkeypatch.setattr("nsys_analyzer.analysis.ranks.join.join_members", counted)
+    monkeypatch.setattr("nsys_analyzer.analysis.ranks.runs.join_members", counted)
     data(run_main, *apart)
     assert joins == [2]
     assert data(run_main, *reversed(apart)) == data(run_main, apart[0].parent) == data(run_main, *apart)
@@ -171,24 +171,22 @@ def test_a_rank_that_only_the_profiler_makes_late_is_not_named(run_main: Main, t
     (run,) = gather(launching(tmp_path, (10, 0), (15, 0)), step_ms=0.4).runs
     assert (run.unprofiled_ms, run.slowest) == (0.4, 1)
     assert run.skew_ms == pytest.approx(0.15)
-    assert run.later_than_others_ms is not None
-    assert abs(run.later_than_others_ms[0]) < 0.02
+    assert not run.is_late
     assert not any(finding.id == "late_rank" for finding in run.findings)
     assert [rank.late_unprofiled_ms for rank in run.ranks] == pytest.approx([0, 0], abs=0.02)
     asked = run_main("ask", tmp_path, "late_ms rank=1", "--step-ms", "0.4").out
     assert "a step without the profiler, replayed" in asked
     said = " ".join(run_main("explain", tmp_path, "--step-ms", "0.4").out.split()).replace("\N{NO-BREAK SPACE}", " ")
-    assert (
-        "0.4 ms per step (measured; profiled 0.525). No rank is late without the profiler. Under the profiler, rank 1"
-        in said
-    )
+    assert "0.4 ms per step (measured; replayed 0.4, profiled 0.525), limited by launching (" in said
+    assert "No rank is late without the profiler. Under the profiler, rank 1" in said
     assert "is late by 0.15 ms: launching limits the ranks, and the profiler makes launching slower." in said
 
 
 def test_a_rank_that_is_late_without_the_profiler_too_is_named(run_main: Main, tmp_path: Path) -> None:
     """Rank 1 does something else for 150 µs in each step, whatever launching takes."""
     (run,) = gather(launching(tmp_path, (10, 0), (10, 150)), step_ms=0.45).runs
-    assert run.later_than_others_ms == (pytest.approx(0.15, abs=0.01),)
+    assert run.is_late
+    assert run.late_bounds_ms == pytest.approx((0.15, 0.15), abs=0.01)
     (finding,) = (finding for finding in run.findings if finding.id == "late_rank")
     assert (finding.step_ms, finding.saves_ms_high) == (0.45, pytest.approx(0.15, abs=0.01))
     said = " ".join(run_main("explain", tmp_path, "--step-ms", "0.45").out.split()).replace("\N{NO-BREAK SPACE}", " ")

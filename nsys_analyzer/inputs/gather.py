@@ -154,7 +154,7 @@ def find_runs_of_captures(captures: Sequence[CaptureSummary]) -> tuple[ParallelR
     """Returns the runs with several ranks among captures."""
     if not any(capture.members for capture in captures):
         return ()
-    from nsys_analyzer.analysis.ranks.join import find_runs  # imported here, so that a report of one rank starts faster
+    from nsys_analyzer.analysis.ranks.runs import find_runs  # imported here, so that a report of one rank starts faster
 
     return find_runs(captures)
 

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from nsys_analyzer.analysis.ranks.join import find_runs
+from nsys_analyzer.analysis.ranks.runs import find_runs
 from nsys_analyzer.inputs.captures import read_captures
 from nsys_analyzer.report.sections.ranks import describe_late_rank
 from nsys_analyzer.text import plain

@@ -13,9 +13,9 @@ from statistics import median
 
 import numpy as np
 
-from nsys_analyzer.analysis.ranks.join import find_runs
 from nsys_analyzer.analysis.ranks.matching import group_members, match_collectives
 from nsys_analyzer.analysis.ranks.run import ParallelRun
+from nsys_analyzer.analysis.ranks.runs import find_runs
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.inputs.gather import gather
 from tests.examples.rows import COUNTS, EXAMPLES

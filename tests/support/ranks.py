@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.ranks.join import find_runs
 from nsys_analyzer.analysis.ranks.run import ParallelRun
+from nsys_analyzer.analysis.ranks.runs import find_runs
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from tests.support.export import GEMM, Export, global_tid

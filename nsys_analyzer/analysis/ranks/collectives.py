@@ -23,7 +23,7 @@ from nsys_analyzer.analysis.steps.member import (
     SCATTER,
     Member,
 )
-from nsys_analyzer.trace.arrays import Ints, distinct_rows
+from nsys_analyzer.trace.arrays import Bools, Ints, distinct_rows
 from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS
 
 #: A message with at most this many bytes is assumed to contain a loss, a norm or a flag, and no tensor of the model.
@@ -176,10 +176,7 @@ def count_reductions(members: Sequence[Member], steps: Sequence[Ints]) -> int:
     """
     counts: list[int] = []
     for member, steps_of_member in zip(members, steps, strict=True):
-        collectives = member.collectives
-        is_backward = np.array([*(name == "backward" for name in collectives.names), False])[collectives.phase]
-        reduces = np.isin(collectives.kind, (ALL_REDUCE, REDUCE_SCATTER)) & is_backward
-        reduces &= (collectives.bytes < 0) | (collectives.bytes > _SMALL_MESSAGE_BYTES)
+        collectives, reduces = member.collectives, _reduces_gradients(member)
         for step in steps_of_member.tolist():
             index = np.flatnonzero(reduces & (collectives.step == step))
             columns = (collectives.instance, collectives.kind, collectives.communicator, collectives.bytes)
@@ -189,6 +186,27 @@ def count_reductions(members: Sequence[Member], steps: Sequence[Ints]) -> int:
             passes = Counter(frozenset(messages.items()) for messages in sizes_of_reductions.values())
             counts.append(max(passes.values(), default=1))
     return round(float(np.median(counts))) if counts else 1
+
+
+def repeats_reduction(member: Member) -> Bools:
+    """Returns True for each collective that reduces gradients before the last backward pass of its step.
+
+    A reduction in the last pass is sufficient, because gradients add up over the passes.
+    """
+    collectives, reduces = member.collectives, _reduces_gradients(member) & (member.collectives.step != NONE)
+    last_instance = np.full(len(member), NONE)
+    np.maximum.at(last_instance, collectives.step[reduces], collectives.instance[reduces])
+    repeats: Bools = reduces & (collectives.instance < np.append(last_instance, NONE)[collectives.step])
+    return repeats
+
+
+def _reduces_gradients(member: Member) -> Bools:
+    """Returns True for each collective of a member that reduces gradients in a backward pass."""
+    collectives = member.collectives
+    is_backward = np.array([*(name == "backward" for name in collectives.names), False])[collectives.phase]
+    is_tensor = (collectives.bytes < 0) | (collectives.bytes > _SMALL_MESSAGE_BYTES)
+    reduces: Bools = np.isin(collectives.kind, (ALL_REDUCE, REDUCE_SCATTER)) & is_backward & is_tensor
+    return reduces
 
 
 def _count_link_bytes(kind: int, size: int, ranks: int) -> float | None:

@@ -150,16 +150,15 @@ def find_run_findings(run: ParallelRun) -> tuple[FindingWithFigures, ...]:
         return ()
     # No step is shorter than the GPU's own work, whatever the other ranks do.
     most_ms = max(run.step_ms - slowest.compute_ms - slowest.exposed_copy_ms, 0.0)
-    late_rank_savings = [*_find_late_rank(run, slowest)]
-    repeated_reduction_savings = [
-        *_find_repeated_reductions(run, slowest, sum(saving.middle_ms for saving in late_rank_savings))
-    ]
+    repeated_reduction_savings = [*_find_repeated_reductions(run, slowest)]
     # If gradients are reduced too often, the saving of other buckets is that of this cause.
-    savings = [*late_rank_savings, *(repeated_reduction_savings or _find_large_buckets(run, slowest))]
+    savings = [*_find_late_rank(run, slowest), *(repeated_reduction_savings or _find_large_buckets(run, slowest))]
     # If large buckets do not explain exposed communication, all of it is assumed to be avoidable. The stages of a
     # pipeline wait by design.
     if not run.is_pipeline and all(saving.id != "large_buckets" for saving in savings):
         exposed_ms = (slowest.exposed_transfer_ms or 0.0) / (run.reductions if repeated_reduction_savings else 1)
+        if run.replayed:
+            exposed_ms = min(exposed_ms, run.replayed.without_transfers_ms[1])
         has_replicas = not {DATA_PARALLEL, SHARDED}.isdisjoint(run.strategies)
         figures = ExposedCommunicationFigures(slowest.label, slowest.transfer_ms or 0.0, exposed_ms, has_replicas)
         savings.append(_RunSaving("exposed_communication", figures, 0.0, exposed_ms))
@@ -226,31 +225,31 @@ class LateRankFigures(FindingFigures):
 
 def _find_late_rank(run: ParallelRun, slowest: RankFigures) -> Iterator[_RunSaving]:
     """Yields the saving if the slowest rank, for which all other ranks wait, were as fast as they are."""
-    others_ms = sorted(rank.late_ms.median or 0.0 for rank in run.ranks if rank is not slowest and rank.late_ms)
-    late_ms = run.skew_ms or 0.0
-    # The stages of a pipeline are not meant to take equally long. A slow link delays all ranks that use it.
-    if not others_ms or run.slow_link or run.takes_turns or run.is_pipeline or not run.is_late_unprofiled:
+    if not run.is_late:
         return
-    # No step is shorter than the CPU time that the programs of the other ranks need.
-    own_ms = slowest.own_ms.median or 0.0 if slowest.own_ms else 0.0
-    later_ms = run.later_than_others_ms or tuple(
-        min(late_ms - other_ms, own_ms - run.least_cpu_ms) for other_ms in reversed(others_ms)
-    )
-    least_ms, middle_ms = later_ms[0], later_ms[len(later_ms) // 2]
+    late_ms = run.skew_ms or 0.0
+    if run.late_bounds_ms:
+        least_ms, most_ms = run.late_bounds_ms
+    else:  # no step is shorter than the CPU time that the programs of the other ranks need
+        others_ms = sorted(rank.late_ms.median or 0.0 for rank in run.ranks if rank is not slowest and rank.late_ms)
+        own_ms = slowest.own_ms.median or 0.0 if slowest.own_ms else 0.0
+        least_ms, most_ms = (
+            min(late_ms - other_ms, own_ms - run.least_cpu_ms)
+            for other_ms in (others_ms[-1], others_ms[(len(others_ms) - 1) // 2])
+        )
     largest_loss = run.lost[0] if run.lost else None
     tolerance = _CPU_TIME_TOLERANCE if largest_loss and largest_loss.part == "idle" else _TWO_GPUS_TOLERANCE
-    most_ms = max(later_ms[-1] if run.later_than_others_ms else late_ms, 0.0)
     figures = LateRankFigures(
         slowest.label,
         late_ms,
         slowest.slowest_steps,
         run.steps,
-        bool(run.later_than_others_ms),
+        bool(run.late_bounds_ms),
         tolerance,
         (largest_loss.range or largest_loss.module) if largest_loss else "",
     )
     low_ms = max(least_ms, 0.0) * (1 - tolerance)
-    high_ms = min(max(middle_ms, 0.0) * (1 + tolerance), most_ms)
+    high_ms = min(max(most_ms, 0.0) * (1 + tolerance), late_ms)
     yield _RunSaving("late_rank", figures, low_ms, high_ms, largest_loss.lines if largest_loss else ())
 
 
@@ -264,6 +263,7 @@ class RepeatedReductionFigures(FindingFigures):
         transfer_ms: the transfer time of the slowest rank's collectives per step.
         exposed_ms: the part of the transfer time that nothing hides.
         waiting_ms: the time per step in which a rank waits for other ranks in collectives, as a mean over the ranks.
+        is_replayed: whether the saving is from replays of the ranks without the profiler.
     """
 
     reductions: int
@@ -271,26 +271,29 @@ class RepeatedReductionFigures(FindingFigures):
     transfer_ms: float
     exposed_ms: float
     waiting_ms: float
+    is_replayed: bool
 
 
-def _find_repeated_reductions(run: ParallelRun, slowest: RankFigures, late_ms: float) -> Iterator[_RunSaving]:
+def _find_repeated_reductions(run: ParallelRun, slowest: RankFigures) -> Iterator[_RunSaving]:
     """Yields the saving if gradients were reduced once per step, in the last of its backward passes.
 
-    At least the exposed transfers of the other passes are saved. At most, the ranks also wait for each other in one
-    pass only. ``late_ms`` is the saving if no rank were late, which does not depend on the number of reductions.
+    Without a replay, at least the exposed transfers of the other passes are saved. At most, the ranks also wait for
+    each other in one pass only.
     """
     if run.reductions < 2 or {DATA_PARALLEL, SHARDED}.isdisjoint(run.strategies):
         return
     exposed_ms = slowest.exposed_transfer_ms or 0.0
     waiting_ms = sum(rank.exposed_waiting_ms or 0.0 for rank in run.ranks) / len(run.ranks)
     saved_share = (run.reductions - 1) / run.reductions
-    profiled_ms = max(rank.step_ms.median or 0.0 for rank in run.ranks)
-    pace = run.step_ms / profiled_ms if profiled_ms else 1.0  # launching, and so waiting, is shorter without a profiler
+    is_replayed = run.replayed is not None and run.replayed.reduced_once_ms is not None
     figures = RepeatedReductionFigures(
-        run.reductions, SHARDED in run.strategies, slowest.transfer_ms or 0.0, exposed_ms, waiting_ms
+        run.reductions, SHARDED in run.strategies, slowest.transfer_ms or 0.0, exposed_ms, waiting_ms, is_replayed
     )
     low_ms = saved_share * exposed_ms * (1 - GPU_TIME_TOLERANCE)
-    high_ms = saved_share * (exposed_ms + max(waiting_ms * pace - late_ms, 0.0)) * (1 + GPU_TIME_TOLERANCE)
+    high_ms = saved_share * (exposed_ms + waiting_ms) * (1 + GPU_TIME_TOLERANCE)
+    if run.replayed and run.replayed.reduced_once_ms:
+        least_ms, most_ms = run.replayed.reduced_once_ms
+        low_ms, high_ms = least_ms * (1 - _CPU_TIME_TOLERANCE), most_ms * (1 + _CPU_TIME_TOLERANCE)
     yield _RunSaving("repeated_reductions", figures, low_ms, high_ms)
 
 

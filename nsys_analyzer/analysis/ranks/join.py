@@ -7,18 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
-from msgspec import structs
 
-from nsys_analyzer.analysis.intervals import NONE
-from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranks.collectives import (
-    Waits,
     count_reductions,
     find_waits,
     name_strategies,
     summarize_collectives,
 )
-from nsys_analyzer.analysis.ranks.findings import find_losses, find_run_findings
 from nsys_analyzer.analysis.ranks.links import find_slow_link
 from nsys_analyzer.analysis.ranks.matching import (
     Clock,
@@ -31,7 +26,6 @@ from nsys_analyzer.analysis.ranks.matching import (
 )
 from nsys_analyzer.analysis.ranks.pipelines import find_pipeline
 from nsys_analyzer.analysis.ranks.run import (
-    LATE_SHARE,
     Alignment,
     CollectiveFigures,
     JoinNote,
@@ -42,39 +36,16 @@ from nsys_analyzer.analysis.ranks.run import (
 )
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.member import BY_ORDER, Member
-from nsys_analyzer.analysis.steps.replay import Replay
-from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.steps.windows import find_bounds_near_median
-from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.trace.arrays import Ints
-from nsys_analyzer.trace.phase_names import STEP
 from nsys_analyzer.trace.schema import NS_PER_MS
 
 #: Clocks are aligned if their spread is at most this share of a step. Otherwise they cannot show which rank waits.
 _MAX_SPREAD_SHARE = 0.05
 #: The ranks take turns in being the slowest if no rank is the slowest in at least this share of the steps.
 _STEADILY_SLOWEST_SHARE = 0.75
-#: The profiler counts as not slowing a step down if the unprofiled step takes at least this share of the profiled step.
-_NEGLIGIBLE_SLOWDOWN_RATIO = 0.97
-#: The maximum number of ranks whose steps are replayed.
-_MAX_REPLAYED_RANKS = 8
-#: Steps are replayed with these costs of recording an event, as multiples of the highest cost. The length of a step at
-#: other costs is interpolated.
-_EVENT_COSTS = (0.0, 1.0, 3.0)
 #: Matches the word "rank" or "r" at the end of the common start of captures' names.
 _RANK_SUFFIX = re.compile(r"[\W_]*(?:rank|(?<![^\W_])r)?[\W_]*$", re.IGNORECASE)
-
-
-def find_runs(captures: Sequence[CaptureSummary]) -> tuple[ParallelRun, ...]:
-    """Returns the runs of the captures whose ranks exchange data, with their findings. The largest run comes first."""
-    pairs = [(member, capture) for capture in captures for member in capture.members]
-    capture_of = {(member.capture, member.process, member.device): capture for member, capture in pairs}
-    runs = []
-    for join in join_members([member for member, _ in pairs]):
-        captures_of_ranks = [capture_of[member.capture, member.process, member.device] for member in join.members]
-        run = _add_unprofiled_lateness(_add_losses(join.summarize(), captures_of_ranks), join, captures_of_ranks)
-        runs.append(structs.replace(run, findings=find_run_findings(run)))
-    return tuple(runs)
 
 
 def join_members(members: Sequence[Member]) -> list[JoinedRanks]:
@@ -91,25 +62,6 @@ def find_clocks(members: Sequence[Member]) -> dict[str, tuple[str, Clock]]:
             pairs = zip(join.members, join.clocks, strict=True)
             clocks |= {member.capture: (first_capture, clock) for member, clock in pairs if clock}
     return clocks
-
-
-def _add_losses(run: ParallelRun, captures: Sequence[CaptureSummary]) -> ParallelRun:
-    """Adds to the run the losses of the slowest rank, and corrects the lateness of all ranks."""
-    if run.slowest is None or run.fastest is None or run.slowest == run.fastest:
-        return run
-    pairs = list(zip(run.ranks, captures, strict=True))
-    losses = [find_losses(pair, pairs[run.fastest]) for pair in pairs]
-    losses_of_slowest = losses[run.slowest]
-    if losses_of_slowest is None:
-        return run
-    ranks = list(run.ranks)
-    for position, (rank, loss) in enumerate(zip(run.ranks, losses, strict=True)):
-        if loss and rank.late_ms and position != run.fastest:
-            _, slowed_ms = loss
-            ranks[position] = replace(rank, late_ms=rank.late_ms.shifted(slowed_ms))
-    lost_times, slowed_ms = losses_of_slowest
-    skew = (run.skew_ms or 0.0) + slowed_ms
-    return structs.replace(run, ranks=tuple(ranks), skew_ms=skew, lost=lost_times, slowed_ms=slowed_ms)
 
 
 class JoinedRanks:
@@ -330,85 +282,3 @@ def name_run(members: Sequence[Member]) -> str:
     return (
         f"{common_start} ({len(captures)} captures)" if common_start else f"{captures[0]} and {len(captures) - 1} more"
     )
-
-
-# --- lateness without the profiler
-#
-# A profiler makes launching slower, and not by the same factor on all ranks. If launching limits the ranks, the rank
-# that is late under the profiler may not be late without it.
-
-
-def _add_unprofiled_lateness(run: ParallelRun, join: JoinedRanks, captures: Sequence[CaptureSummary]) -> ParallelRun:
-    """Adds to the run the length of a step without the profiler and, if it is shorter, the lateness of each rank then.
-
-    There are two estimates of the ranks' speed without the profiler. The estimate in which the slowest rank is less
-    late is used.
-    """
-    unprofiled_times = [capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None for capture in captures]
-    run = structs.replace(run, unprofiled_ms=max(filter(None, unprofiled_times)) if all(unprofiled_times) else None)
-    studies = [capture.study for capture in captures if capture.study]
-    profiled_ms = max(rank.step_ms.median or 0.0 for rank in run.ranks)
-    is_known = join.waits and run.slowest is not None and len({id(study) for study in studies}) == len(run.ranks)
-    may_be_late = is_known and not run.takes_turns and (run.skew_ms or 0.0) >= LATE_SHARE * profiled_ms
-    if not may_be_late or (run.unprofiled_ms or 0.0) >= _NEGLIGIBLE_SLOWDOWN_RATIO * profiled_ms:
-        return run
-    # If there are many ranks, only some ranks, whose own times are evenly spread, are replayed.
-    order = sorted(range(len(run.ranks)), key=lambda place: -np.median(join.own_ns[place]))
-    replayed_places = order[:: -(-len(order) // _MAX_REPLAYED_RANKS)]
-    rows = list(zip(studies, join.members, join.waits, strict=True))
-    recorded_paces, *unprofiled = _replay_alone([rows[place] for place in replayed_places], run.unprofiled_ms)
-    if not run.unprofiled_ms and max(unprofiled[0]) > _NEGLIGIBLE_SLOWDOWN_RATIO * max(recorded_paces):
-        return run
-    own_ms = min(unprofiled, key=lambda steps_ms: steps_ms[0] - float(np.median(steps_ms[1:])))
-    ranks = list(run.ranks)
-    for place, ms in zip(replayed_places, own_ms, strict=True):
-        ranks[place] = replace(ranks[place], late_unprofiled_ms=ms - min(own_ms))
-    return structs.replace(run, ranks=tuple(ranks))
-
-
-def _replay_alone(ranks: Sequence[tuple[Study, Member, Waits]], timed_ms: float | None) -> list[list[float]]:
-    """Returns the length of a step of each rank, ms, if no rank waits for another rank.
-
-    Returns:
-        The lengths as recorded, and two estimates without the profiler, because it is unknown how much the profiler
-        slowed each rank down. In the first estimate, recording an event costs the same time on every rank. In the
-        second, all ranks launch as fast as the fastest rank. In both, the longest step takes ``timed_ms``; if that is
-        None, the highest cost of recording is subtracted.
-    """
-    replays = []
-    for study, member, waits in ranks:
-        operation, work = find_studied_collectives(study, member), study.replay.work_ns.copy()
-        work[operation[operation != NONE]] = (member.collectives.end - waits.transfer_start_ns)[operation != NONE]
-        replays.append(replace(study.replay, work_ns=work))
-    pace = [max(float(np.median(replay.cpu_ns)), 1.0) for replay in replays]
-    rows = zip(replays, pace, ranks, strict=True)
-    replays_at_one_pace = [
-        replay.scale_cpu_time(min(pace) / pace_of_rank, study.calls.unrecorded_wait_ns)
-        for replay, pace_of_rank, (study, *_) in rows
-    ]
-    return [
-        _replay_steps_ms(replays, 0.0),
-        _estimate_unprofiled_ms(replays, timed_ms),
-        _estimate_unprofiled_ms(replays_at_one_pace, timed_ms),
-    ]
-
-
-def find_studied_collectives(study: Study, member: Member) -> Ints:
-    """Returns the index of each collective of a rank in the operations of the studied steps, or -1."""
-    index = np.flatnonzero(study.of_class(COMMUNICATION))
-    operation_of = dict(zip(study.operations.start[index].tolist(), index.tolist(), strict=True))
-    return np.array([operation_of.get(start, NONE) for start in member.collectives.start.tolist()], np.int64)
-
-
-def _estimate_unprofiled_ms(replays: Sequence[Replay], timed_ms: float | None) -> list[float]:
-    """Returns the step of each rank, ms. The cost of events is fitted so that the longest step takes ``timed_ms``."""
-    if timed_ms is None:
-        return _replay_steps_ms(replays, 1.0)
-    steps = np.array([_replay_steps_ms(replays, cost) for cost in _EVENT_COSTS])
-    cost = np.interp(-timed_ms, -steps.max(axis=1), _EVENT_COSTS)
-    return [float(np.interp(cost, _EVENT_COSTS, cost_of_rank)) for cost_of_rank in steps.T]
-
-
-def _replay_steps_ms(replays: Sequence[Replay], cost: float) -> list[float]:
-    """Returns the step of each rank, ms, if recording an event takes ``cost`` times the highest cost."""
-    return [replay.without_profiler_cost(cost).step_ns / NS_PER_MS for replay in replays]

@@ -14,11 +14,17 @@ from typing import Any
 import numpy as np
 
 from nsys_analyzer.analysis.intervals import NONE
-from nsys_analyzer.analysis.ranks.join import JoinedRanks, find_studied_collectives, join_members, name_run
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
+from nsys_analyzer.analysis.ranks.join import JoinedRanks, join_members, name_run
 from nsys_analyzer.analysis.ranks.matching import KINDS_WITH_COMMON_END
-from nsys_analyzer.analysis.steps.replay import CALL_COLUMNS, COLLECTIVE_COLUMNS, OPERATION_COLUMNS, Replay
+from nsys_analyzer.analysis.steps.member import Member
+from nsys_analyzer.analysis.steps.replay import CALL_COLUMNS, COLLECTIVE_COLUMNS, MIN_STEPS, OPERATION_COLUMNS, Replay
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.trace.arrays import Ints
+
+#: The largest number of calls of all ranks that are replayed together, if that leaves enough steps.
+_MAX_CALLS = 60_000
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,7 @@ def join_replays(captures: Sequence[CaptureSummary]) -> Iterator[CapturesToRepla
     capture_by_id = {id(capture): capture for capture in captures}
     for join in join_members([member for capture in captures for member in capture.members]):
         ranks = tuple(capture_of[member.capture, member.process] for member in join.members)
-        if study := _join_studies(join, ranks):
+        if not join.missing and (study := join_studies(join, ranks)):
             numbers, labels = zip(*((member.rank, member.label) for member in join.members), strict=True)
             yield CapturesToReplay(name_run(join.members), ranks, study, numbers, labels)
             for capture in ranks:
@@ -57,10 +63,10 @@ def join_replays(captures: Sequence[CaptureSummary]) -> Iterator[CapturesToRepla
     yield from (CapturesToReplay(capture.title, (capture,), capture.study) for capture in capture_by_id.values())
 
 
-def _join_studies(join: JoinedRanks, captures: Sequence[CaptureSummary]) -> Study | None:
+def join_studies(join: JoinedRanks, captures: Sequence[CaptureSummary]) -> Study | None:
     """Joins the steps that the studies of all ranks contain; None if it is not known which rank waits for which."""
     studies = [capture.study for capture in captures if capture.study]
-    if not join.alignment or join.missing or len({id(study) for study in studies}) < len(join.members):
+    if not join.alignment or len({id(study) for study in studies}) < len(join.members):
         return None
     rows = list(zip(studies, join.members, join.numbers, strict=True))
     numbers = [
@@ -71,18 +77,30 @@ def _join_studies(join: JoinedRanks, captures: Sequence[CaptureSummary]) -> Stud
     steps = max(runs, key=len)
     if not len(steps):
         return None
+    steps = _select_steps(join, steps, sum(len(study.calls) / study.steps for study in studies))
     first_steps = [int(np.searchsorted(number_of_step, steps[0])) for number_of_step in numbers]
     studies = [study.select_steps(at, at + len(steps)) for study, at in zip(studies, first_steps, strict=True)]
     replays = _mark_shared_collectives(join, studies)
     return _concatenate_studies([replace(study, replay=replay) for study, replay in zip(studies, replays, strict=True)])
 
 
+def _select_steps(join: JoinedRanks, numbers: Ints, calls_per_step: float) -> Ints:
+    """Selects as many consecutive steps as have few enough calls: those whose mean length is closest to the median."""
+    count = max(MIN_STEPS, int(_MAX_CALLS // calls_per_step))
+    if len(numbers) <= count:
+        return numbers
+    lengths_ns = np.max([walls[np.searchsorted(join.shared, numbers)] for walls in join.walls_ns], axis=0)
+    total_ns = np.append(0, np.cumsum(lengths_ns))
+    means_ns = (total_ns[count:] - total_ns[:-count]) / count
+    first = int(np.abs(means_ns - np.median(lengths_ns)).argmin())
+    return numbers[first : first + count]
+
+
 def _mark_shared_collectives(join: JoinedRanks, studies: Sequence[Study]) -> Iterator[Replay]:
     """Yields the replay of each rank, with the number of the shared collective that each operation takes part in."""
-    places, collective_of_operations = [], []
-    for study, member in zip(studies, join.members, strict=True):
-        places.append(find_studied_collectives(study, member))
-        collective_of_operations.append(np.full(len(study.operations), NONE))
+    pairs = list(zip(studies, join.members, strict=True))
+    places = [place for study, member in pairs for place in find_studied_collectives(study, [member])]
+    collective_of_operations = [np.full(len(study.operations), NONE) for study in studies]
     count = 0
     for match in join.matches:
         operations = {rank: places[rank][index] for rank, index in match.items()}
@@ -110,6 +128,18 @@ def _mark_shared_collectives(join: JoinedRanks, studies: Sequence[Study]) -> Ite
             work_ns=np.where(collective == NONE, study.replay.work_ns, work_ns),
             rank_begin_ns=(float(begin_ns - min(first_call_starts)),),
         )
+
+
+def find_studied_collectives(study: Study, members: Sequence[Member]) -> list[Ints]:
+    """Returns the index of each collective of each rank in the operations of the studied steps, or -1."""
+    is_collective, (_, rank) = study.of_class(COMMUNICATION), study.replay.rank_of
+    places = []
+    for position, member in enumerate(members):
+        index = np.flatnonzero(is_collective & (rank == position))
+        operation_of = dict(zip(study.operations.start[index].tolist(), index.tolist(), strict=True))
+        starts = member.collectives.start.tolist()
+        places.append(np.array([operation_of.get(start, NONE) for start in starts], np.int64))
+    return places
 
 
 def _concatenate_studies(studies: Sequence[Study]) -> Study:

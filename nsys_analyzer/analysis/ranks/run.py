@@ -31,9 +31,13 @@ NoteKind = Literal[
 #: The parallel strategies on which findings depend.
 DATA_PARALLEL, SHARDED, PIPELINE = "data parallel (DDP)", "fully sharded (FSDP)", "pipeline parallel"
 
-#: A rank counts as late if its lateness is at least this share of a step. The second share applies to replays without
-#: the profiler, in which launch times differ more from rank to rank.
-LATE_SHARE, LATE_UNPROFILED_SHARE = 0.02, 0.1
+#: What takes the time on the critical path of all ranks.
+Limit = Literal["launching", "other CPU work", "work of the GPU", "communication"]
+
+#: A rank counts as late if its lateness is at least this share of a step.
+LATE_SHARE = 0.02
+#: The profiler counts as not slowing a step down if the unprofiled step takes at least this share of the profiled step.
+_NEGLIGIBLE_SLOWDOWN_RATIO = 0.97
 
 
 @dataclass(frozen=True)
@@ -80,8 +84,9 @@ class RankFigures:
         own_ms: the length of the step without exposed waiting, as if no other rank were late.
         late_ms: the rank's own time minus the fastest rank's own time, step by step. It is corrected for the waiting
             collectives of the fastest rank, which slowed other work on that rank's GPU down.
-        late_unprofiled_ms: how late the rank is without the profiler, by a replay. None if the profiler does not make
-            the step longer, if no rank is late under it, or if no replay is possible.
+        late_unprofiled_ms: by how much a step without the profiler would be shorter if no other rank waited for this
+            rank, by a replay. It is known for the slowest rank and for the rank that delays the others most besides.
+            None for other ranks, if no rank is late under the profiler, or if no replay is possible.
         slowest_steps: the number of steps in which the rank has the longest own time.
         offset_ms: how far the rank's clock is ahead of the first rank's clock.
         shift_ns: how far the times in the rank's capture are ahead of the times in the first rank's capture.
@@ -237,6 +242,30 @@ class SlowLink:
 
 
 @dataclass(frozen=True)
+class ReplayedRun:
+    """A step of all ranks, replayed together without the profiler. Savings are (least, most) in any replay, ms.
+
+    A collective begins when its last rank arrives, and takes as long as the transfer took in the capture. If the step
+    was measured without the profiler, the CPU's pace is fitted to the measured length.
+
+    Attributes:
+        step_ms: the length of the replayed step.
+        estimated_ms: the bounds of this length from the capture alone, without the measured length.
+        spread_ms: the standard deviation of steps: of the measured steps, or else of the replayed steps.
+        limits: the share of each kind of time on the critical path of all ranks, the largest share first.
+        without_transfers_ms: the saving per step if the transfers of collectives took no time.
+        reduced_once_ms: the saving per step if each gradient was reduced once; None if that is so already.
+    """
+
+    step_ms: float
+    estimated_ms: tuple[float, float]
+    spread_ms: float
+    limits: dict[Limit, float]
+    without_transfers_ms: tuple[float, float]
+    reduced_once_ms: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
 class Alignment:
     """How well the clocks of the ranks agree.
 
@@ -285,6 +314,9 @@ class ParallelRun(msgspec.Struct, frozen=True):
         takes_turns: whether ranks other than ``slowest`` have the longest own time in more than a quarter of the steps.
         skew_ms: how late the slowest rank is under the profiler, as a median over the steps.
         unprofiled_ms: the longest step of a rank without the profiler, if it was measured on every rank.
+        replayed: the step of all ranks, replayed without the profiler; None if no replay is possible.
+        late_bounds_ms: the least and the most that a step would be shorter, in any replay, if no other rank waited for
+            the slowest rank; None if that rank is not late under the profiler, or if no replay is possible.
         lost: the time that the slowest rank loses to the fastest rank, by part, the largest part first.
         slowed_ms: the time by which the work of the fastest rank took longer, because waiting collectives occupied a
             part of its GPU. The sum of ``lost`` minus this value is the mean difference of the two ranks' own times.
@@ -310,6 +342,8 @@ class ParallelRun(msgspec.Struct, frozen=True):
     takes_turns: bool = False
     skew_ms: float | None = None
     unprofiled_ms: float | None = msgspec.field(default=None, name="step_unprofiled_ms")
+    replayed: ReplayedRun | None = msgspec.field(default=None, name="replayed_step")
+    late_bounds_ms: tuple[float, float] | None = None
     lost: tuple[LostTime, ...] = ()
     slowed_ms: float = 0.0
     alignment: Alignment | None = msgspec.field(default=None, name="clocks")
@@ -339,24 +373,27 @@ class ParallelRun(msgspec.Struct, frozen=True):
         return self.unprofiled_ms or max((rank.step_ms.median or 0.0) for rank in self.ranks)
 
     @property
-    def later_than_others_ms(self) -> tuple[float, ...] | None:
-        """Returns by how much the slowest rank is later than each other rank without the profiler, in ascending order.
-
-        Returns None if the profiler does not make the step longer, or if no replay is possible.
-        """
-        slowest = self.slowest_rank
-        if slowest is None or slowest.late_unprofiled_ms is None:
-            return None
-        late_ms = [rank.late_unprofiled_ms for rank in self.ranks if rank is not slowest]
-        return tuple(sorted(slowest.late_unprofiled_ms - ms for ms in late_ms if ms is not None))
+    def is_slowed(self) -> bool:
+        """Returns whether the profiler makes the steps of the ranks notably longer."""
+        profiled_ms = max((rank.step_ms.median or 0.0) for rank in self.ranks)
+        unprofiled_ms = self.unprofiled_ms or (self.replayed.estimated_ms[1] if self.replayed else profiled_ms)
+        return unprofiled_ms < _NEGLIGIBLE_SLOWDOWN_RATIO * profiled_ms
 
     @property
-    def is_late_unprofiled(self) -> bool:
-        """Returns whether the slowest rank is later than the median rank without the profiler, too."""
-        differences_ms = self.later_than_others_ms
-        return (
-            differences_ms is None or differences_ms[len(differences_ms) // 2] >= LATE_UNPROFILED_SHARE * self.step_ms
-        )
+    def is_late(self) -> bool:
+        """Returns whether the slowest rank delays the other ranks, and neither a slow link nor a pipeline explains it.
+
+        Its delay must exceed the standard deviation of steps. If the profiler makes the steps longer, the delay is that
+        of a replay without the profiler, and must exceed that of any other rank by as much.
+        """
+        slowest = self.slowest_rank
+        if self.is_pipeline or self.slow_link or self.takes_turns or slowest is None or self.skew_ms is None:
+            return False
+        delay_ms = self.skew_ms
+        if self.is_slowed and slowest.late_unprofiled_ms is not None:
+            others_ms = (rank.late_unprofiled_ms or 0.0 for rank in self.ranks if rank is not slowest)
+            delay_ms = min(delay_ms, slowest.late_unprofiled_ms - max(others_ms, default=0.0))
+        return delay_ms >= max(LATE_SHARE * self.step_ms, self.replayed.spread_ms if self.replayed else 0.0)
 
     @property
     def slowest_rank(self) -> RankFigures | None:

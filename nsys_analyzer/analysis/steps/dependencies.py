@@ -151,8 +151,8 @@ class _Waits:
         awaited: the index of the last operation that the call waited for, or ``NONE``.
         min_wait_ns: the shortest time that the call takes, ns.
         return_ns: the time from the end of the awaited operation to the end of the call, ns.
-        is_blocked: True if the call waited for room in a queue that was full of work from before these steps. In the
-            replay, nothing runs before the steps, so such a call does not wait.
+        is_blocked: True if the call waited for work from before these steps, or for room in a queue that was full of
+            it. In the replay, nothing runs before the steps, so such a call does not wait.
     """
 
     awaited: Ints
@@ -200,6 +200,8 @@ def _find_waits(calls: Launches, operations: LaunchedOperations) -> _Waits:
     awaited_end, ran_during_call = np.append(end, 0)[awaited], ran_during_call | is_pageable
     is_queue_full = np.max(list(queue_lengths.values()), axis=0) >= _FULL_QUEUE_LAUNCHES
     waits_for_room = ~is_pageable & is_long & is_queue_full
+    is_only_earlier_work = (calls.call == SYNCHRONIZE) & (awaited == NONE)
+    waits_for_earlier_work = is_only_earlier_work & (calls.start < operations.earlier_end.max(initial=LONG_AGO))
     waits = synchronizes | blocks | (waits_for_room & ran_during_call) | is_pageable
     until_end = np.where(is_pageable, calls.end - awaited_end, np.maximum(calls.end - awaited_end, 0))
     shortest_ns = np.minimum(duration, _MIN_SYNCHRONIZATION_NS)
@@ -207,7 +209,7 @@ def _find_waits(calls: Launches, operations: LaunchedOperations) -> _Waits:
         awaited=np.where(waits, awaited, NONE),
         min_wait_ns=np.where(ran_during_call, shortest_ns, duration).astype(np.float64),
         return_ns=np.where(ran_during_call, until_end, shortest_ns).astype(np.float64),
-        is_blocked=waits_for_room & ~ran_during_call,
+        is_blocked=(waits_for_room & ~ran_during_call) | waits_for_earlier_work,
     )
 
 

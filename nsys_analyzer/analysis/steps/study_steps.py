@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, Cover
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.steps.anatomy import measure_exposed_ns
 from nsys_analyzer.analysis.steps.dependencies import LaunchedOperations, LaunchingCalls, make_replay
 from nsys_analyzer.analysis.steps.groups import Steps
@@ -31,6 +32,9 @@ from nsys_analyzer.trace.schema import NS_PER_MS
 
 #: The maximum number of studied steps, and of calls in all of them.
 _MAX_STEPS, _MAX_CALLS = 10, 15_000
+#: The maximum number of calls if the steps contain collectives. The ranks of a run are replayed in the steps that are
+#: studied on all of them.
+_MAX_CALLS_OF_RANK = 60_000
 #: The largest number of steps is studied whose mean length differs from the length of a step by at most this share.
 _TYPICAL_STEPS_TOLERANCE = 0.03
 
@@ -57,7 +61,8 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
         windows: the steps to study. By default, these are a few consecutive steps whose mean length is close to the
             length of a step.
     """
-    windows = _select_windows(steps, work.calls.start) if windows is None else windows
+    max_calls = _MAX_CALLS_OF_RANK if COMMUNICATION in work.attributed.kernels.classes else _MAX_CALLS
+    windows = _select_windows(steps, work.calls.start, max_calls) if windows is None else windows
     calls = _find_calls(work, steps, windows)
     operations = _find_operations(work, device, calls) if calls else None
     if calls is None or operations is None:
@@ -116,7 +121,7 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
 # --- which steps, calls and operations are studied
 
 
-def _select_windows(steps: Steps, call_starts: Ints) -> Windows:
+def _select_windows(steps: Steps, call_starts: Ints, max_calls: int) -> Windows:
     """Selects consecutive measured steps whose mean length is close to the length of a step.
 
     The largest number of steps whose mean length is close enough is selected. If no number of steps has such a mean,
@@ -129,7 +134,7 @@ def _select_windows(steps: Steps, call_starts: Ints) -> Windows:
     calls_per_step = max(1, int(np.median(call_counts)))
     begins_sequence = windows.cpu_start[1:] != windows.cpu_end[:-1]
     sequences = np.split(np.arange(len(windows)), np.flatnonzero(begins_sequence) + 1)
-    max_steps = min(int(np.clip(_MAX_CALLS // calls_per_step, 1, _MAX_STEPS)), max(map(len, sequences)))
+    max_steps = min(int(np.clip(max_calls // calls_per_step, 1, _MAX_STEPS)), max(map(len, sequences)))
     total_ms = np.append(0, np.cumsum(windows.end - windows.start)) / NS_PER_MS
     best_choice = (np.inf, 0, 0)  # difference of the mean, first step, number of steps
     for count in range(max_steps, min(max_steps, MIN_STEPS) - 1, -1):

@@ -19,9 +19,15 @@ from nsys_analyzer.report.units import format_bytes, format_count, format_ms, ro
 
 def describe_late_rank(figures: LateRankFigures) -> FindingTexts:
     """Returns the sentences of the finding on a rank that all others wait for."""
-    basis = "The CPU time that the other ranks need limits the saving"
+    bounds = (
+        f"The least saving is the own time of {figures.rank} minus the second longest own time. The largest saving is "
+        f"the own time of {figures.rank} minus the median own time."
+    )
     if figures.is_replayed:
-        basis = "All own times are replayed without the profiler"
+        bounds = (
+            f"The saving is the replayed step minus a step in which no other rank waits for {figures.rank}. Both are "
+            "replayed without the profiler, at the estimated pace of each rank and with all ranks at one pace."
+        )
     place = [f"# {figures.rank} loses most of this time in {figures.place}: look there first"] if figures.place else []
     return FindingTexts(
         title="All ranks wait for one rank",
@@ -30,9 +36,7 @@ def describe_late_rank(figures: LateRankFigures) -> FindingTexts:
             f"{format_ms(figures.late_ms)} longer than the shortest own time of a rank. In {figures.slowest_steps} of "
             f"{figures.steps} steps, {figures.rank} is the slowest.",
         ),
-        derivation=f"The least saving is the own time of {figures.rank} minus the second longest own time. The "
-        f"largest saving is the own time of {figures.rank} minus the median own time. {basis}. The bounds include a "
-        f"variation of ±{rounded_percent(figures.tolerance)} from run to run.",
+        derivation=f"{bounds} The bounds include a variation of ±{rounded_percent(figures.tolerance)} from run to run.",
         remedy=(
             *place,
             "# what only this rank does: logging, checkpoints, longer batches; in other steps, or beside them:",
@@ -76,6 +80,17 @@ def describe_repeated_reductions(figures: RepeatedReductionFigures) -> FindingTe
             "# the gradients of the whole model then stay in memory until the last backward pass:",
             "model.set_requires_gradient_sync(is_last_micro_batch)  # FSDP2, before each backward pass",
         )
+    derivation = (
+        f"The least saving is the exposed transfer of {figures.reductions - 1} of {figures.reductions} reductions. The "
+        "largest saving also includes the same share of the waiting, because the ranks then wait for each other only "
+        "once per step."
+    )
+    if figures.is_replayed:
+        derivation = (
+            "The saving is the replayed step of all ranks minus a step without the reductions before the last backward "
+            "pass: without their launches, and without waiting for the latest rank in them. The bounds include the "
+            "variation of launch times from run to run."
+        )
     return FindingTexts(
         title=f"Gradients are reduced {figures.reductions} times per step",
         evidence=(
@@ -85,9 +100,7 @@ def describe_repeated_reductions(figures: RepeatedReductionFigures) -> FindingTe
             f"{format_ms(figures.exposed_ms)} are exposed. On average, a rank also waits for the other ranks for "
             f"{format_ms(figures.waiting_ms)}.",
         ),
-        derivation=f"The least saving is the exposed transfer of {figures.reductions - 1} of "
-        f"{figures.reductions} reductions. The largest saving also includes the same share of the waiting, because "
-        "the ranks then wait for each other only once per step.",
+        derivation=derivation,
         remedy=remedy,
         disproof="Time the step with no reduction in all but the last backward pass: if it is no shorter, the "
         "reductions are hidden.",

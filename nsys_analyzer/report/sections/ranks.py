@@ -46,9 +46,10 @@ _LEGEND = (
     ),
     phrase(
         "*Own time* is the step without waiting. A rank is *late* by the difference between its own time and the "
-        "shortest own time. *Unprofiled* lateness comes from a replay without the cost of recording. Two "
-        "replays are computed: one keeps the pace at which each rank launches, and in the other, all ranks launch at "
-        "the pace of the fastest rank. The replay in which the latest rank is less late counts."
+        "shortest own time. *Unprofiled* lateness is by how much a step would be shorter if no other rank waited for "
+        "this rank. It comes from replays of all ranks without the profiler. In some of them, all ranks launch at the "
+        "pace of the fastest rank. The replay in which the rank is less late counts. A rank is late if this time "
+        "exceeds the standard deviation of steps, and that of every other rank by as much."
     ),
     phrase(
         "*Bytes* is the message size of one rank, as NCCL counts it. *Bus bandwidth* is the bytes over each link ÷ the "
@@ -83,9 +84,7 @@ def _describe_run(run: ParallelRun) -> Iterator[Block]:
     count = max(len(run.ranks), run.world_size or 0)
     noun = plural(count, "device" if all(rank.rank is None for rank in run.ranks) else "rank")
     strategies = f", {' and '.join(run.strategies)}" if run.strategies else ""
-    profiled_ms = rounded(max((rank.step_ms.median or 0.0) for rank in run.ranks))
-    measurement = f"(measured; profiled {profiled_ms})" if run.unprofiled_ms else "under the profiler"
-    step = f"{count} {noun}{strategies}: {format_ms(run.step_ms)} per step {measurement}."
+    step = f"{count} {noun}{strategies}: {_describe_step(run)}."
     yield Answer(join_texts(" ", (step, describe_late_rank(run))), run.name)
     yield Answer(_describe_communication(run), run.name)
     if run.pipeline:
@@ -104,8 +103,11 @@ def _describe_run(run: ParallelRun) -> Iterator[Block]:
         detail_blocks.append(make_table(fields, rows[:_MAX_ROWS], caption, capture=run.name))
         if all(row.bytes is None for row in rows):
             detail_blocks.append(Paragraph(_NO_MESSAGE_SIZES, capture=run.name))
-    clocks = [_describe_clocks(run.alignment)] if run.alignment else []
-    detail_blocks.append(Listing((*clocks, *describe_joins(run), *_LEGEND), capture=run.name))
+    facts = [_describe_clocks(run.alignment)] if run.alignment else []
+    if run.replayed and run.unprofiled_ms:
+        estimate = format_ms_range(*run.replayed.estimated_ms)
+        facts.append(f"Without the measured length, the replay of the ranks estimates {estimate} per step.")
+    detail_blocks.append(Listing((*facts, *describe_joins(run), *_LEGEND), capture=run.name))
     yield Details(f"Rank by rank: {run.name}", tuple(detail_blocks), run.name)
 
 
@@ -118,6 +120,21 @@ def find_rank_titles(captures: Iterable[CaptureSummary], runs: Iterable[Parallel
 # --- the sentences about a run
 
 
+def _describe_step(run: ParallelRun) -> str:
+    """Returns the measured, the replayed and the profiled length of a step, and what limits the replayed step."""
+    profiled_ms, replayed = max((rank.step_ms.median or 0.0) for rank in run.ranks), run.replayed
+    if not replayed:
+        measurement = f"(measured; profiled {rounded(profiled_ms)})" if run.unprofiled_ms else "under the profiler"
+        return f"{format_ms(run.step_ms)} per step {measurement}"
+    limit, share = next(iter(replayed.limits.items()))
+    limited = f"limited by {limit} ({rounded_percent(share)} of the critical path)"
+    if run.unprofiled_ms:
+        lengths = f"measured; replayed {rounded(replayed.step_ms)}, profiled {rounded(profiled_ms)}"
+        return f"{format_ms(run.step_ms)} per step ({lengths}), {limited}"
+    estimate = format_ms_range(*replayed.estimated_ms)
+    return f"{format_ms(profiled_ms)} per step under the profiler (replayed without it {estimate}), {limited}"
+
+
 def describe_late_rank(run: ParallelRun) -> StrOrText:
     """Returns a sentence on the rank that the other ranks wait for, or a sentence that no rank is late."""
     slowest = run.slowest_rank
@@ -127,29 +144,25 @@ def describe_late_rank(run: ParallelRun) -> StrOrText:
         return describe_slow_link(run.slow_link)
     if run.pipeline and run.pipeline.slow_rank:
         return describe_slow_stage(run.pipeline)
-    skew = format_ms(run.skew_ms)
-    if run.skew_ms < LATE_SHARE * slowest.step_ms.median:
-        return f"No rank is late: the own times of the ranks differ by {skew}."
-    profiled = " under the profiler" if run.unprofiled_ms or run.later_than_others_ms else ""
-    if run.takes_turns:
-        return (
-            "No rank is always late: the latest rank changes from step to step, and the own times of the ranks "
-            f"differ by {skew}{profiled}."
-        )
-    if not run.is_late_unprofiled:
+    skew, profiled = format_ms(run.skew_ms), " under the profiler" if run.unprofiled_ms or run.is_slowed else ""
+    if not run.is_late:
+        if run.skew_ms < LATE_SHARE * slowest.step_ms.median:
+            return f"No rank is late: the own times of the ranks differ by {skew}{profiled}."
+        if run.takes_turns:
+            return (
+                "No rank is always late: the latest rank changes from step to step, and the own times of the ranks "
+                f"differ by {skew}{profiled}."
+            )
         if run.is_pipeline:
-            conclusion = "It is not known which stage is the longest"
-            observation = f"{slowest.label} has the longest stage,"
-        else:
-            conclusion = "No rank is late" if run.unprofiled_ms else "No rank is known to be late"
-            observation = f"{slowest.label} is late"
-        reason = "launching limits the ranks, and the profiler makes launching slower"
-        return f"{conclusion} without the profiler. Under the profiler, {observation} by {skew}: {reason}."
-    if run.is_pipeline:
-        return f"{slowest.label.capitalize()} has the longest stage, by {skew} of own time{profiled}."
+            return f"{slowest.label.capitalize()} has the longest stage, by {skew} of own time{profiled}."
+        reason = "a replay of the ranks shows a delay that is no longer than the differences between steps"
+        if run.is_slowed:
+            reason = "launching limits the ranks, and the profiler makes launching slower"
+        conclusion = "No rank is late" if run.unprofiled_ms else "No rank is known to be late"
+        return f"{conclusion} without the profiler. Under the profiler, {slowest.label} is late by {skew}: {reason}."
     largest_loss = run.lost[0] if run.lost and run.lost[0].ms > 0 else None
-    if run.later_than_others_ms:
-        unprofiled = format_ms(run.later_than_others_ms[-1])
+    if run.is_slowed and slowest.late_unprofiled_ms:
+        unprofiled = format_ms(slowest.late_unprofiled_ms)
         skew = f"{unprofiled} without the profiler (from a replay), and by {skew} under the profiler,"
     sentences: list[StrOrText] = [
         f"{slowest.label.capitalize()} is late by {skew} in {slowest.slowest_steps} of {run.steps} steps."
@@ -157,7 +170,7 @@ def describe_late_rank(run: ParallelRun) -> StrOrText:
     sentences += [phrase("Its largest loss is {}.", _describe_loss(largest_loss))] if largest_loss else []
     finding = next((finding for finding in run.findings if finding.id == _LATE_RANK_ID), None)
     own_ms = slowest.own_ms.median if slowest.own_ms else None
-    are_others_bound = own_ms and own_ms - run.least_cpu_ms < run.skew_ms / 2
+    are_others_bound = own_ms and own_ms - run.least_cpu_ms < run.skew_ms / 2 and not run.late_bounds_ms
     if finding:
         saving = format_ms_range(finding.saves_ms_low, finding.saves_ms_high)
         sentences.append(f"Without this delay, a step would be {saving} shorter.")
