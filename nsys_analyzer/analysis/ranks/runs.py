@@ -117,10 +117,8 @@ def _replay_run(run: ParallelRun, join: JoinedRanks, captures: Sequence[CaptureS
         once_ms = _find_savings_ms(replays, scale, partial(_without_operations, study, removed))
         replayed = replace(replayed, reduced_once_ms=once_ms)
     run = structs.replace(run, replayed=replayed)
-    is_steadily_late = (
-        run.slowest is not None and not run.takes_turns and (run.skew_ms or 0.0) >= LATE_SHARE * profiled_ms
-    )
-    if run.is_pipeline or not is_steadily_late:
+    may_be_late = run.slowest is not None and not run.takes_turns and (run.skew_ms or 0.0) >= LATE_SHARE * profiled_ms
+    if run.is_pipeline or not may_be_late or not run.is_slowed:
         return run
     return _add_lateness(run, positions, replays, scale, path_ns)
 
