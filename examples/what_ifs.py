@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nsys_analyzer.analysis.findings.finding import Finding
+from nsys_analyzer.analysis.findings.waits import find_pageable_copies
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.what_if import WhatIf, what_if
 from nsys_analyzer.inputs.gather import gather
@@ -19,11 +20,17 @@ from nsys_analyzer.inputs.gather import gather
 EXAMPLES = Path(__file__).parent
 #: bf16: matmuls and attention by the peaks of an H100, 67 and 989 TFLOP/s, and what moves its tensors half the bytes.
 HALF = dict.fromkeys(("elementwise", "reduction", "copy/layout", "softmax"), 0.5)
-BF16 = {"classes": {"matmul": 0.07, "fused attention": 0.07, **HALF}}
+BF16 = {"classes": {"matmul": 0.07, "convolution": 0.07, "fused attention": 0.07, **HALF}}
+#: TF32: by the peaks of an H100, 67 and 495 TFLOP/s.
+TF32 = {"matmul": 0.14, "convolution": 0.14}
 #: What is changed, what is asked about the steps before it, and the arguments of ``what_if``; none: a finding says it.
 QUESTIONS: dict[str, tuple[str, str, dict[str, Any] | None]] = {
-    "bf16": ("bf16 autocast", "matmul and attention × 0.07, other passes × 0.5", BF16),
-    "fp32": ("TF32", "`--class matmul=0.14`", {"classes": {"matmul": 0.14}}),  # 67 ÷ 495 TFLOP/s
+    "bf16": ("bf16 autocast", "matmul, convolution and attention × 0.07, other passes × 0.5", BF16),
+    "fp32": (
+        "TF32",
+        "matmul and convolution × 0.14",
+        {"classes": {"matmul": 0.14, "convolution": 0.14}},
+    ),  # 67 ÷ 495 TFLOP/s
     "double_batch": ("batch × 2", "each class but the optimizer × 2", {"classes": {}}),
     "eager": ("torch.compile of the blocks", "finding `unfused_elementwise`", None),
     "attention": ("SDPA", "finding `unfused_attention`", None),
@@ -73,14 +80,20 @@ class Tried:
 def asked_of(change: str, capture: CaptureSummary) -> WhatIf | None:
     """Returns the answer to a change's question about a capture, None where a finding says it.
 
-    Classes that the steps do not hold are left out; a question that names none is about all but the optimizer.
+    Classes that the steps do not hold are left out; a question that names none is about all but the optimizer. Nothing
+    is asked about ranges and copies that the steps do not hold.
     """
     question, study = QUESTIONS[change][2], capture.study
-    if question and study and "classes" in question:
+    if not question or not study:
+        return None
+    if "classes" in question:
         held = {study.classes[code] for code in set(study.operations.kernel.tolist()) if code >= 0}
         wanted = question["classes"] or dict.fromkeys(sorted(held - {"optimizer"}), 2)
         question = {"classes": {name: factor for name, factor in wanted.items() if name in held}}
-    return what_if(capture, **question) if question else None
+    has_part = question.get("classes", True) and set(question.get("ranges", ())) <= {*study.ranges}
+    if not has_part or ("pinned" in question and not find_pageable_copies(study).any()):
+        return None
+    return what_if(capture, **question)
 
 
 def of_benches() -> Iterator[Tried]:

@@ -46,7 +46,7 @@ EXAMPLE = re.compile(r"```console\n\$ (?P<command>[^\n]+)\n(?P<output>.*?)```", 
 LEFT_OUT = "…"
 #: How well savings are predicted, its table in short, and the page that shows it, too.
 ACCURACY, PREDICTIONS = ROOT / "docs" / "accuracy.md", ROOT / "docs" / "predictions.md"
-SHORT_TABLE = re.compile(r"\| \| transformer \|(?:[^\n]*\n)+?(?=\n)")
+SHORT_TABLE = re.compile(r"\| pairs \| faults \|(?:[^\n]*\n)+?(?=\n)")
 #: The page's first screen, which README.md shows, and the key in its metadata that holds the digest of what it says.
 FIRST_SCREEN = ROOT / "examples" / "pages" / "first_screen.png"
 DIGEST = "says-sha256"

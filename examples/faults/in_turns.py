@@ -66,6 +66,7 @@ def run(program: str, description: str, faults: Mapping[str, Fault], shape: Mapp
     if given.results:
         results = {
             "fault": given.fault,
+            "description": fault.description,
             "network": Path(program).stem,
             **shape,
             "batch_size": fault.fault.batch_size or shape["batch_size"],
