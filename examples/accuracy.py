@@ -216,10 +216,10 @@ def page(pairs: Sequence[Pair]) -> Iterator[str]:
     yield ""
     yield (
         "*Pairs that set a constant* are those with which a rule, a constant or the width of an interval was chosen. "
-        "Nothing was chosen with the *other pairs*. Each row has the predictions from the capture alone (*recorded*; if "
-        "`run` made the capture, it has timed steps of the same process), or with the timed step (`--step-ms`, *timed*)."
-        " The faults of the host leave the GPU's work unchanged, so that two simple predictions stand beside ours: the "
-        "GPU's busy time in the capture alone, and the profiled step minus the idle time of the cause."
+        "Nothing was chosen with the *other pairs*. Each row has the predictions from the capture alone (*recorded*; if"
+        " `run` made the capture, it has timed steps of the same process), or also from the timed step (*timed*). The "
+        "faults of the host leave the kernels unchanged, so that two simple predictions stand beside ours: the time in "
+        "which kernels run in the capture, and the profiled step minus the idle time of the cause."
     )
     yield ""
     yield from coverage(pairs)
