@@ -26,11 +26,7 @@ TF32 = {"matmul": 0.14, "convolution": 0.14}
 #: What is changed, what is asked about the steps before it, and the arguments of ``what_if``; none: a finding says it.
 QUESTIONS: dict[str, tuple[str, str, dict[str, Any] | None]] = {
     "bf16": ("bf16 autocast", "matmul, convolution and attention × 0.07, other passes × 0.5", BF16),
-    "fp32": (
-        "TF32",
-        "matmul and convolution × 0.14",
-        {"classes": {"matmul": 0.14, "convolution": 0.14}},
-    ),  # 67 ÷ 495 TFLOP/s
+    "fp32": ("TF32", "matmul and convolution × 0.14", {"classes": TF32}),
     "double_batch": ("batch × 2", "each class but the optimizer × 2", {"classes": {}}),
     "eager": ("torch.compile of the blocks", "finding `unfused_elementwise`", None),
     "attention": ("SDPA", "finding `unfused_attention`", None),
