@@ -102,10 +102,10 @@ def widen_interval_ms(low_ms: float, high_ms: float, busy_ms: float) -> tuple[fl
 
 
 def _find_costs_in_process(study: Study, step_ns: float) -> list[Replay]:
-    """Returns the steps with the smallest and the largest cost of the profiler for which a step takes ``step_ns``.
+    """Returns the steps without the profiler's cost for each event, which is such that a step takes ``step_ns``.
 
-    If launches limit the steps, both costs are almost equal. If the GPU fills the steps, many costs fit, and those that
-    are closest to the bounds of the usual cost are chosen. The list is empty if no cost fits.
+    If launches limit the steps, one cost fits. If the GPU fills the steps, many costs fit, so there are two replays,
+    with the bounds of the usual cost. The list is empty if no cost fits.
     """
     recorded = study.replay.with_graph_launches(_GRAPH_LAUNCH_NS, _NODE_RECORDING_NS)
 
@@ -115,8 +115,8 @@ def _find_costs_in_process(study: Study, step_ns: float) -> list[Replay]:
             0.0, _MAX_PROFILER_COST, lambda cost: recorded.without_profiler_cost(cost).step_ns > longest_ns
         )
 
-    least, most = find_cost(step_ns * (1 + _STEP_SPREAD)), find_cost(step_ns * (1 - _STEP_SPREAD))
-    costs = {min(max(usual_cost, least), most) for usual_cost in (study.min_cost_share, 1.0)}
+    least, fitted, most = (find_cost(step_ns * (1 + spread)) for spread in (_STEP_SPREAD, 0, -_STEP_SPREAD))
+    costs = {usual if least <= usual <= most else fitted for usual in (study.min_cost_share, 1.0)}
     replays = [recorded.without_profiler_cost(cost) for cost in sorted(costs)]
     return [replay for replay in replays if abs(replay.step_ns / step_ns - 1) <= _STEP_LENGTH_TOLERANCE]
 
