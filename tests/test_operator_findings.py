@@ -161,6 +161,19 @@ def test_the_first_and_the_last_launch_of_redundant_work_save_at_most_a_usual_la
     assert saved_us(case, only(find_redundant_work, case)) == pytest.approx([10 + 10, 10 + 10])
 
 
+@pytest.mark.parametrize(("phase", "saved"), [("recomputed", [2_010, 2_010]), ("forward", [10, 2_010])])
+def test_a_pause_inside_a_recomputation_is_part_of_it(phase: str, saved: list[float]) -> None:
+    """After the first of two redundant launches, the program pauses for 2,000 µs. The second one takes 10 µs.
+
+    In a forward pass, the calls are unused, and the program may do other work in the pause.
+    """
+    steps = OperatorSteps()
+    for value, (place, after) in enumerate(((phase, 2_000), (phase, 10), ("backward", 10))):
+        steps.call("relu", LARGE, out=[LARGE], us=1, reads=[9], writes=[value], phase=place, after=after)
+    case = steps.case(lasting=[2])
+    assert saved_us(case, only(find_redundant_work, case)) == pytest.approx(saved)
+
+
 def test_launches_of_redundant_work_are_no_cause_of_their_own() -> None:
     """Of five launches of 10 µs, two are redundant. Without launches, 5 · 1 µs of work remain, or 3 · 1 µs."""
     steps = checkpointed(1).case(lasting=[5], launch=0.045)
@@ -445,6 +458,20 @@ def test_a_chain_that_one_kernel_could_do() -> None:
     assert (candidate.figures.moved_bytes, candidate.figures.needed_bytes) == (6 * size, 2 * size)
     assert places(candidate, steps) == ["loss.py:2", "loss.py:3", "loss.py:1"]
     assert "in loss" in text_of(candidate)
+
+
+def test_a_function_of_pytorch_takes_at_least_its_attainable_time() -> None:
+    """Of 100 + 300 + 200 µs, the two longest remain, or the attainable time of F.rms_norm.
+
+    The function reads and writes 64 MiB, as a copy does, and computes a mean, which reads and writes as much.
+    """
+    steps = chain(100, 300, 200, names=("mean", "rsqrt", "mul")).case(lasting=[3])
+    candidate = only(fewer_operators.find_unfused_chains, steps)
+    kernel_us = max(attainable_us(name, LARGE, out=[LARGE]) for name in ("clone", "mean"))
+    assert saved_us(steps, candidate) == pytest.approx([100, 600 - kernel_us])
+    said = text_of(candidate)
+    assert "A norm is computed by separate operators in loss" in said
+    assert "between the attainable time of that function and the time of the two longest operators" in said
 
 
 def test_a_value_that_is_read_outside_of_a_chain_is_written() -> None:

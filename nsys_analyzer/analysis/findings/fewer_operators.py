@@ -57,8 +57,9 @@ class UnfusedChainsFigures(OperatorsFigures):
         function: the function of PyTorch that replaces this chain; None if there is none, or outside of one place.
         moved_bytes: the bytes that the chains read and write.
         needed_bytes: the bytes without the values that only the chain itself reads.
-        longest_ms, two_longest_ms: the total time of the longest operator and of the two longest operators of each
-            chain, or the time for ``needed_bytes`` if it is longer, ms.
+        least_ms: the total time of the longest operator of each chain, or the attainable time of its function, ms. It
+            is at least the time for ``needed_bytes``.
+        two_longest_ms: the total time of the two longest operators of each chain, ms. It is at least the same time.
         saves_launches: whether the launches of the other operators are saved as well.
     """
 
@@ -68,7 +69,7 @@ class UnfusedChainsFigures(OperatorsFigures):
     function: FusedFunction | None
     moved_bytes: float
     needed_bytes: float
-    longest_ms: float
+    least_ms: float
     two_longest_ms: float
     saves_launches: bool
 
@@ -78,7 +79,7 @@ def find_unfused_chains(steps: StepsToExplain) -> Iterator[Candidate]:
 
     Of a chain, one kernel remains. It takes between the time of the longest and of the two longest operators, and at
     least the time for the values that enter and leave the chain. Each eager model has chains, so they are common unless
-    a function of PyTorch replaces them.
+    a function of PyTorch replaces them. Such a function takes at least its attainable time.
     """
     operators = steps.operators
     if operators is None or not steps.has_data_flow:
@@ -86,24 +87,25 @@ def find_unfused_chains(steps: StepsToExplain) -> Iterator[Candidate]:
     for place, chains in _group_chains(operators, find_unexplained_calls(operators, steps.reasons)).items():
         calls, totals = np.zeros(len(operators.calls), np.bool_), np.zeros(len(FusedKernel._fields))
         least_ns, most_ns = np.zeros((2, len(calls)))
-        for chain in chains:
+        functions = [_find_function(operators, chain) if place else None for chain in chains]
+        for chain, function in zip(chains, functions, strict=True):
             kernel, ns = fuse_chain(operators, chain), operators.measured_ns[chain]
+            if function:
+                kernel = kernel._replace(least_ns=min(kernel.least_ns, kernel.attainable_ns))
             calls[chain] = True
             least_ns[chain], most_ns[chain] = ns * (kernel.least_ns / ns.sum()), ns * (kernel.most_ns / ns.sum())
             totals += kernel
         total = FusedKernel(*totals.tolist())
-        longest_chain = max(chains, key=lambda chain: operators.measured_ns[chain].sum())
-        names = tuple(name_operator(operators, index) for index in longest_chain)
-        functions = (name for name, replaced in _FUSED_FUNCTIONS.items() if place and replaced.issubset(names))
+        longest = max(range(len(chains)), key=lambda index: operators.measured_ns[chains[index]].sum())
         figures = UnfusedChainsFigures(
             *describe_calls(steps, calls),
             place=place.rpartition(" ")[2],
             chains=len(chains),
-            longest_chain=names,
-            function=next(functions, None),
+            longest_chain=tuple(name_operator(operators, index) for index in chains[longest]),
+            function=functions[longest],
             moved_bytes=total.moved_bytes,
             needed_bytes=total.needed_bytes,
-            longest_ms=total.least_ns / NS_PER_MS,
+            least_ms=total.least_ns / NS_PER_MS,
             two_longest_ms=total.most_ns / NS_PER_MS,
             saves_launches=steps.idle_share < LEAST_IDLE_SHARE,
         )
@@ -112,6 +114,12 @@ def find_unfused_chains(steps: StepsToExplain) -> Iterator[Candidate]:
         save = partial(saved_launches, steps) if figures.saves_launches else saved_work
         for candidate in make_candidate(steps, "unfused_chains", figures, chained, save):
             yield replace(candidate, is_common=figures.function is None)
+
+
+def _find_function(operators: PricedOperators, chain: Sequence[int]) -> FusedFunction | None:
+    """Returns the function of PyTorch that replaces a chain; None if there is none."""
+    names = {name_operator(operators, index) for index in chain}
+    return next((function for function, replaced in _FUSED_FUNCTIONS.items() if replaced <= names), None)
 
 
 def _group_chains(operators: PricedOperators, unexplained: Bools) -> Mapping[str, list[list[int]]]:

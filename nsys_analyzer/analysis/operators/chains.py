@@ -20,6 +20,8 @@ from nsys_analyzer.trace.operator_calls import OperatorCalls
 
 #: The kinds of operators that pass over their data, so that one kernel can do several of them.
 _FUSIBLE_KINDS = ("elementwise", "copy", "softmax", "norm", "reduction", "cross entropy", "embedding")
+#: The kinds of operators that take no time of their own in a kernel that reads and writes their data anyway.
+_SINGLE_PASS_KINDS = ("elementwise", "copy")
 #: Matches operators that no compiler fuses with their neighbors: kernels of a compiler, and gradients of embeddings.
 _UNFUSIBLE = re.compile(r"^triton::|embedding_\w*backward")
 
@@ -30,8 +32,8 @@ class FusedKernel(NamedTuple):
     Attributes:
         least_ns, most_ns: the least and the most time of the kernel: that of the longest call of the chain, and of the
             two longest calls, but at least the time for ``needed_bytes``, ns.
-        attainable_ns: the attainable time of the kernel: that of the call with the longest attainable time, but at
-            least the time for ``needed_bytes``, ns.
+        attainable_ns: the attainable time of the kernel: the time for ``needed_bytes``, but at least the attainable
+            time of each norm and reduction, which may pass over the data several times, ns.
         moved_bytes: the bytes that the calls of the chain read and write.
         needed_bytes: the bytes without the values that only the chain itself reads.
     """
@@ -47,6 +49,8 @@ def fuse_chain(operators: PricedOperators, chain: Sequence[int]) -> FusedKernel:
     """Returns the kernel that could replace a chain. It takes no longer than the calls of the chain."""
     ns = np.sort(operators.measured_ns[chain])
     attainable_ns = np.fmin(operators.attainable_ns[chain], operators.measured_ns[chain])
+    costs = [operators.costs[operators.calls.signature[index]] for index in chain]
+    passes_once = np.array([bool(cost and cost.kind in _SINGLE_PASS_KINDS) for cost in costs])
     moved_bytes, needed_bytes = count_chain_bytes(operators, chain)
     needed_ns = operators.rates.time_ns(Cost("copy", "", 0, needed_bytes)) if operators.rates else 0.0
 
@@ -57,7 +61,7 @@ def fuse_chain(operators: PricedOperators, chain: Sequence[int]) -> FusedKernel:
     return FusedKernel(
         least_ns=limit_ns(ns[-1], ns.sum()),
         most_ns=limit_ns(ns[-2:].sum(), ns.sum()),
-        attainable_ns=limit_ns(attainable_ns.max(), attainable_ns.sum()),
+        attainable_ns=limit_ns(np.where(passes_once, 0.0, attainable_ns).max(), attainable_ns.sum()),
         moved_bytes=moved_bytes,
         needed_bytes=needed_bytes,
     )

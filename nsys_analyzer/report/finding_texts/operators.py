@@ -264,6 +264,7 @@ def describe_unfused_chains(figures: UnfusedChainsFigures) -> FindingTexts:
         remedy.append("model = torch.compile(model)  # or block.compile() for each block: it compiles faster")
     else:
         remedy.append(f"{figures.place or 'f'} = torch.compile({figures.place or 'f'})  # fuses the function")
+    least_time = "attainable time of that function" if figures.function else "time of the longest operator"
     launches = "" if figures.saves_launches else " Launching limits the step, so no launch is saved."
     return FindingTexts(
         title=f"{title} in {figures.place}" if figures.place else title,
@@ -275,8 +276,8 @@ def describe_unfused_chains(figures: UnfusedChainsFigures) -> FindingTexts:
             f"The operators read and write {rounded(moved_gb)} GB. Without the values that only the chains read, "
             f"{rounded(needed_gb)} GB remain.",
         ),
-        derivation="The step is replayed with one kernel for each chain. It takes between the time of the longest "
-        f"operator and that of the two longest operators of the chain, in total {format_ms(figures.longest_ms)} to "
+        derivation=f"The step is replayed with one kernel for each chain. It takes between the {least_time} and the "
+        f"time of the two longest operators of the chain, in total {format_ms(figures.least_ms)} to "
         f"{format_ms(figures.two_longest_ms)}, but at least the time to read and write what remains.{launches}",
         remedy=tuple(remedy),
         disproof="After the change, fewer kernels replace the chains. If the step is no shorter then, the chains do "
