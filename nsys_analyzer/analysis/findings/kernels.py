@@ -377,21 +377,13 @@ def find_unfused_elementwise(steps: StepsToExplain) -> Iterator[Candidate]:
     if steps.has_data_flow:  # the rule on chains of operators knows more
         return
     study = steps.study
-    fusible = study.of_class(*_FUSIBLE_CLASSES) | (study.operations.copy == ON_DEVICE)
-    fusible &= ~study.kernel_matches(_COMPILED_KERNEL) & ~study.in_phase("optimizer")
-    fusible &= ~_find_attention(study)[1]  # another rule reports attention's kernels
-    # Fills and copies between two kernels do not keep a compiler from fusing them.
-    is_barrier, index = (study.operations.kind == KERNEL) & ~fusible, np.flatnonzero(fusible)
-    starts = np.diff(np.cumsum(is_barrier)[index], prepend=-1) > 0
-    copy_chains = _find_copy_chains(study)
-    separate, (least, most, chain_length) = np.zeros_like(fusible), np.zeros((3, len(fusible)))
-    for chain in np.split(index, np.flatnonzero(starts)[1:]):
-        if copy_chains[chain].all():  # another rule reports chains of copies
-            continue
+    least, most, chain_length = np.zeros((3, len(study.operations)))
+    for chain in find_kernel_chains(study):
         work_ns = np.sort(study.replay.work_ns[chain])
-        separate[chain], chain_length[chain] = True, len(chain)
+        chain_length[chain] = len(chain)
         for share, kernels in ((least, 2), (most, 1)):
             share[chain] = work_ns[:-kernels].sum() / max(work_ns.sum(), 1.0)
+    separate = chain_length > 0
     if study.operations_per_step(separate) < 2:
         return
     # Each compiled region costs additional CPU time. If launching limits the step, this cost may be as large as the
@@ -402,6 +394,20 @@ def find_unfused_elementwise(steps: StepsToExplain) -> Iterator[Candidate]:
     figures = UnfusedElementwiseFigures(study.operations_per_step(separate), ms, ms / steps.step_ms, mean_length)
     changes = (save(least), save(most))
     yield Candidate("unfused_elementwise", figures, changes, Place("class", "elementwise"), separate, is_common=True)
+
+
+def find_kernel_chains(study: Study) -> Iterator[Ints]:
+    """Yields the operations of each chain of consecutive kernels that a compiler could fuse; at least one kernel.
+
+    Other rules report attention's kernels and chains of copies.
+    """
+    fusible = study.of_class(*_FUSIBLE_CLASSES) | (study.operations.copy == ON_DEVICE)
+    fusible &= ~study.kernel_matches(_COMPILED_KERNEL) & ~study.in_phase("optimizer") & ~_find_attention(study)[1]
+    # Fills and copies between two kernels do not keep a compiler from fusing them.
+    is_barrier, index = (study.operations.kind == KERNEL) & ~fusible, np.flatnonzero(fusible)
+    starts = np.diff(np.cumsum(is_barrier)[index], prepend=-1) > 0
+    copy_chains = _find_copy_chains(study)
+    yield from (chain for chain in np.split(index, np.flatnonzero(starts)[1:]) if not copy_chains[chain].all())
 
 
 @dataclass(frozen=True)

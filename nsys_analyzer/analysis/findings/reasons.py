@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from nsys_analyzer.analysis.findings.kernels import find_unfused_scores
+from nsys_analyzer.analysis.findings.kernels import find_kernel_chains, find_unfused_scores
 from nsys_analyzer.analysis.operators.chains import find_chains
 from nsys_analyzer.analysis.operators.operands import Call
 from nsys_analyzer.analysis.operators.pricing import PricedOperators
@@ -16,12 +16,12 @@ from nsys_analyzer.analysis.operators.waves import find_idle_shares
 from nsys_analyzer.trace.arrays import Bools
 from nsys_analyzer.trace.operator_calls import Signature
 
-#: The reasons from ``efficient_attention`` on explain only an excess of at least this share of a call's time.
+#: Some reasons explain only an excess of at least this share of a call's time.
 _LEAST_EXCESS_SHARE = 0.15
 #: Idle multiprocessors are the reason if they waste at least this share of the excess.
 _LEAST_WASTED_SHARE = 0.5
 #: A call consists of many kernels if it launches at least this number.
-MANY_KERNELS = 4
+_MANY_KERNELS = 4
 #: The position of the dimensions among the arguments of operators that combine the elements of dimensions.
 _REDUCED_DIMENSIONS = (
     (re.compile(r"::(?:sum|mean|prod|amax|amin|max|min|argmax|argmin|any|all|std|var|var_mean|std_mean|logsumexp|"
@@ -33,30 +33,29 @@ _REDUCED_DIMENSIONS = (
 def find_reasons(operators: PricedOperators) -> Mapping[Reason, Bools]:
     """Returns the calls whose time has each reason, by the reason; shape (calls,). A call has at most one reason."""
     calls, study = operators.calls, operators.study
-    pending = find_needed_calls(operators)
-    reasons = dict[Reason, Bools]()
+    pending, reasons = operators.measured_ns > 0, dict[Reason, Bools]()
 
     def add_reason(reason: Reason, is_reason: Bools) -> None:
         """Gives the reason to the calls that have no reason yet."""
         reasons[reason] = pending & is_reason
         pending[reasons[reason]] = False
 
+    for kind, is_redundant in operators.redundant.items():
+        add_reason(kind, is_redundant)
     for shape_reason, explained in explain_calls(operators).items():
         add_reason(shape_reason, explained.calls)
     add_reason("attention", operators.measure_ns(find_unfused_scores(study)) > 0)
-    copies, in_chain = find_copies(operators), np.zeros(len(calls), np.bool_)
-    for chain in find_chains(operators, pending) if calls.reads else ():
-        in_chain[chain] = not copies[chain].all()
-    add_reason("unfused", in_chain)
+    has_excess = operators.excess_ns >= _LEAST_EXCESS_SHARE * operators.measured_ns
+    add_reason("efficient_attention", has_excess & _find_signatures(operators, _is_efficient_attention))
+    add_reason("reduction", has_excess & _find_signatures(operators, _reduces_apart))
+    copies = find_copies(operators)
+    add_reason("unfused", _find_chained_calls(operators, find_unexplained_calls(operators, reasons), copies))
     add_reason("copies", copies)
-    pending &= operators.excess_ns >= _LEAST_EXCESS_SHARE * np.maximum(operators.measured_ns, 1.0)
-    add_reason("efficient_attention", _find_signatures(operators, _is_efficient_attention))
-    add_reason("reduction", _find_signatures(operators, reduces_apart))
     idle, least_ns = find_idle_shares(study), _LEAST_WASTED_SHARE * operators.excess_ns
-    add_reason("small_grid", operators.measure_ns(idle.least * idle.is_small) >= least_ns)
-    add_reason("wave_tail", operators.measure_ns(idle.least * ~idle.is_small) >= least_ns)
-    kernels = np.bincount(operators.call[operators.call >= 0], minlength=len(calls)) / study.steps
-    add_reason("many_kernels", kernels >= MANY_KERNELS)
+    add_reason("small_grid", has_excess & (operators.measure_ns(idle.least * idle.is_small) >= least_ns))
+    add_reason("wave_tail", has_excess & (operators.measure_ns(idle.least * ~idle.is_small) >= least_ns))
+    kernels_per_call = np.bincount(operators.call[operators.call >= 0], minlength=len(calls)) / study.steps
+    add_reason("many_kernels", has_excess & (kernels_per_call >= _MANY_KERNELS))
     return reasons
 
 
@@ -68,6 +67,23 @@ def find_unexplained_calls(operators: PricedOperators, reasons: Mapping[Reason, 
     explained = [reasons[reason] for reason in ("precision", "memory_format", "alignment", "attention")]
     unexplained: Bools = find_needed_calls(operators) & ~np.any(explained, axis=0)
     return unexplained
+
+
+def _find_chained_calls(operators: PricedOperators, unexplained: Bools, copies: Bools) -> Bools:
+    """Returns True for each call in a chain that one kernel could do, without chains that only copy.
+
+    If the values of operators are unknown, consecutive kernels are a chain, as the rule on unfused kernels assumes.
+    """
+    in_chain, study = np.zeros(len(operators.calls), np.bool_), operators.study
+    if operators.calls.reads:
+        for chain in find_chains(operators, unexplained):
+            in_chain[chain] = not copies[chain].all()
+    else:
+        is_chained = np.zeros(len(study.operations), np.bool_)
+        for kernels in find_kernel_chains(study):
+            is_chained[kernels] = len(kernels) > 1
+        in_chain |= operators.measure_ns(is_chained) > operators.measured_ns / 2
+    return in_chain
 
 
 def find_copies(operators: PricedOperators) -> Bools:
@@ -90,7 +106,7 @@ def _is_efficient_attention(signature: Signature) -> bool:
     return "_efficient_attention" in signature.name
 
 
-def reduces_apart(signature: Signature) -> bool:
+def _reduces_apart(signature: Signature) -> bool:
     """Returns whether an operator combines elements that are not stored one after the other, as over rows."""
     inputs, arguments = Call(signature).tensors(), signature.arguments
     position = next((position for names, position in _REDUCED_DIMENSIONS if names.search(signature.name)), 0)

@@ -22,24 +22,30 @@ from nsys_analyzer.analysis.operators.memory_formats import (
 )
 from nsys_analyzer.analysis.operators.operands import Call
 from nsys_analyzer.analysis.operators.pricing import PricedOperators
+from nsys_analyzer.analysis.operators.redundancy import Redundancy
 from nsys_analyzer.trace.arrays import Bools, Floats
 from nsys_analyzer.trace.operator_calls import Signature, Tensor, TensorArgument
 
-#: The reasons, in the order in which they are tested. A call has the first reason that applies:
+#: The reasons why operators take longer than they should, in the order in which they are tested. A call has the first
+#: reason that applies:
 #:
+#: - a ``Redundancy``: a step does not need the call.
 #: - ``precision``, ``memory_format``, ``alignment``: the shapes tell the reason; see ``explain_calls``.
 #: - ``attention``: the call works on the scores of unfused attention.
-#: - ``unfused``: one kernel could do the chain of operators that contains the call.
-#: - ``copies``: the call only copies a tensor.
 #: - ``efficient_attention``: the call is PyTorch's memory-efficient attention.
 #: - ``reduction``: the call reduces over elements that are not stored one after the other.
+#: - ``unfused``: one kernel could do the chain of operators that contains the call.
+#: - ``copies``: the call only copies a tensor.
 #: - ``small_grid``: kernels of the call have fewer blocks than the GPU has multiprocessors.
 #: - ``wave_tail``: the last wave of blocks of the call's kernels fills only a part of the GPU.
 #: - ``many_kernels``: the call launches many kernels.
-Reason: TypeAlias = Literal[
-    "precision", "memory_format", "alignment", "attention", "unfused", "copies", "efficient_attention", "reduction",
-    "small_grid", "wave_tail", "many_kernels",
-]  # fmt: skip
+Reason: TypeAlias = (
+    Redundancy
+    | Literal[
+        "precision", "memory_format", "alignment", "attention", "efficient_attention", "reduction", "unfused", "copies",
+        "small_grid", "wave_tail", "many_kernels",
+    ]
+)  # fmt: skip
 #: The smallest and the largest share of the time above the attainable time that is saved if images are stored as
 #: channels_last. A ResNet-50 in bf16 on an H100 saved 87 % of this time.
 MEMORY_FORMAT_SAVINGS = (0.65, 1.0)

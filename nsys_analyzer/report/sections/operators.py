@@ -131,6 +131,12 @@ def _tabulate_account(account: StepAccount, title: str) -> Table:
 
 #: The words for the reasons of operators in tables, and what they mean.
 _REASONS: Mapping[str, tuple[str, str]] = {
+    "recomputed": ("recomputed", "The backward pass runs the operator again."),
+    "no_backward": ("no backward pass", "The operator keeps activations for gradients that nothing uses."),
+    "unused": ("unused result", "Nothing uses the result."),
+    "repeated": ("repeated", "The operator already ran with the same inputs."),
+    "undone": ("undone conversion", "A conversion is undone without a use in between."),
+    "monitoring": ("only for metrics", "Neither the backward pass nor the optimizer depends on the result."),
     "precision": ("fp32, no tensor cores", "The operator multiplies in fp32 on CUDA cores."),
     "memory_format": ("NCHW images", "Images are stored by channel, not as channels_last."),
     "alignment": ("misaligned size", "Rows of its matrices do not begin at multiples of 16 bytes."),
@@ -151,12 +157,12 @@ _NAME_FIELDS: dict[str, tuple[Field[OperatorRow], ...]] = {
         Field("shapes", "text", lambda row: shorten_shapes(row.shapes)),
         Field("line", "code", lambda row: row.line or None),
         Field("limit", "text", lambda row: row.limit or None),
-        Field("reason", "text", lambda row: _REASONS[row.reason][0] if row.reason else None),
     ),
     "module": (Field("module", "code", lambda row: row.module or "(no module)"),),
     "line": (Field("line", "code", lambda row: row.line or "(no line)"),),
 }
-_TIME_FIELDS: tuple[Field[OperatorRow], ...] = (
+_OTHER_FIELDS: tuple[Field[OperatorRow], ...] = (
+    Field("reason", "text", lambda row: _REASONS[row.reason][0] if row.reason else None),
     Field("calls", "count", lambda row: row.calls),
     Field("ms", "ms", lambda row: row.ms),
     Field("attainable ms", "ms", lambda row: row.attainable_ms),
@@ -166,7 +172,7 @@ _TIME_FIELDS: tuple[Field[OperatorRow], ...] = (
 
 def tabulate_operators(rows: Sequence[OperatorRow], caption: str, title: str, by: str = "operator") -> Table:
     """Returns a table of operators, modules or lines with their measured and attainable times per step."""
-    fields = (*_NAME_FIELDS[by], *_TIME_FIELDS)
+    fields = (*_NAME_FIELDS[by], *_OTHER_FIELDS)
     return make_table(fields, rows, caption, capture=title, names=min(len(_NAME_FIELDS[by]), 2))
 
 
