@@ -37,6 +37,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "attribution/processes": ("processes", "ranks"),
     "findings/diagnosis": ("findings", "diagnosis_of_programs"),
     "findings/kernels": ("findings",),
+    "findings/kernels_without_operators": ("findings",),
     "findings/waits": ("findings", "faults"),
     "intervals": ("axis", "timeline", "intervals", "steps_anatomy"),
     "kernels/classes": ("class_operators", "classes", "precision", "kernels", "nccl_calls", "share_names"),

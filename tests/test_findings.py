@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from nsys_analyzer import api, summarize
 from nsys_analyzer.analysis.facts import Fact
 from nsys_analyzer.analysis.findings import kernels as kernels_module
-from nsys_analyzer.analysis.findings import waits
+from nsys_analyzer.analysis.findings import kernels_without_operators, waits
 from nsys_analyzer.analysis.findings.finding import (
     Candidate,
     Diagnosis,
@@ -215,7 +215,7 @@ MI355X = replace(H200, name="AMD Instinct MI355X")
 #: The rules by their names in the case file.
 RULES: dict[str, Rule] = {
     name.removeprefix("find_"): rule
-    for module in (kernels_module, waits)
+    for module in (kernels_module, kernels_without_operators, waits)
     for name, rule in vars(module).items()
     if name.startswith("find_")
 }

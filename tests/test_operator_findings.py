@@ -19,7 +19,8 @@ from nsys_analyzer.analysis.findings import fewer_operators
 from nsys_analyzer.analysis.findings import operators as rules
 from nsys_analyzer.analysis.findings.diagnosis import _rank_candidates, _without_explained_work
 from nsys_analyzer.analysis.findings.finding import Candidate, Rule, StepsToExplain
-from nsys_analyzer.analysis.findings.kernels import find_layout_copies, find_small_grids, find_unfused_elementwise
+from nsys_analyzer.analysis.findings.kernels import find_small_grids
+from nsys_analyzer.analysis.findings.kernels_without_operators import find_layout_copies, find_unfused_elementwise
 from nsys_analyzer.analysis.findings.redundant_work import find_redundant_work
 from nsys_analyzer.analysis.findings.waits import find_launch_bound
 from nsys_analyzer.analysis.operators.account import make_account

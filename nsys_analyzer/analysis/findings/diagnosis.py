@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from nsys_analyzer.analysis.facts import Fact
-from nsys_analyzer.analysis.findings import fewer_operators, kernels, waits
+from nsys_analyzer.analysis.findings import fewer_operators, kernels, kernels_without_operators, waits
 from nsys_analyzer.analysis.findings import operators as operator_rules
 from nsys_analyzer.analysis.findings.finding import (
     Candidate,
@@ -42,7 +42,8 @@ from nsys_analyzer.trace.schema import NS_PER_MS
 #: All rules, except the one on idle time that no other rule explains. If two findings save equal time, the finding of
 #: the earlier rule comes first.
 RULES: tuple[Rule, ...] = (
-    *waits.RULES, find_redundant_work, *operator_rules.RULES, *fewer_operators.RULES, *kernels.RULES
+    *waits.RULES, find_redundant_work, *operator_rules.RULES, *fewer_operators.RULES,
+    *kernels_without_operators.RULES, *kernels.RULES,
 )  # fmt: skip
 #: A finding is reported only if it saves at least this share of a step.
 SMALLEST_SAVING_SHARE = 0.03

@@ -1,4 +1,4 @@
-"""Rules for kernels that could take less time: with tensor cores, larger grids, or fewer passes over the data.
+"""Rules for kernels that could take less time: with larger grids, or as fused attention or a fused optimizer.
 
 Each rule consists of a type of figures and a function that finds them. ``report/finding_texts/kernels.py`` makes
 sentences from the figures.
@@ -10,7 +10,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -25,30 +24,19 @@ from nsys_analyzer.analysis.findings.finding import (
     saved_launches,
     saved_work,
 )
-from nsys_analyzer.analysis.findings.waits import LEAST_IDLE_SHARE
 from nsys_analyzer.analysis.intervals import NONE
-from nsys_analyzer.analysis.kernels.classes import find_precision
 from nsys_analyzer.analysis.operators.account import describe_shapes
 from nsys_analyzer.analysis.operators.pricing import PricedOperators
 from nsys_analyzer.analysis.operators.shape_reasons import Reason
 from nsys_analyzer.analysis.operators.waves import find_idle_shares
 from nsys_analyzer.analysis.steps.study import Study
-from nsys_analyzer.analysis.transformer.peaks import find_peaks
 from nsys_analyzer.trace.arrays import Bools, Ints
-from nsys_analyzer.trace.columns import KERNEL, ON_DEVICE
+from nsys_analyzer.trace.columns import ON_DEVICE
 from nsys_analyzer.trace.phase_names import ATTENTION_PARTS
 
 #: A call is shortened by at most this many times the usual time of a launch. If a call takes longer, it is the first
 #: launch of a kernel, which loads the kernel.
 _LOADING_CALL_FACTOR = 10
-#: The smallest and the largest share of the theoretical speedup of TF32, which follows from the peaks, that is assumed.
-TF32_GAIN_SHARE = (0.3, 0.8)
-#: The minimum ratio of the TF32 peak to the fp32 peak for which a finding is reported.
-_LEAST_TF32_SPEEDUP = 1.5
-#: Matches kernels that multiply by a vector. Such kernels read each element once, so tensor cores do not help.
-_VECTOR_PRODUCT_KERNEL = re.compile(r"(?i)gemv|dot_kernel")
-#: The minimum duration of a matmul that tensor cores are assumed to make faster, ns.
-_SHORTEST_MATMUL_NS = 15_000
 #: The minimum duration of a kernel that a larger grid is assumed to make faster, ns.
 _SHORTEST_SMALL_GRID_NS = 20_000
 #: The smallest and the largest share of the idle multiprocessors' time that a full grid is assumed to save.
@@ -74,10 +62,6 @@ _CLASSES_ON_SCORES = ("elementwise", "reduction", "softmax", "copy/layout", "ran
 #: Matches kernels with which the router of a mixture of experts selects experts. The router also has a softmax between
 #: matmuls, which must not be taken for attention.
 _ROUTING_KERNEL = re.compile(r"(?i)top_?k|gating")
-#: Matches kernels that torch.compile or XLA generated.
-_COMPILED_KERNEL = re.compile("^triton_|_fusion")
-#: The classes whose kernels pass once over the data, so that a compiler can fuse them with their neighbors.
-_FUSIBLE_CLASSES = ("elementwise", "copy/layout", "reduction", "normalization", "softmax")
 #: The smallest and the largest share of an optimizer's work that fusing is assumed to save. For each parameter, a fused
 #: AdamW reads or writes 7 tensors, and an unfused AdamW 20. Tensors that fit into the cache cost less.
 FUSED_OPTIMIZER_SAVINGS = (0.4, 0.7)
@@ -85,69 +69,12 @@ FUSED_OPTIMIZER_SAVINGS = (0.4, 0.7)
 _FUSED_OPTIMIZER_KERNEL = re.compile(r"[Ff]used\w*(?:MathFunctor|[Aa]dam|[Ss]gd)|AdamFunctor|^triton_")
 #: A fused optimizer launches fewer kernels per step than this.
 MAX_FUSED_OPTIMIZER_KERNELS = 40
-#: The minimum number of consecutive copies that are a chain.
-SHORTEST_COPY_CHAIN = 3
-#: The smallest and the largest share of a chain's work that a better layout is assumed to save.
-COPY_CHAIN_SAVINGS = (0.65, 1.0)
 #: The smallest and the largest share of a cache's copies that writing keys and values in place is assumed to save.
 CACHE_COPY_SAVINGS = (0.7, 1.0)
 #: Matches the kernel with which PyTorch concatenates tensors.
 _CONCATENATING_KERNEL = re.compile("CatArrayBatchedCopy")
-#: The maximum number of consecutive copies that are a chain. More copies copy different tensors, as an average of
-#: weights does.
-_LONGEST_COPY_CHAIN = 16
-#: The maximum ratio of the grid sizes of two copies of one tensor. The sizes differ if the element types differ.
-_MAX_GRID_SIZE_RATIO = 4
-#: Matches kernels that copy one tensor, possibly into another layout or type.
-_COPY_KERNEL = re.compile(r"(?i)copy|transpose|permute|nchwto|nhwcto")
 #: Matches kernels of the class copy/layout that gather or join several tensors.
-_GATHER_KERNEL = re.compile(r"(?i)cat_?array|index|gather|scatter")
-
-
-@dataclass(frozen=True)
-class Fp32MatmulFigures(FindingFigures):
-    """The matmuls in fp32, per step, and the peaks of the GPU.
-
-    Attributes:
-        kernels: the number of fp32 matmuls per step.
-        ms: the time of fp32 matmuls per step, ms.
-        share: this time as a share of the step without the profiler.
-        gpu: the name of the GPU.
-        fp32_flops, tf32_flops, bf16_flops: the peaks of the GPU, FLOP/s.
-        speedups: the smallest and the largest factor by which TF32 is assumed to make the matmuls faster.
-    """
-
-    kernels: float
-    ms: float
-    share: float
-    gpu: str
-    fp32_flops: float
-    tf32_flops: float
-    bf16_flops: float
-    speedups: tuple[float, float]
-
-
-def find_fp32_matmul(steps: StepsToExplain) -> Iterator[Candidate]:
-    """Finds matmuls whose kernels multiply in fp32 on CUDA cores, on a GPU whose TF32 peak is known."""
-    if steps.operators and steps.operators.rates:  # the rule on operators in fp32 knows more
-        return
-    study = steps.study
-    peaks = find_peaks(study.gpu.name if study.gpu else None)
-    if peaks is None or "tf32" not in peaks.flops_per_s:
-        return
-    fp32, tf32, bf16 = (peaks.flops_per_s[precision] for precision in ("fp32", "tf32", "bf16"))
-    is_fp32 = (find_precision(name) == "fp32" and not _VECTOR_PRODUCT_KERNEL.search(name) for name in study.kernels)
-    in_fp32 = np.array([*is_fp32, False])
-    matmuls = in_fp32[study.operations.kernel] & (study.operations.duration_ns >= _SHORTEST_MATMUL_NS)
-    if tf32 / fp32 < _LEAST_TF32_SPEEDUP or not matmuls.any():
-        return
-    ms = study.work_ms(matmuls)
-    least, most = (1 + (tf32 / fp32 - 1) * share for share in TF32_GAIN_SHARE)
-    figures = Fp32MatmulFigures(
-        study.operations_per_step(matmuls), ms, ms / steps.step_ms, peaks.name, fp32, tf32, bf16, (least, most)
-    )
-    changes = tuple(saved_work(matmuls * (1 - 1 / speedup)) for speedup in (least, most))
-    yield Candidate("fp32_matmul", figures, changes, Place("class", "matmul"), matmuls)
+GATHER_KERNEL = re.compile(r"(?i)cat_?array|index|gather|scatter")
 
 
 @dataclass(frozen=True)
@@ -249,7 +176,7 @@ class UnfusedAttentionFigures(FindingFigures):
 def find_unfused_attention(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds unfused attention, by the program's ranges around it or by its softmax."""
     study = steps.study
-    matmuls, on_scores = _find_attention(study)
+    matmuls, on_scores = find_attention(study)
     if not matmuls.any() or not on_scores.any() or study.of_class("fused attention").any():
         return
     figures = UnfusedAttentionFigures(
@@ -267,11 +194,11 @@ def find_unfused_attention(steps: StepsToExplain) -> Iterator[Candidate]:
 
 def find_unfused_scores(study: Study) -> Bools:
     """Returns True for each operation of unfused attention that works on its scores; shape (operations,)."""
-    on_scores = _find_attention(study)[1]
+    on_scores = find_attention(study)[1]
     return on_scores & (not study.of_class("fused attention").any())
 
 
-def _find_attention(study: Study) -> tuple[Bools, Bools]:
+def find_attention(study: Study) -> tuple[Bools, Bools]:
     """Returns a mask of attention's matmuls and a mask of the kernels on its scores, in forward and backward passes.
 
     In a forward pass, the softmax follows one matmul and precedes another matmul. In a backward pass, it follows two
@@ -292,7 +219,7 @@ def _find_attention(study: Study) -> tuple[Bools, Bools]:
     forward = softmax & ~backward if not matmuls.any() else np.zeros_like(part)
     matmul_index = np.flatnonzero(is_matmul)
     selects = study.of_class("sort/scan") | study.kernel_matches(_ROUTING_KERNEL)
-    gathers = study.kernel_matches(_GATHER_KERNEL)
+    gathers = study.kernel_matches(GATHER_KERNEL)
     step = np.searchsorted(study.replay.first_call, study.replay.launch, side="right")
     router_sizes: set[int] = set()
     for softmaxes, matmuls_per_side in ((forward, 1), (backward, 2)):
@@ -321,7 +248,7 @@ def _find_attention(study: Study) -> tuple[Bools, Bools]:
 
 
 def _find_backward_by_grids(study: Study, part: Bools, is_score_kernel: Bools) -> tuple[Bools, Bools]:
-    """Returns both masks of ``_find_attention`` for a backward pass in which no kernel is named softmax.
+    """Returns both masks of ``find_attention`` for a backward pass in which no kernel is named softmax.
 
     A kernel of the backward pass works on the scores if it has the same grid size as a kernel on the scores in the
     forward pass. The matmuls next to such kernels belong to attention. If forward kernels outside of attention have the
@@ -352,65 +279,6 @@ def _find_backward_by_grids(study: Study, part: Bools, is_score_kernel: Bools) -
 
 
 @dataclass(frozen=True)
-class UnfusedElementwiseFigures(FindingFigures):
-    """The separate elementwise kernels, casts, norms and reductions that a compiler could fuse, per step.
-
-    Attributes:
-        kernels: the number of these kernels per step.
-        ms: the time of these kernels per step, ms.
-        share: this time as a share of the step without the profiler.
-        chain_length: the mean number of such kernels that follow each other directly, weighted by time.
-    """
-
-    kernels: float
-    ms: float
-    share: float
-    chain_length: float
-
-
-def find_unfused_elementwise(steps: StepsToExplain) -> Iterator[Candidate]:
-    """Finds elementwise kernels, casts, norms and reductions outside the optimizer that no compiler generated.
-
-    A compiler fuses a chain of consecutive kernels into one kernel. It takes between the time of the longest kernel and
-    that of the two longest kernels.
-    """
-    if steps.has_data_flow:  # the rule on chains of operators knows more
-        return
-    study = steps.study
-    least, most, chain_length = np.zeros((3, len(study.operations)))
-    for chain in find_kernel_chains(study):
-        work_ns = np.sort(study.replay.work_ns[chain])
-        chain_length[chain] = len(chain)
-        for share, kernels in ((least, 2), (most, 1)):
-            share[chain] = work_ns[:-kernels].sum() / max(work_ns.sum(), 1.0)
-    separate = chain_length > 0
-    if study.operations_per_step(separate) < 2:
-        return
-    # Each compiled region costs additional CPU time. If launching limits the step, this cost may be as large as the
-    # saving of fewer launches: compiling made one such model 43 % faster, and another one 2 %.
-    save = saved_work if steps.idle_share >= LEAST_IDLE_SHARE else partial(saved_launches, steps)
-    ms = study.work_ms(separate)
-    mean_length = float(np.average(chain_length[separate], weights=study.replay.work_ns[separate]))
-    figures = UnfusedElementwiseFigures(study.operations_per_step(separate), ms, ms / steps.step_ms, mean_length)
-    changes = (save(least), save(most))
-    yield Candidate("unfused_elementwise", figures, changes, Place("class", "elementwise"), separate, is_common=True)
-
-
-def find_kernel_chains(study: Study) -> Iterator[Ints]:
-    """Yields the operations of each chain of consecutive kernels that a compiler could fuse; at least one kernel.
-
-    Other rules report attention's kernels and chains of copies.
-    """
-    fusible = study.of_class(*_FUSIBLE_CLASSES) | (study.operations.copy == ON_DEVICE)
-    fusible &= ~study.kernel_matches(_COMPILED_KERNEL) & ~study.in_phase("optimizer") & ~_find_attention(study)[1]
-    # Fills and copies between two kernels do not keep a compiler from fusing them.
-    is_barrier, index = (study.operations.kind == KERNEL) & ~fusible, np.flatnonzero(fusible)
-    starts = np.diff(np.cumsum(is_barrier)[index], prepend=-1) > 0
-    copy_chains = _find_copy_chains(study)
-    yield from (chain for chain in np.split(index, np.flatnonzero(starts)[1:]) if not copy_chains[chain].all())
-
-
-@dataclass(frozen=True)
 class CopiesFigures(FindingFigures):
     """The figures of a rule that finds copies on the device.
 
@@ -423,54 +291,6 @@ class CopiesFigures(FindingFigures):
     copies: float
     ms: float
     share: float
-
-
-class LayoutCopiesFigures(CopiesFigures):
-    """The figures of chains of copies: casts and layout changes of one tensor."""
-
-
-def find_layout_copies(steps: StepsToExplain) -> Iterator[Candidate]:
-    """Finds chains of copies on the device: casts and layout changes of one tensor that follow each other directly."""
-    if steps.has_data_flow:  # the rule on chains of operators knows more
-        return
-    study = steps.study
-    chained = _find_copy_chains(study)
-    if not chained.any():
-        return
-    ms = study.work_ms(chained)
-    figures = LayoutCopiesFigures(study.operations_per_step(chained), ms, ms / steps.step_ms)
-    changes = tuple(saved_launches(steps, chained * share) for share in COPY_CHAIN_SAVINGS)
-    yield Candidate("layout_copies", figures, changes, Place("class", "copy/layout"), chained)
-
-
-def _find_copy_chains(study: Study) -> Bools:
-    """Returns True for each copy on the device that is part of a chain, outside the optimizer; shape (operations,).
-
-    All copies of a chain copy one tensor, so the grid sizes of neighbors are similar. Under autocast, the casts of a
-    weight, a bias and an input follow each other, but have different grid sizes and are not a chain.
-    """
-    copies_one_tensor = study.kernel_matches(_COPY_KERNEL) & ~study.kernel_matches(_GATHER_KERNEL)
-    copies = (study.of_class("copy/layout") & copies_one_tensor) | (study.operations.copy == ON_DEVICE)
-    copies &= ~study.in_phase("optimizer")
-    in_chain = np.zeros(len(copies), np.bool_)
-    index = np.flatnonzero(copies)
-    if not len(index):
-        return in_chain
-    size = np.maximum(study.operations.size[index], 1)
-    is_unlike = np.maximum(size[1:], size[:-1]) > _MAX_GRID_SIZE_RATIO * np.minimum(size[1:], size[:-1])
-    length = _find_run_lengths(np.append(True, (np.diff(index) > 1) | is_unlike))
-    in_chain[index[(length >= SHORTEST_COPY_CHAIN) & (length <= _LONGEST_COPY_CHAIN)]] = True
-    return in_chain
-
-
-def _find_run_lengths(starts: Bools) -> Ints:
-    """Returns the length of the run of operations that contains each operation.
-
-    ``starts`` is True for the first operation of each run.
-    """
-    first = np.flatnonzero(starts)
-    lengths = np.diff(np.append(first, len(starts)))
-    return np.repeat(lengths, lengths)
 
 
 class CacheCopiesFigures(CopiesFigures):
@@ -536,7 +356,4 @@ def _shorten_with_calls(share: WorkShares, calls: Bools, remaining: float) -> Re
 
 
 #: The rules of this file. If two findings save equal time, the finding of the earlier rule comes first.
-RULES: tuple[Rule, ...] = (
-    find_fp32_matmul, find_unfused_optimizer, find_unfused_attention, find_unfused_elementwise,
-    find_layout_copies, find_small_grids, find_cache_copies,
-)  # fmt: skip
+RULES: tuple[Rule, ...] = (find_unfused_optimizer, find_unfused_attention, find_small_grids, find_cache_copies)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from nsys_analyzer.analysis.findings.kernels import find_kernel_chains, find_unfused_scores
+from nsys_analyzer.analysis.findings.kernels import find_unfused_scores
+from nsys_analyzer.analysis.findings.kernels_without_operators import find_kernel_chains
 from nsys_analyzer.analysis.operators.chains import find_chains
 from nsys_analyzer.analysis.operators.operands import Call
 from nsys_analyzer.analysis.operators.pricing import PricedOperators

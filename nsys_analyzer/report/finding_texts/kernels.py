@@ -8,22 +8,24 @@ from typing import Any
 from nsys_analyzer.analysis.findings.finding import FindingFigures, FindingTexts
 from nsys_analyzer.analysis.findings.kernels import (
     CACHE_COPY_SAVINGS,
-    COPY_CHAIN_SAVINGS,
     FUSED_ATTENTION_RATIOS,
     FUSED_OPTIMIZER_SAVINGS,
     MAX_FUSED_OPTIMIZER_KERNELS,
-    SHORTEST_COPY_CHAIN,
     SMALL_GRID_SAVINGS,
-    TF32_GAIN_SHARE,
     CacheCopiesFigures,
-    Fp32MatmulFigures,
     IdleMultiprocessorsFigures,
-    LayoutCopiesFigures,
     SmallGridsFigures,
     UnfusedAttentionFigures,
-    UnfusedElementwiseFigures,
     UnfusedOptimizerFigures,
     WaveTailsFigures,
+)
+from nsys_analyzer.analysis.findings.kernels_without_operators import (
+    COPY_CHAIN_SAVINGS,
+    SHORTEST_COPY_CHAIN,
+    TF32_GAIN_SHARE,
+    Fp32MatmulFigures,
+    LayoutCopiesFigures,
+    UnfusedElementwiseFigures,
 )
 from nsys_analyzer.report.units import format_count, format_ms, rounded, rounded_percent, shorten_shapes
 from nsys_analyzer.trace.schema import US_PER_MS
