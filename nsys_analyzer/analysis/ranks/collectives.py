@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -124,7 +124,20 @@ def summarize_collectives(
                 bus_bytes_per_s=link_bytes / (transfer.median / MS_PER_S) if link_bytes and transfer.median else None,
             )
         )
-    return tuple(sorted(figures, key=lambda row: -(row.duration_ms.mean or 0.0) * row.count))
+    return tuple(sorted(_add_attainable_times(figures), key=lambda row: -(row.duration_ms.mean or 0.0) * row.count))
+
+
+def _add_attainable_times(figures: Sequence[CollectiveFigures]) -> Iterator[CollectiveFigures]:
+    """Yields the figures with the time that their bytes need at the bandwidth of the links.
+
+    The capture itself shows this bandwidth: it is that of the collectives with the most bytes over each link.
+    """
+    link_bytes = [(row.bus_bytes_per_s or 0.0) * (row.transfer_ms or 0.0) / row.count for row in figures]
+    bandwidth = (figures[int(np.argmax(link_bytes))].bus_bytes_per_s if figures else None) or 0.0
+    for row in figures:
+        is_known = bandwidth and row.bus_bytes_per_s and row.transfer_ms
+        ratio = min((row.bus_bytes_per_s or 0.0) / bandwidth, 1.0) if is_known else 1.0
+        yield replace(row, attainable_ms=(row.transfer_ms or 0.0) * ratio if is_known else None)
 
 
 def _group_collectives(

@@ -152,7 +152,13 @@ def find_run_findings(run: ParallelRun) -> tuple[FindingWithFigures, ...]:
     most_ms = max(run.step_ms - slowest.compute_ms - slowest.exposed_copy_ms, 0.0)
     repeated_reduction_savings = [*_find_repeated_reductions(run, slowest)]
     # If gradients are reduced too often, the saving of other buckets is that of this cause.
-    savings = [*_find_late_rank(run, slowest), *(repeated_reduction_savings or _find_large_buckets(run, slowest))]
+    unequal_work_savings = [*_find_unequal_work(run)]
+    late_rank_savings = [] if unequal_work_savings else [*_find_late_rank(run, slowest)]
+    savings = [
+        *unequal_work_savings,
+        *late_rank_savings,
+        *(repeated_reduction_savings or _find_large_buckets(run, slowest)),
+    ]
     # If large buckets do not explain exposed communication, all of it is assumed to be avoidable. The stages of a
     # pipeline wait by design.
     if not run.is_pipeline and all(saving.id != "large_buckets" for saving in savings):
@@ -251,6 +257,40 @@ def _find_late_rank(run: ParallelRun, slowest: RankFigures) -> Iterator[_RunSavi
     low_ms = max(least_ms, 0.0) * (1 - tolerance)
     high_ms = min(max(most_ms, 0.0) * (1 + tolerance), late_ms)
     yield _RunSaving("late_rank", figures, low_ms, high_ms, largest_loss.lines if largest_loss else ())
+
+
+@dataclass(frozen=True)
+class UnequalWorkFigures(FindingFigures):
+    """The ranks with the most and the least work.
+
+    Attributes:
+        most, least: the labels of the ranks.
+        ratio: the FLOPs of the rank with the most work ÷ those of the rank with the least work.
+        most_tokens, least_tokens: the tokens per step of the ranks; None if they are not known.
+        most_compute_ms, least_compute_ms: the GPU time of the ranks per step.
+    """
+
+    most: str
+    least: str
+    ratio: float
+    most_tokens: int | None
+    least_tokens: int | None
+    most_compute_ms: float
+    least_compute_ms: float
+
+
+def _find_unequal_work(run: ParallelRun) -> Iterator[_RunSaving]:
+    """Yields the saving if all replicas of the model had equal work, from replays with the mean number of FLOPs."""
+    if run.unequal_work and run.replayed and run.replayed.equal_work_ms and run.replayed.equal_work_ms[1] > 0:
+        most, least = run.unequal_work
+        figures = UnequalWorkFigures(
+            most.label, least.label, (most.flops or 0.0) / (least.flops or 1.0), most.tokens, least.tokens,
+            most.compute_ms, least.compute_ms,
+        )  # fmt: skip
+        low_ms, high_ms = run.replayed.equal_work_ms
+        yield _RunSaving(
+            "unequal_work", figures, low_ms * (1 - _TWO_GPUS_TOLERANCE), high_ms * (1 + _TWO_GPUS_TOLERANCE)
+        )
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,8 @@ Limit = Literal["launching", "other CPU work", "work of the GPU", "communication
 
 #: A rank counts as late if its lateness is at least this share of a step.
 LATE_SHARE = 0.02
+#: Ranks have unequal work if one rank has at least this many times the FLOPs, and the GPU time, of another rank.
+_UNEQUAL_WORK_RATIO = 1.05
 #: The profiler counts as not slowing a step down if the unprofiled step takes at least this share of the profiled step.
 _NEGLIGIBLE_SLOWDOWN_RATIO = 0.97
 
@@ -91,6 +93,8 @@ class RankFigures:
         offset_ms: how far the rank's clock is ahead of the first rank's clock.
         shift_ns: how far the times in the rank's capture are ahead of the times in the first rank's capture.
         steps: the steps that the means are taken from.
+        flops: the FLOPs of the step in which the program's operators were counted; None if they were not counted.
+        tokens: the batch size × the context length of the rank; None if they are not known.
     """
 
     label: str
@@ -117,6 +121,8 @@ class RankFigures:
     offset_ms: float | None = None
     shift_ns: float | None = None
     steps: tuple[RankStep, ...] = ()
+    flops: float | None = None
+    tokens: int | None = None
 
     @property
     def lateness_ms(self) -> Stats | float | None:
@@ -139,6 +145,8 @@ class CollectiveFigures:
         transfer_ms: the total transfer time per step, as a mean over the ranks; None if captures of ranks are missing.
         bus_bytes_per_s: the bytes that pass each link per second of transfer time, as nccl-tests defines bus bandwidth;
             None if the size or the time is not known.
+        attainable_ms: ``transfer_ms`` at the bus bandwidth that the run's largest collectives reach; None if the size
+            or the time is not known.
     """
 
     kind: str
@@ -150,6 +158,7 @@ class CollectiveFigures:
     waiting_ms: float | None
     transfer_ms: float | None
     bus_bytes_per_s: float | None
+    attainable_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -255,6 +264,7 @@ class ReplayedRun:
         limits: the share of each kind of time on the critical path of all ranks, the largest share first.
         without_transfers_ms: the saving per step if the transfers of collectives took no time.
         reduced_once_ms: the saving per step if each gradient was reduced once; None if that is so already.
+        equal_work_ms: the saving per step if all ranks had the mean number of FLOPs; None if they have.
     """
 
     step_ms: float
@@ -263,6 +273,7 @@ class ReplayedRun:
     limits: dict[Limit, float]
     without_transfers_ms: tuple[float, float]
     reduced_once_ms: tuple[float, float] | None = None
+    equal_work_ms: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -371,6 +382,19 @@ class ParallelRun(msgspec.Struct, frozen=True):
     def step_ms(self) -> float:
         """Returns the longest step of a rank: without the profiler if it was measured, else under the profiler."""
         return self.unprofiled_ms or max((rank.step_ms.median or 0.0) for rank in self.ranks)
+
+    @property
+    def unequal_work(self) -> tuple[RankFigures, RankFigures] | None:
+        """Returns the ranks with the most and the fewest FLOPs, if replicas of the model have unequal work.
+
+        The GPU of the rank with more FLOPs must compute for longer, because FLOPs are those of one step only.
+        """
+        counted = [rank for rank in self.ranks if rank.flops]
+        if len(counted) < len(self.ranks) or {DATA_PARALLEL, SHARDED}.isdisjoint(self.strategies) or self.is_pipeline:
+            return None
+        most, least = (choose(counted, key=lambda rank: rank.flops or 0.0) for choose in (max, min))
+        is_unequal = (most.flops or 0.0) >= _UNEQUAL_WORK_RATIO * (least.flops or 0.0)
+        return (most, least) if is_unequal and most.compute_ms >= _UNEQUAL_WORK_RATIO * least.compute_ms else None
 
     @property
     def is_slowed(self) -> bool:

@@ -26,6 +26,7 @@ from nsys_analyzer.analysis.steps.pace import estimate_baselines
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.configuration import Run
 from nsys_analyzer.trace.arrays import Bools
 from nsys_analyzer.trace.columns import MEMCPY, ON_DEVICE
 from nsys_analyzer.trace.phase_names import STEP
@@ -42,7 +43,7 @@ def find_runs(captures: Sequence[CaptureSummary]) -> tuple[ParallelRun, ...]:
     runs = []
     for join in join_members([member for member, _ in pairs]):
         captures_of_ranks = [capture_of[member.capture, member.process, member.device] for member in join.members]
-        run = _replay_run(join.summarize(), join, captures_of_ranks)
+        run = _replay_run(_add_work(join.summarize(), captures_of_ranks), join, captures_of_ranks)
         run = _add_losses(run, captures_of_ranks)
         runs.append(structs.replace(run, findings=find_run_findings(run)))
     return tuple(runs)
@@ -67,6 +68,17 @@ def _add_losses(run: ParallelRun, captures: Sequence[CaptureSummary]) -> Paralle
     return structs.replace(run, ranks=tuple(ranks), skew_ms=skew, lost=lost_times, slowed_ms=slowed_ms)
 
 
+def _add_work(run: ParallelRun, captures: Sequence[CaptureSummary]) -> ParallelRun:
+    """Adds to the ranks the FLOPs and the tokens of a step, as far as their manifests contain them."""
+    ranks = []
+    for rank, capture in zip(run.ranks, captures, strict=True):
+        manifest = capture.run or Run()
+        flops = manifest.flops.flops_per_step if manifest.flops else None
+        tokens = (manifest.batch_size or 0) * (manifest.context_length or 0) or None
+        ranks.append(replace(rank, flops=flops, tokens=tokens))
+    return structs.replace(run, ranks=tuple(ranks))
+
+
 # --- the replay of all ranks
 
 
@@ -80,7 +92,9 @@ def _replay_run(run: ParallelRun, join: JoinedRanks, captures: Sequence[CaptureS
     if len(timed) == len(captures):
         run = structs.replace(run, unprofiled_ms=max(stats.typical or 0.0 for stats in timed))
     positions = list(range(len(join.members)))
-    if len(positions) > _MAX_REPLAYED_RANKS and len(join.own_ns) and not run.is_pipeline:
+    if len(positions) > _MAX_REPLAYED_RANKS:
+        if run.is_pipeline or not len(join.own_ns):  # each rank is needed to replay a pipeline
+            return run
         positions.sort(key=lambda position: -np.median(join.own_ns[position]))
         positions = positions[:: -(-len(positions) // _MAX_REPLAYED_RANKS)]
         join = JoinedRanks(tuple(join.members[position] for position in positions), ())
@@ -116,6 +130,11 @@ def _replay_run(run: ParallelRun, join: JoinedRanks, captures: Sequence[CaptureS
         removed = is_repeated | _find_bucket_work(study, is_repeated)
         once_ms = _find_savings_ms(replays, scale, partial(_without_operations, study, removed))
         replayed = replace(replayed, reduced_once_ms=once_ms)
+    if run.unequal_work:
+        flops = np.array([run.ranks[position].flops for position in positions], np.float64)
+        factor = np.where(is_collective, 1.0, (flops.mean() / flops)[study.replay.rank_of[1]])
+        equal_work_ms = _find_savings_ms(replays, scale, lambda replay: replay.scale_work(factor))
+        replayed = replace(replayed, equal_work_ms=equal_work_ms)
     run = structs.replace(run, replayed=replayed)
     may_be_late = run.slowest is not None and not run.takes_turns and (run.skew_ms or 0.0) >= LATE_SHARE * profiled_ms
     if run.is_pipeline or not may_be_late or not run.is_slowed:

@@ -13,6 +13,7 @@ from nsys_analyzer.analysis.ranks.findings import (
     LargeBucketsFigures,
     LateRankFigures,
     RepeatedReductionFigures,
+    UnequalWorkFigures,
 )
 from nsys_analyzer.report.units import format_bytes, format_count, format_ms, rounded, rounded_percent
 
@@ -46,6 +47,28 @@ def describe_late_rank(figures: LateRankFigures) -> FindingTexts:
         ),
         disproof="Swap the ranks' GPUs: if the same rank is late, the cause is the program; if the same GPU is late, "
         "the cause is the machine.",
+    )
+
+
+def describe_unequal_work(figures: UnequalWorkFigures) -> FindingTexts:
+    """Returns the sentences of the finding on ranks with unequal work."""
+    tokens = ""
+    if figures.most_tokens and figures.least_tokens and figures.most_tokens != figures.least_tokens:
+        tokens = f", with {figures.most_tokens:,} tokens per step instead of {figures.least_tokens:,}"
+    return FindingTexts(
+        title="Ranks have unequal work",
+        evidence=(
+            f"{figures.most.capitalize()} computes {figures.ratio:.2f} times as many FLOPs as {figures.least}{tokens}. "
+            f"Its GPU computes for {format_ms(figures.most_compute_ms)} per step instead of "
+            f"{format_ms(figures.least_compute_ms)}.",
+        ),
+        derivation="The saving is the replayed step of all ranks minus a step in which the work of each rank is scaled "
+        "to the mean number of FLOPs. The bounds include a variation of ±10 % between two GPUs.",
+        remedy=(
+            "# give each rank equally many tokens, not equally many sequences:",
+            "batches = sorted_by_length[rank::world_size]  # neighbors have similar lengths",
+        ),
+        disproof="Give all ranks the same batch: if the step is as long, another cause limits it.",
     )
 
 
@@ -136,6 +159,7 @@ def describe_exposed_communication(figures: ExposedCommunicationFigures) -> Find
 
 TEXTS: dict[type[FindingFigures], Callable[[Any], FindingTexts]] = {
     LateRankFigures: describe_late_rank,
+    UnequalWorkFigures: describe_unequal_work,
     RepeatedReductionFigures: describe_repeated_reductions,
     LargeBucketsFigures: describe_large_buckets,
     ExposedCommunicationFigures: describe_exposed_communication,

@@ -53,7 +53,8 @@ _LEGEND = (
     ),
     phrase(
         "*Bytes* is the message size of one rank, as NCCL counts it. *Bus bandwidth* is the bytes over each link ÷ the "
-        "median transfer time, as nccl-tests defines it."
+        "median transfer time, as nccl-tests defines it. *Attainable* is the transferring at the bus bandwidth of the "
+        "collectives with the most bytes."
     ),
 )
 _NO_MESSAGE_SIZES = phrase(
@@ -87,6 +88,12 @@ def _describe_run(run: ParallelRun) -> Iterator[Block]:
     step = f"{count} {noun}{strategies}: {_describe_step(run)}."
     yield Answer(join_texts(" ", (step, describe_late_rank(run))), run.name)
     yield Answer(_describe_communication(run), run.name)
+    if run.unequal_work:
+        most, least = run.unequal_work
+        ratio = (most.flops or 0.0) / (least.flops or 1.0)
+        tokens = f" ({most.tokens:,} and {least.tokens:,} tokens)" if most.tokens and least.tokens else ""
+        text = f"The ranks have unequal work: {most.label} computes {ratio:.2f} times as many FLOPs per step as"
+        yield Answer(f"{text} {least.label}{tokens}.", run.name)
     if run.pipeline:
         yield Answer(describe_pipeline(run.pipeline), run.name)
     if bars := make_rank_bars(run):
@@ -153,6 +160,9 @@ def describe_late_rank(run: ParallelRun) -> StrOrText:
                 "No rank is always late: the latest rank changes from step to step, and the own times of the ranks "
                 f"differ by {skew}{profiled}."
             )
+        if run.is_pipeline and run.is_slowed:
+            known = "It is not known which stage is the longest without the profiler."
+            return f"{known} Under the profiler, {slowest.label} has the longest stage, by {skew} of own time."
         if run.is_pipeline:
             return f"{slowest.label.capitalize()} has the longest stage, by {skew} of own time{profiled}."
         reason = "a replay of the ranks shows a delay that is no longer than the differences between steps"
@@ -353,5 +363,6 @@ _COLLECTIVE_FIELDS: tuple[Field[CollectiveFigures], ...] = (
     Field("duration (median)", "ms", lambda row: row.duration_ms.median),
     Field("waiting", "ms", lambda row: row.waiting_ms),
     Field("transferring", "ms", lambda row: row.transfer_ms),
+    Field("attainable", "ms", lambda row: row.attainable_ms),
     Field("bus bandwidth", "bytes/s", lambda row: row.bus_bytes_per_s),
 )
