@@ -90,14 +90,14 @@ def summarize(name: str, step_ms: float, folder: Path) -> CaptureSummary:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_planted_fault_comes_first_with_its_line(name: str, tmp_path: Path) -> None:
-    """The measured saving is in the interval, or at most 5 % outside."""
+    """The measured saving is in the interval."""
     before_ms, after_ms, finding_id, place = FAULTS[name]
     capture = summarize(name, before_ms, tmp_path)
     assert capture.findings
     first = capture.findings[0]
     assert (first.id, first.lines[0].place) == (finding_id, place)
     saved_ms = before_ms - after_ms
-    assert 0.95 * first.saves_ms_low <= saved_ms <= 1.05 * first.saves_ms_high
+    assert first.saves_ms_low <= saved_ms <= first.saves_ms_high
     assert capture.account
     assert first.saves_ms_high <= capture.account.step_ms - capture.account.attainable_ms
 

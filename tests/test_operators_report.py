@@ -94,9 +94,9 @@ def test_the_bar_has_a_part_for_each_kind_of_cause() -> None:
         {"attainable": 23.9, "excess of operators": 4.0, "redundant work": 4.5, "launching and waiting": 13.7}
     )
     assert bars.title == "From attainable to today's 46.1 ms:"
-    parts = (AccountPart("communication", 20.0), AccountPart("unexplained", 2.14))
+    parts = (AccountPart("communication", 18.0), AccountPart("unexplained", 2.14), AccountPart("unfused", 2.0))
     with_ranks = make_account_bars(make_account(parts=parts), "46.1 ms", "run")
-    assert with_ranks.parts == ("attainable", "communication", "unexplained")
+    assert with_ranks.parts == ("attainable", "unfused operators", "communication", "unexplained")
     assert with_ranks.note == ""
 
 
@@ -302,6 +302,7 @@ def test_json_has_the_longest_operators() -> None:
     [
         ("attainable_ms", 23.94),
         ("redundant_ms", 4.48),
+        ("unfused_ms", 3.5),
         ("expected_share", 1),
         ("operator_excess_ms operator=mm", 8 - 6),
         ("operator_excess_ms operator=aten::add", 3 - 1),
@@ -311,8 +312,9 @@ def test_json_has_the_longest_operators() -> None:
 )
 def test_questions(question: str, value: float, recorded: CaptureSummary) -> None:
     rows = (*make_account().operators, make_row("aten::silu", 5.0, 4.0, module="GPT/h.*.up: Linear"))
-    evidence = Evidence((replace(recorded, account=make_account(operators=rows)),))
-    answer = ask(evidence, question)
+    account = make_account(operators=rows)
+    account = replace(account, parts=(*account.parts, AccountPart("unfused", 3.5)))
+    answer = ask(Evidence((replace(recorded, account=account),)), question)
     assert (answer.value, answer.cannot_answer) == (value, None)
 
 

@@ -185,8 +185,9 @@ def _define_terms(account: StepAccount) -> str:
         "The excess is the measured time above the attainable time. Calls that are faster do not reduce the excess of "
         "other calls. Unfused operators pass over the same data one after the other, so that one kernel could replace "
         "them. It takes between the time of the longest of them and that of the two longest, and the account assumes "
-        "the middle. The account replays the step and counts only what makes the step shorter. So the operators may "
-        "exceed their attainable times by more than the account shows. The GPU's work may hide launching and waiting, "
-        "and launching and waiting may hide the GPU's work. So each part is the mean of its savings before and after "
-        "the other part is removed."
+        "the middle. Redundant work is only the time on the GPU: a finding about it also saves its launches, which the "
+        "account counts as launching. The account replays the step and counts only what makes the step shorter. So the "
+        "operators may exceed their attainable times by more than the account shows. The GPU's work may hide launching "
+        "and waiting, and launching and waiting may hide the GPU's work. So each part is the mean of its savings "
+        "before and after the other part is removed."
     )
