@@ -92,6 +92,28 @@ def test_arguments_of_another_form_are_read(written: str, read: str, tmp_path: P
     assert tables(added(KERNEL % written), tmp_path) == tables(added(KERNEL % read), tmp_path)
 
 
+KNOWN_SIZES = {"grid": [4, 2, 3], "block": [128, 2, 1], "registers per thread": 40, "shared memory": 1024}
+SIZE_COLUMNS = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread", "dynamicSharedMemory")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes"),
+    [
+        ({}, [4, 2, 3, 128, 2, 1, 40, 1024]),
+        ({"block": None}, [0] * 8),
+        ({"grid": [4, 2]}, [0] * 8),
+        ({"registers per thread": "many"}, [0] * 8),
+        ({"grid": [-1, 2, 3]}, [0] * 8),
+    ],
+)
+def test_sizes_of_kernels(changes: dict[str, Any], sizes: list[int], tmp_path: Path) -> None:
+    """Sizes of another form are unknown, and the kernel is kept."""
+    read, remarks = tables(step().kernel(GEMM, 2, 160, 30, **{**KNOWN_SIZES, **changes}).text(), tmp_path)
+    kernels = read["CUPTI_ACTIVITY_KIND_KERNEL"]
+    assert [kernels[column][1] for column in SIZE_COLUMNS] == sizes
+    assert remarks == []
+
+
 @pytest.mark.parametrize("place", ['"pid": 0.0, "tid": 7.0', '"pid": "0", "tid": "7"'])
 def test_a_process_or_thread_may_be_a_number_of_another_form(place: str, tmp_path: Path) -> None:
     odd = (KERNEL % "{}").replace('"pid": 0, "tid": 7', place)

@@ -6,6 +6,7 @@ change saves what it takes from them. The attainable times are those of the H200
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,10 +24,10 @@ from nsys_analyzer.analysis.findings.kernels import find_small_grids
 from nsys_analyzer.analysis.findings.kernels_without_operators import find_layout_copies, find_unfused_elementwise
 from nsys_analyzer.analysis.findings.redundant_work import find_redundant_work
 from nsys_analyzer.analysis.findings.waits import find_launch_bound
-from nsys_analyzer.analysis.operators.account import make_account
+from nsys_analyzer.analysis.operators.account import fold_rows, make_account
 from nsys_analyzer.analysis.operators.costs import estimate_cost
 from nsys_analyzer.analysis.operators.shape_reasons import find_misaligned_sizes
-from nsys_analyzer.analysis.operators.waves import count_resident_blocks
+from nsys_analyzer.analysis.operators.waves import count_resident_blocks, find_idle_shares
 from nsys_analyzer.analysis.steps.lines import StackSamples
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.finding_texts import TEXTS
@@ -109,6 +110,36 @@ def test_an_eager_program_without_a_fault_has_no_finding(name: str, tmp_path: Pa
     assert capture.findings == ()
     assert capture.account
     assert {part.cause: part.ms for part in capture.account.parts}["unfused"] > 0.05 * CONTROLS[name]
+
+
+#: Reasons of operators of the ResNet-50, by operator, line and first shape. The two longest kernels of
+#: the backward convolution have 105 and 117 blocks, for 132 multiprocessors. The norm and its neighbors pass over the
+#: same images. The first convolution launches 5 operations, but one of them takes 84 % of its time.
+RESNET_REASONS = {
+    ("convolution_backward", "resnet.py:16", "128×64×56×56"): "small_grid",
+    ("convolution", "resnet.py:27", "128×3×224×224"): "",
+    ("native_batch_norm", "resnet.py:16", "128×64×56×56"): "unfused",
+    ("convolution", "resnet.py:17", "128×64×56×56"): "",
+}
+
+
+def test_the_reasons_of_a_real_program(tmp_path: Path) -> None:
+    """The kernels named nvjet are persistent: each multiprocessor runs one block of 384 threads with 168 registers."""
+    capture = summarize("resnet_control", CONTROLS["resnet_control"], tmp_path)
+    assert capture.account
+    assert capture.study
+    rows = fold_rows(capture.account.operators, lambda row: (row.operator, row.line, row.shapes))
+    reasons = {
+        (row.operator.removeprefix("aten::"), row.line.partition(" ")[0], row.shapes.partition(" ")[0]): row.reason
+        for row in reversed(rows)
+    }
+    assert {key: reasons[key] for key in RESNET_REASONS} == RESNET_REASONS
+    assert BlockResources(168, 384, 231_424) in capture.study.resources
+    assert "wave_tail" not in reasons.values()
+    idle = find_idle_shares(capture.study)
+    is_persistent = capture.study.kernel_matches(re.compile("^nvjet")) & (capture.study.operations.size == 132)
+    assert is_persistent.any()
+    assert not idle.most[is_persistent].any()
 
 
 def test_a_fault_does_not_change_the_attainable_step(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ from nsys_analyzer.trace.operator_calls import Signature
 
 #: Some reasons explain only an excess of at least this share of a call's time.
 _LEAST_EXCESS_SHARE = 0.15
-#: Idle multiprocessors are the reason if they waste at least this share of the excess.
-_LEAST_WASTED_SHARE = 0.5
+#: Idle multiprocessors are the reason if they waste at least this share of the excess. The number of kernels is the
+#: reason if the kernels except for the longest one take at least this share of the excess.
+_LEAST_SHARE_OF_EXCESS = 0.5
 #: A call consists of many kernels if it launches at least this number.
 _MANY_KERNELS = 4
 #: The position of the dimensions among the arguments of operators that combine the elements of dimensions.
@@ -52,11 +53,14 @@ def find_reasons(operators: PricedOperators) -> Mapping[Reason, Bools]:
     copies = find_copies(operators)
     add_reason("unfused", _find_chained_calls(operators, find_unexplained_calls(operators, reasons), copies))
     add_reason("copies", copies)
-    idle, least_ns = find_idle_shares(study), _LEAST_WASTED_SHARE * operators.excess_ns
+    idle, least_ns = find_idle_shares(study), _LEAST_SHARE_OF_EXCESS * operators.excess_ns
     add_reason("small_grid", has_excess & (operators.measure_ns(idle.least * idle.is_small) >= least_ns))
     add_reason("wave_tail", has_excess & (operators.measure_ns(idle.least * ~idle.is_small) >= least_ns))
-    kernels_per_call = np.bincount(operators.call[operators.call >= 0], minlength=len(calls)) / study.steps
-    add_reason("many_kernels", has_excess & (kernels_per_call >= _MANY_KERNELS))
+    is_called, longest_ns = operators.call >= 0, np.zeros(len(calls))
+    kernels_per_call = np.bincount(operators.call[is_called], minlength=len(calls)) / study.steps
+    np.maximum.at(longest_ns, operators.call[is_called], study.operations.exposed_ns[is_called])
+    are_slow_together = operators.measured_ns - longest_ns >= least_ns
+    add_reason("many_kernels", has_excess & (kernels_per_call >= _MANY_KERNELS) & are_slow_together)
     return reasons
 
 

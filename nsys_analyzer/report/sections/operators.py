@@ -91,14 +91,13 @@ def answer_operators(capture: CaptureSummary) -> Iterator[Block]:
         folded_blocks.append(tabulate_operators(listed_rows, "Kernel time without an expectation, by operator:", title))
     hidden_count = len(rows) - len(rows_above_limit[:_MAX_ROWS]) - len(listed_rows)
     sentences: list[StrOrText] = [_define_terms(account)]
-    shown_reasons = {row.reason for row in (*rows_above_limit[:_MAX_ROWS], *listed_rows)}
-    sentences += [
-        f"{words.capitalize()}: {meaning}" for reason, (words, meaning) in _REASONS.items() if reason in shown_reasons
-    ]
     if hidden_count:
         operators = plural(hidden_count, "operator")
         sentences.append(phrase("`nsys-analyze operators` lists {} more {}.", hidden_count, operators))
     folded_blocks.append(Paragraph(join_texts(" ", sentences), title))
+    shown_reasons = {row.reason for row in (*rows_above_limit[:_MAX_ROWS], *listed_rows)}
+    if meanings := [f"{words}: {meaning}" for reason, (words, meaning) in _REASONS.items() if reason in shown_reasons]:
+        folded_blocks.append(Paragraph(f"The reasons are defined as follows. {' '.join(meanings)}", title))
     yield Details("More operators, and what the terms mean", tuple(folded_blocks), title)
 
 
@@ -131,25 +130,27 @@ def _tabulate_account(account: StepAccount, title: str) -> Table:
 
 #: The words for the reasons of operators in tables, and what they mean.
 _REASONS: Mapping[str, tuple[str, str]] = {
-    "recomputed": ("recomputed", "The backward pass runs the operator again."),
-    "no_backward": ("no backward pass", "The operator keeps activations for gradients that nothing uses."),
-    "unused": ("unused result", "Nothing uses the result."),
-    "repeated": ("repeated", "The operator already ran with the same inputs."),
-    "undone": ("undone conversion", "A conversion is undone without a use in between."),
-    "monitoring": ("only for metrics", "Neither the backward pass nor the optimizer depends on the result."),
-    "precision": ("fp32, no tensor cores", "The operator multiplies in fp32 on CUDA cores."),
-    "memory_format": ("NCHW images", "Images are stored by channel, not as channels_last."),
-    "alignment": ("misaligned size", "Rows of its matrices do not begin at multiples of 16 bytes."),
-    "attention": ("unfused attention", "Separate operators compute the scores of attention."),
-    "unfused": ("unfused neighbors", "One kernel could do the operator and operators that follow it or precede it."),
-    "copies": ("copy", "The operator only copies a tensor."),
+    "recomputed": ("recomputed", "the backward pass runs the operator again."),
+    "no_backward": ("no backward pass", "the operator keeps activations for gradients that nothing uses."),
+    "unused": ("unused result", "nothing uses the result."),
+    "repeated": ("repeated", "the operator already ran with the same inputs."),
+    "undone": ("undone conversion", "a conversion is undone without a use in between."),
+    "monitoring": ("only for metrics", "neither the backward pass nor the optimizer depends on the result."),
+    "precision": ("fp32, no tensor cores", "the operator multiplies in fp32 on CUDA cores."),
+    "memory_format": ("NCHW images", "images are stored by channel, not as channels_last."),
+    "alignment": ("misaligned size", "rows of its matrices do not begin at multiples of 16 bytes."),
+    "attention": ("unfused attention", "separate operators compute the scores of attention."),
     "efficient_attention": ("not FlashAttention", "PyTorch chose its memory-efficient attention."),
-    "reduction": ("strided reduction", "The operator reduces over elements that are not stored one after the other."),
-    "small_grid": ("too few blocks", "Kernels have fewer blocks than the GPU has multiprocessors."),
-    "wave_tail": ("partial last wave", "The blocks of a kernel run in waves, and the last wave leaves "
-                  "multiprocessors idle."),
-    "many_kernels": ("many kernels", "A call launches four or more kernels."),
-}  # fmt: skip
+    "reduction": ("strided reduction", "the operator reduces over elements that are not stored one after the other."),
+    "unfused": ("unfused neighbors", "one kernel could do the operator and operators before or after it."),
+    "copies": ("copy", "the operator only copies a tensor."),
+    "small_grid": ("too few blocks", "kernels have fewer blocks than the GPU has multiprocessors."),
+    "wave_tail": ("partial last wave", "the last wave of the blocks of a kernel leaves multiprocessors idle."),
+    "many_kernels": (
+        "many kernels",
+        "a call launches four or more kernels, and the longest one takes only a part of the time.",
+    ),
+}
 #: The columns that name a row of a table of operators, by what the table has a row for.
 _NAME_FIELDS: dict[str, tuple[Field[OperatorRow], ...]] = {
     "operator": (
