@@ -64,7 +64,7 @@ CAUSE_COLORS = {
 PART_COLORS |= {
     "attainable": CAUSE_COLORS["data"],
     "excess of operators": CAUSE_COLORS["allocator"],
-    "unfused operators": CAUSE_COLORS["launch"],
+    "unfused operators": CAUSE_COLORS["sync"],
     "redundant work": CAUSE_COLORS["unrecorded"],
     "launching and waiting": CAUSE_COLORS["host"],
     "unexplained": CAUSE_COLORS["unknown"],
