@@ -542,6 +542,14 @@ def test_chains_are_a_part_of_the_account() -> None:
     assert {row.line: row.reason for row in account.operators} == {**unfused, "train.py:1 in step": ""}
 
 
+def test_a_chain_is_no_reason_for_the_excess_of_its_longest_call() -> None:
+    """One kernel takes at least the 2,000 µs of the longest call, so fusing saves 60 µs and not the excess of it."""
+    steps = chain(60, 2_000).case(lasting=[2])
+    assert steps.reasons["unfused"].tolist() == [True, False]
+    excess_us = 2_000 - attainable_us("exp", LARGE, out=[LARGE])
+    assert saved_us(steps, only(rules.find_slow_operators, steps)) == pytest.approx([0, excess_us])
+
+
 @pytest.mark.parametrize(
     ("us", "names", "is_finding"),
     [

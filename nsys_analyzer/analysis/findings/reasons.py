@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -77,17 +77,20 @@ def find_unexplained_calls(operators: PricedOperators, reasons: Mapping[Reason, 
 def _find_chained_calls(operators: PricedOperators, unexplained: Bools, copies: Bools) -> Bools:
     """Returns True for each call in a chain that one kernel could do, without chains that only copy.
 
-    If the values of operators are unknown, consecutive kernels are a chain, as the rule on unfused kernels assumes.
+    The longest call of a chain keeps its time, so the chain is not the reason for a large excess of this call. If the
+    values of operators are unknown, consecutive kernels are a chain, as the rule on unfused kernels assumes.
     """
-    in_chain, study = np.zeros(len(operators.calls), np.bool_), operators.study
-    if operators.calls.reads:
-        for chain in find_chains(operators, unexplained):
-            in_chain[chain] = not copies[chain].all()
-    else:
-        is_chained = np.zeros(len(study.operations), np.bool_)
-        for kernels in find_kernel_chains(study):
-            is_chained[kernels] = len(kernels) > 1
-        in_chain |= operators.measure_ns(is_chained) > operators.measured_ns / 2
+    chains: Iterable[Sequence[int]] = find_chains(operators, unexplained)
+    if not operators.calls.reads:
+        calls_of_kernels = (operators.call[kernels] for kernels in find_kernel_chains(operators.study))
+        chains = (np.unique(calls[calls >= 0]).tolist() for calls in calls_of_kernels)
+    in_chain, measured_ns = np.zeros(len(operators.calls), np.bool_), operators.measured_ns
+    for chain in chains:
+        if len(chain) > 1 and not copies[chain].all():
+            longest = chain[int(np.argmax(measured_ns[chain]))]
+            saved_ns = measured_ns[chain].sum() - measured_ns[longest]
+            in_chain[chain] = True
+            in_chain[longest] = saved_ns >= _LEAST_SHARE_OF_EXCESS * operators.excess_ns[longest]
     return in_chain
 
 
