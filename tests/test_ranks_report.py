@@ -177,7 +177,8 @@ def test_a_rank_that_only_the_profiler_makes_late_is_not_named(run_main: Main, t
     asked = run_main("ask", tmp_path, "late_ms rank=1", "--step-ms", "0.4").out
     assert "a step without the profiler, replayed" in asked
     said = " ".join(run_main("explain", tmp_path, "--step-ms", "0.4").out.split()).replace("\N{NO-BREAK SPACE}", " ")
-    assert "0.4 ms per step (measured; replayed 0.4, profiled 0.525), limited by launching (" in said
+    assert "0.4 ms per step (measured; replayed at this pace 0.4, from the capture alone" in said
+    assert "; profiled 0.525), limited by launching (" in said
     assert "No rank is late without the profiler. Under the profiler, rank 1" in said
     assert "is late by 0.15 ms: launching limits the ranks, and the profiler makes launching slower." in said
 

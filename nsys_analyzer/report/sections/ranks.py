@@ -47,9 +47,10 @@ _LEGEND = (
     phrase(
         "*Own time* is the step without waiting. A rank is *late* by the difference between its own time and the "
         "shortest own time. *Unprofiled* lateness is by how much a step would be shorter if no other rank waited for "
-        "this rank. It comes from replays of all ranks without the profiler. In some of them, all ranks launch at the "
-        "pace of the fastest rank. The replay in which the rank is less late counts. A rank is late if this time "
-        "exceeds the standard deviation of steps, and that of every other rank by as much."
+        "this rank. It comes from replays of all ranks without the profiler, at a pace that is fitted to the measured "
+        "length of a step. In some of them, all ranks launch at the pace of the fastest rank. The replay in which the "
+        "rank is less late counts. A rank is late if this time exceeds the standard deviation of steps, and that of "
+        "every other rank by as much."
     ),
     phrase(
         "*Bytes* is the message size of one rank, as NCCL counts it. *Bus bandwidth* is the bytes over each link ÷ the "
@@ -111,9 +112,6 @@ def _describe_run(run: ParallelRun) -> Iterator[Block]:
         if all(row.bytes is None for row in rows):
             detail_blocks.append(Paragraph(_NO_MESSAGE_SIZES, capture=run.name))
     facts = [_describe_clocks(run.alignment)] if run.alignment else []
-    if run.replayed and run.unprofiled_ms:
-        estimate = format_ms_range(*run.replayed.estimated_ms)
-        facts.append(f"Without the measured length, the replay of the ranks estimates {estimate} per step.")
     detail_blocks.append(Listing((*facts, *describe_joins(run), *_LEGEND), capture=run.name))
     yield Details(f"Rank by rank: {run.name}", tuple(detail_blocks), run.name)
 
@@ -135,10 +133,10 @@ def _describe_step(run: ParallelRun) -> str:
         return f"{format_ms(run.step_ms)} per step {measurement}"
     limit, share = next(iter(replayed.limits.items()))
     limited = f"limited by {limit} ({rounded_percent(share)} of the critical path)"
-    if run.unprofiled_ms:
-        lengths = f"measured; replayed {rounded(replayed.step_ms)}, profiled {rounded(profiled_ms)}"
-        return f"{format_ms(run.step_ms)} per step ({lengths}), {limited}"
     estimate = format_ms_range(*replayed.estimated_ms)
+    if run.unprofiled_ms:
+        replays = f"replayed at this pace {rounded(replayed.step_ms)}, from the capture alone {estimate}"
+        return f"{format_ms(run.step_ms)} per step (measured; {replays}; profiled {rounded(profiled_ms)}), {limited}"
     return f"{format_ms(profiled_ms)} per step under the profiler (replayed without it {estimate}), {limited}"
 
 
