@@ -93,8 +93,10 @@ def _replay_run(run: ParallelRun, join: JoinedRanks, captures: Sequence[CaptureS
         run = structs.replace(run, unprofiled_ms=max(stats.typical or 0.0 for stats in timed))
     positions = list(range(len(join.members)))
     if len(positions) > _MAX_REPLAYED_RANKS:
-        if run.is_pipeline or not len(join.own_ns):  # each rank is needed to replay a pipeline
-            return run
+        if not len(join.own_ns) or any(len(match) < len(join.members) for match in join.matches):
+            return (
+                run  # groups of ranks, such as the stages of a pipeline, cannot be replayed without their other ranks
+            )
         positions.sort(key=lambda position: -np.median(join.own_ns[position]))
         positions = positions[:: -(-len(positions) // _MAX_REPLAYED_RANKS)]
         join = JoinedRanks(tuple(join.members[position] for position in positions), ())
