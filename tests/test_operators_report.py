@@ -30,6 +30,7 @@ from nsys_analyzer.report.renderers.html import encode_timeline
 from nsys_analyzer.report.renderers.json_report import captures_data
 from nsys_analyzer.report.sections.bars import make_account_bars, round_account
 from nsys_analyzer.report.sections.decision import decision_section
+from nsys_analyzer.report.sections.findings import explain_no_findings
 from nsys_analyzer.report.sections.operators import answer_operators, describe_limits_of_account, tabulate_operators
 from nsys_analyzer.report.units import shorten_shapes
 from nsys_analyzer.text import plain
@@ -146,6 +147,15 @@ def test_the_limits_of_the_attainable_time(changes: dict[str, Any], sentence: st
     assert describe_limits_of_account(make_account(**changes)).replace("\N{NO-BREAK SPACE}", " ") == sentence
     first_screen = decision_section(capture, Evidence((capture,))).blocks
     assert sentence in render(Report("", (Section("d", "", first_screen),))).replace("\N{NO-BREAK SPACE}", " ")
+
+
+@pytest.mark.parametrize(("unfused_ms", "is_said"), [(3.0, True), (1.0, False)])
+def test_unfused_operators_without_findings(unfused_ms: float, *, is_said: bool) -> None:
+    """3 ms are 7 % of 46.08 ms, and 1 ms are 2 %. A saving of less than 3 % is not said."""
+    capture = make_capture(parts=(AccountPart("unfused", unfused_ms),))
+    sentence = explain_no_findings(capture).replace("\N{NO-BREAK SPACE}", " ")
+    assert ("torch.compile may fuse some, which saves about 3 ms." in sentence) == is_said
+    assert "Fusing operators counts only if it saves at least 10 %." in sentence
 
 
 def test_rows_are_added_up() -> None:

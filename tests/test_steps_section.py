@@ -248,7 +248,12 @@ def test_what_the_savings_leave_out(capture: CaptureSummary, changed: dict[str, 
 
 def test_nothing_stands_out(capture: CaptureSummary) -> None:
     calm = replace(capture, diagnosis=replace(DIAGNOSIS, findings=()))
-    assert "There are no findings: no change that nsys-analyze replays would save 3 % of the step" in decision_of(calm)
+    sentence = (
+        "There are no findings: no change that nsys-analyze replays would save 3 % of the step or more. "
+        "Fusing operators counts only if it saves at least 10 %."
+    )
+    assert sentence in decision_of(calm)
+    assert "torch.compile" not in decision_of(calm)
     assert "## Findings" not in report_of(calm)
 
 

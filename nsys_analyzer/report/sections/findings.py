@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from nsys_analyzer.analysis.findings.diagnosis import SMALLEST_SAVING_SHARE
+from nsys_analyzer.analysis.findings.diagnosis import LEAST_COMMON_SAVING_SHARE, SMALLEST_SAVING_SHARE
 from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.steps.lines import Line
@@ -21,6 +21,7 @@ from nsys_analyzer.report.model import (
     TimelineLink,
     make_table,
 )
+from nsys_analyzer.report.sections.bars import round_account
 from nsys_analyzer.report.units import format_ms, format_ms_range, rounded, rounded_percent
 from nsys_analyzer.text import StrOrText, join_texts, phrase, plural, strong
 
@@ -60,8 +61,18 @@ def explain_no_findings(capture: CaptureSummary) -> str:
             f"For {share} of the step, the GPU communicates without computing. "
             "Only the captures of the other ranks can show whether the GPU transfers data or waits for a late rank."
         )
-    least_share = rounded_percent(SMALLEST_SAVING_SHARE)
-    return f"There are no findings: no change that nsys-analyze replays would save {least_share} of the step or more."
+    least_share, least_common_share = map(rounded_percent, (SMALLEST_SAVING_SHARE, LEAST_COMMON_SAVING_SHARE))
+    sentence = (
+        f"There are no findings: no change that nsys-analyze replays would save {least_share} of the step or more. "
+        f"Fusing operators counts only if it saves at least {least_common_share}."
+    )
+    account = capture.account
+    unfused_ms = round_account(account).get("unfused", 0.0) if account else 0.0
+    if account and unfused_ms >= SMALLEST_SAVING_SHARE * account.step_ms:
+        sentence += (
+            f" As in each eager program, torch.compile may fuse some, which saves about {format_ms(unfused_ms)}."
+        )
+    return sentence
 
 
 def findings_section(capture: CaptureSummary) -> Section:
