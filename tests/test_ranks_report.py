@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from nsys_analyzer.analysis.ranks.join import JoinedRanks, join_members
 from nsys_analyzer.analysis.steps.member import Member
@@ -188,6 +190,9 @@ def test_a_rank_that_is_late_without_the_profiler_too_is_named(run_main: Main, t
     (run,) = gather(launching(tmp_path, (10, 0), (10, 150)), step_ms=0.45).runs
     assert run.is_late
     assert run.late_bounds_ms == pytest.approx((0.15, 0.15), abs=0.01)
+    assert run.replayed
+    varying = structs.replace(run, replayed=replace(run.replayed, spread_ms=0.16))
+    assert not varying.is_late  # steps vary by more than the delay of 0.15 ms
     (finding,) = (finding for finding in run.findings if finding.id == "late_rank")
     assert (finding.step_ms, finding.saves_ms_high) == (0.45, pytest.approx(0.15, abs=0.01))
     said = " ".join(run_main("explain", tmp_path, "--step-ms", "0.45").out.split()).replace("\N{NO-BREAK SPACE}", " ")
