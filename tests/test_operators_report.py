@@ -10,7 +10,7 @@ import re
 import zlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from msgspec import structs
@@ -19,6 +19,7 @@ from nsys_analyzer import render, what_if
 from nsys_analyzer.analysis.comparison.compare import compare
 from nsys_analyzer.analysis.comparison.comparison import Side
 from nsys_analyzer.analysis.operators.account import AccountPart, describe_shapes, fold_rows
+from nsys_analyzer.analysis.operators.shape_reasons import Reason
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.cli.operators import operators_data
 from nsys_analyzer.errors import CannotAnswerError, ConfigurationError
@@ -31,7 +32,12 @@ from nsys_analyzer.report.renderers.json_report import captures_data
 from nsys_analyzer.report.sections.bars import make_account_bars, round_account
 from nsys_analyzer.report.sections.decision import decision_section
 from nsys_analyzer.report.sections.findings import explain_no_findings
-from nsys_analyzer.report.sections.operators import answer_operators, describe_limits_of_account, tabulate_operators
+from nsys_analyzer.report.sections.operators import (
+    _REASONS,
+    answer_operators,
+    describe_limits_of_account,
+    tabulate_operators,
+)
 from nsys_analyzer.report.units import shorten_shapes
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.operator_calls import Signature, Tensor
@@ -424,3 +430,23 @@ def test_a_page_without_operators_has_no_column_for_them(tmp_path: Path) -> None
     data = json.loads(zlib.decompress(base64.b64decode(lines[1])))
     assert data["operators"] == []
     assert not any("operator" in track for track in data["tracks"])
+
+
+def test_every_reason_has_words() -> None:
+    keys = {key for part in get_args(Reason) for key in (get_args(part) or (part,))}
+    assert keys == _REASONS.keys()
+
+
+def test_the_table_shows_the_reason_of_each_row() -> None:
+    rows = (replace(make_row("aten::mm", 8.0, 6.0), reason="wave_tail"), make_row("aten::add", 3.0, 1.0))
+    for by in ("operator", "module", "line"):
+        table = tabulate_operators(rows, "", "run", by)
+        position = [column.title for column in table.columns].index("reason")
+        assert {row[position] for row in table.rows} == {"partial last wave", None}
+
+
+def test_the_reason_of_a_sum_of_rows_is_that_of_most_of_the_excess() -> None:
+    """2 ms of the excess are those of a small grid, 3 ms have no known reason, and 4 ms those of a reduction."""
+    excess_ms = {"small_grid": 2.0, "": 3.0, "reduction": 4.0}
+    rows = [replace(make_row("aten::sum", ms + 1, 1.0), reason=reason) for reason, ms in excess_ms.items()]
+    assert [row.reason for row in fold_rows(rows, lambda row: row.operator)] == ["reduction"]

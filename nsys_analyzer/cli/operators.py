@@ -41,9 +41,9 @@ def operators(trace: Path, by: str, top: int | None, output_format: str, names: 
     """Prints the operators of a step of TRACE with their measured and their attainable times.
 
     The excess of an operator is its measured time above its attainable time, without calls that are faster than it.
-    The largest excess comes first. The operators are known if TRACE was recorded by nsys-analyze run, by PyTorch's
-    profiler with record_shapes=True, or by nsys with --pytorch=autograd-shapes-nvtx. TRACE is a capture or a folder of
-    captures.
+    The largest excess comes first. The reason explains most of the excess; it is missing if no test tells it. The
+    operators are known if TRACE was recorded by nsys-analyze run, by PyTorch's profiler with record_shapes=True, or by
+    nsys with --pytorch=autograd-shapes-nvtx. TRACE is a capture or a folder of captures.
     """
     from nsys_analyzer.inputs.gather import gather
     from nsys_analyzer.report.renderers.terminal import print_table
