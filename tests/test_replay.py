@@ -511,6 +511,24 @@ def test_a_queue_full_of_what_came_before_holds_up_no_replay(tmp_path: Path) -> 
     assert study_of(program, tmp_path).replay.step_ns == 20_000 * US
 
 
+@pytest.mark.parametrize(("earlier_end", "first_call_us"), [(302, 8), (15, 290)])
+def test_a_wait_for_work_from_before_the_steps_is_not_replayed(
+    tmp_path: Path, earlier_end: int, first_call_us: int
+) -> None:
+    """The first call lasts from 20 to 302 µs, and the next one starts at 310.
+
+    If a kernel from before the steps runs until then, the call waits for it, and only 8 µs are the CPU's time. If that
+    kernel has ended before, something else takes the 290 µs.
+    """
+    program = Program().work((1, 3), (5, earlier_end), name=ADD)
+    program.api("cudaEventSynchronize_v3020", 20, 302)
+    for begin in (10, 400, 790):
+        launch = begin + 300
+        program.step(begin, begin + 390).work((launch, launch + 4), (launch + 8, launch + 48), name=ADD)
+    study = study_of(program, tmp_path)
+    assert study.replay.cpu_ns[0] == first_call_us * US
+
+
 def test_what_streams_wait_for_is_what_the_capture_recorded(real_capture: Callable[[str], Path]) -> None:
     """Of this capture CUPTI's own tables tell it, too: each of a step's 19 collectives waits for the compute stream,
     7, and that for each of them; waits of a third stream, 14, hold nothing up. Two steps are replayed.
