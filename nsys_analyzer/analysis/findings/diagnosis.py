@@ -162,16 +162,8 @@ def _explain_steps(steps: StepsToExplain) -> tuple[StepAccount | None, list[Find
             for ns in (fused_ns, [ns[-1] for ns in changed_ns])
         )
         idle_ms: dict[str, float] = {row.cause: row.ms for row in steps.summary.causes}
-        account = make_account(
-            steps.operators,
-            steps.baselines,
-            steps.scale,
-            steps.step_ms,
-            idle_ms,
-            fused_share,
-            least_share,
-            steps.reasons,
-        )
+        lengths = (steps.baselines, steps.scale, steps.step_ms)
+        account = make_account(steps.operators, *lengths, idle_ms, fused_share, least_share, steps.reasons)
     # A finding saves at most what lies between the attainable step and the step.
     gap_ms = account.step_ms - account.attainable_ms if account else np.inf
     return account, [*_make_findings(steps, [(candidate, saving.limit(gap_ms)) for candidate, saving in ranked])]
