@@ -371,6 +371,12 @@ class ParallelRun(msgspec.Struct, frozen=True):
         return PIPELINE in self.strategies
 
     @property
+    def is_delayed_by_link(self) -> bool:
+        """Returns whether the slowest rank is one of the ranks that exchange data over a slow link."""
+        slowest = self.slowest_rank
+        return slowest is not None and self.slow_link is not None and slowest.label in self.slow_link.ranks
+
+    @property
     def least_cpu_ms(self) -> float:
         """Returns a lower bound of the length of a step, ms.
 
@@ -411,7 +417,7 @@ class ParallelRun(msgspec.Struct, frozen=True):
         of a replay without the profiler, and must exceed that of any other rank by as much.
         """
         slowest = self.slowest_rank
-        if self.is_pipeline or self.slow_link or self.takes_turns or slowest is None or self.skew_ms is None:
+        if self.is_pipeline or self.is_delayed_by_link or self.takes_turns or slowest is None or self.skew_ms is None:
             return False
         delay_ms = self.skew_ms
         if self.is_slowed and slowest.late_unprofiled_ms is not None:

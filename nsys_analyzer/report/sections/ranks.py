@@ -95,6 +95,8 @@ def _describe_run(run: ParallelRun) -> Iterator[Block]:
         tokens = f" ({most.tokens:,} and {least.tokens:,} tokens)" if most.tokens and least.tokens else ""
         text = f"The ranks have unequal work: {most.label} computes {ratio:.2f} times as many FLOPs per step as"
         yield Answer(f"{text} {least.label}{tokens}.", run.name)
+    if run.slow_link and not run.is_delayed_by_link:
+        yield Answer(describe_slow_link(run.slow_link), run.name)
     if run.pipeline:
         yield Answer(describe_pipeline(run.pipeline), run.name)
     if bars := make_rank_bars(run):
@@ -145,7 +147,7 @@ def describe_late_rank(run: ParallelRun) -> StrOrText:
     slowest = run.slowest_rank
     if slowest is None or run.skew_ms is None or slowest.step_ms.median is None or len(run.ranks) < 2:
         return "It is not known which rank waits for which."
-    if run.slow_link:
+    if run.slow_link and run.is_delayed_by_link:
         return describe_slow_link(run.slow_link)
     if run.pipeline and run.pipeline.slow_rank:
         return describe_slow_stage(run.pipeline)
