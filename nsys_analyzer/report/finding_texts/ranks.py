@@ -111,8 +111,8 @@ def describe_repeated_reductions(figures: RepeatedReductionFigures) -> FindingTe
     if figures.is_replayed:
         derivation = (
             "The saving is the replayed step of all ranks minus a step without the reductions before the last backward "
-            "pass: without their launches, and without waiting for the latest rank in them. The bounds include the "
-            "variation of launch times from run to run."
+            "pass: without their launches, without writing gradients to buckets and back, and without waiting for the "
+            "latest rank in them. The bounds include the variation of launch times from run to run."
         )
     return FindingTexts(
         title=f"Gradients are reduced {figures.reductions} times per step",
