@@ -27,8 +27,9 @@ _STEP_SPREAD = 0.01
 #: interval of the estimated length contains the measured length of 35 of the 40 pairs in examples/faults, which is not
 #: independent, because the second number was chosen with these pairs.
 _GPU_SPREAD, _CPU_SPREAD = 0.03, 0.15
-#: The number of bisection rounds when the profiler's cost is fitted to the measured length of a step.
-_BISECTION_ROUNDS = 16
+#: When the profiler's cost is fitted to the measured length of a step: the largest number of replays, and the relative
+#: difference of the lengths at which the search ends.
+_MAX_FIT_REPLAYS, _FIT_TOLERANCE = 16, 5e-4
 #: The largest cost of the profiler that is tried, as a multiple of its upper bound.
 _MAX_PROFILER_COST = 4.0
 #: The slowest pace of the CPU that is tried: its time without the profiler, divided by its time under it.
@@ -108,16 +109,15 @@ def _find_costs_in_process(study: Study, step_ns: float) -> list[Replay]:
     with the bounds of the usual cost. The list is empty if no cost fits.
     """
     recorded = study.replay.with_graph_launches(_GRAPH_LAUNCH_NS, _NODE_RECORDING_NS)
-
-    def find_cost(longest_ns: float) -> float:
-        """Returns the smallest cost of the profiler with which a step takes at most ``longest_ns``."""
-        return _find_by_bisection(
-            0.0, _MAX_PROFILER_COST, lambda cost: recorded.without_profiler_cost(cost).step_ns > longest_ns
+    usual = [recorded.without_profiler_cost(cost) for cost in sorted({study.min_cost_share, 1.0})]
+    replays = [replay for replay in usual if abs(replay.step_ns / step_ns - 1) <= _STEP_SPREAD]
+    if len(replays) < len(usual):
+        fitted = recorded.without_profiler_cost(
+            _find_crossing(
+                0.0, _MAX_PROFILER_COST, lambda cost: recorded.without_profiler_cost(cost).step_ns / step_ns - 1
+            )
         )
-
-    least, fitted, most = (find_cost(step_ns * (1 + spread)) for spread in (_STEP_SPREAD, 0, -_STEP_SPREAD))
-    costs = {usual if least <= usual <= most else fitted for usual in (study.min_cost_share, 1.0)}
-    replays = [recorded.without_profiler_cost(cost) for cost in sorted(costs)]
+        replays.append(fitted)
     return [replay for replay in replays if abs(replay.step_ns / step_ns - 1) <= _STEP_LENGTH_TOLERANCE]
 
 
@@ -127,21 +127,35 @@ def _fit_profiler_cost(study: Study, most_cost: Replay, step_ns: float) -> list[
     If this cost is not between 0 and its upper bound, the CPU may have been faster or slower instead. The list then
     also contains the steps with a fitted speed of the CPU. Fits that miss the length are left out if another one fits.
     """
-    cost = _find_by_bisection(
-        0.0, _MAX_PROFILER_COST, lambda cost: study.replay.without_profiler_cost(cost).step_ns > step_ns
+    cost = _find_crossing(
+        0.0, _MAX_PROFILER_COST, lambda cost: study.replay.without_profiler_cost(cost).step_ns / step_ns - 1
     )
     fitted = [study.replay.without_profiler_cost(cost)]
     if cost > 1 or fitted[0].step_ns < (1 - _STEP_LENGTH_TOLERANCE) * step_ns:
         steps = most_cost if cost > 1 else study.replay
         replay_at_pace = partial(steps.scale_cpu_time, unrecorded_wait_ns=study.calls.unrecorded_wait_ns)
-        pace = _find_by_bisection(_SLOWEST_PACE, 0.0, lambda pace: replay_at_pace(pace).step_ns > step_ns)
+        pace = _find_crossing(_SLOWEST_PACE, 0.0, lambda pace: replay_at_pace(pace).step_ns / step_ns - 1)
         fitted.append(replay_at_pace(pace))
     return [replay for replay in fitted if abs(replay.step_ns / step_ns - 1) <= _STEP_LENGTH_TOLERANCE] or fitted
 
 
-def _find_by_bisection(low: float, high: float, is_low: Callable[[float], bool]) -> float:
-    """Finds by bisection the point between ``low`` and ``high`` at which ``is_low`` changes from True to False."""
-    for _ in range(_BISECTION_ROUNDS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if is_low(middle) else (low, middle)
-    return high
+def _find_crossing(low: float, high: float, find_excess: Callable[[float], float]) -> float:
+    """Finds the point between ``low`` and ``high`` at which an excess that falls from ``low`` to ``high`` is 0.
+
+    The next point is where a line through the values at both bounds is 0. The value of a bound that stays is halved, so
+    that both bounds move (the Illinois method). Returns a bound if the excess has the same sign at both bounds.
+    """
+    excess_of_low, excess_of_high = find_excess(low), find_excess(high)
+    if excess_of_low <= 0 or excess_of_high >= 0:
+        return low if excess_of_low <= 0 else high
+    point = high
+    for _ in range(_MAX_FIT_REPLAYS - 2):
+        point = low + (high - low) * excess_of_low / (excess_of_low - excess_of_high)
+        excess = find_excess(point)
+        if abs(excess) < _FIT_TOLERANCE:
+            break
+        if excess > 0:
+            low, excess_of_low, excess_of_high = point, excess, excess_of_high / 2
+        else:
+            high, excess_of_high, excess_of_low = point, excess, excess_of_low / 2
+    return point
