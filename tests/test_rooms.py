@@ -40,6 +40,7 @@ ANALYSIS = (
     "transformer",
     "steps",
     "operators",
+    "counters",
     "findings",
     "summary",
     "ranks",

@@ -47,7 +47,7 @@ _OMITTED_TABLES = (schema.PAYLOAD_FIELDS, schema.SESSION_START, schema.NCCL_CALL
 
 _COPIED_TABLES = tuple(
     replace(table, columns=(*table.columns, *schema.KERNEL_RESOURCES.columns)) if table == schema.KERNEL else table
-    for table in dict.fromkeys(schema.TABLES.values())
+    for table in dict.fromkeys((*schema.TABLES.values(), schema.GPU_METRICS, schema.METRIC_NAMES))
     if table not in _OMITTED_TABLES
 )
 

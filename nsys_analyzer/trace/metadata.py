@@ -117,7 +117,8 @@ _MULTIPROCESSOR_WORDS = {CUDA: "SMs", HIP: "CUs"}
 class Gpu:
     """A GPU of the machine on which the capture was recorded. A number is 0 if it is unknown.
 
-    ``compute_capability`` is its major version. The last four numbers are what a multiprocessor has for blocks.
+    ``compute_capability`` is its major version. The four numbers before ``clock_hz`` are what a
+    multiprocessor has for blocks.
     """
 
     gpu_id: int
@@ -131,6 +132,7 @@ class Gpu:
     shared_bytes_per_sm: int = 0
     warps_per_sm: int = 0
     blocks_per_sm: int = 0
+    clock_hz: int = 0
 
     @property
     def is_cpu(self) -> bool:

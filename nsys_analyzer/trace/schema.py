@@ -316,6 +316,7 @@ GPUS = Table(
         _column("shared_bytes_per_sm", "maxShmemPerSm", doc="shared memory of a multiprocessor, bytes"),
         _column("warps_per_sm", "maxWarpsPerSm", doc="warps that a multiprocessor runs at once"),
         _column("blocks_per_sm", "maxBlocksPerSm", doc="blocks that a multiprocessor runs at once"),
+        _column("clock_hz", "clockRate", doc="highest clock of the multiprocessors, Hz"),
     ),
     ("name",),
 )
@@ -448,6 +449,32 @@ SWITCHES = Table(
         _column("thread", "globalTid", doc="global thread ID"),
     ),
     ("is_in", "thread"),
+    is_read_on_demand=True,
+)
+#: The samples of the GPU's hardware counters. Each metric of each sample is a row.
+GPU_METRICS = Table(
+    "gpu_metrics",
+    ("GPU_METRICS",),
+    (
+        _column(
+            "start", "timestamp", default=NO_TIME, doc="start of the sampled time, ns; negative before the session"
+        ),
+        _column("source", "typeId", doc="ID of the samples of one GPU; its lowest 8 bits are the GPU ID"),
+        _column("metric", "metricId", narrow=True, doc="ID of the metric, which differs between reports and GPUs"),
+        _column("value", default=-1, doc="mean in the sampled time: percent of the peak, or a frequency"),
+    ),
+    ("start", "source", "metric", "value"),
+    is_read_on_demand=True,
+)
+METRIC_NAMES = Table(
+    "metric_names",
+    ("TARGET_INFO_GPU_METRICS",),
+    (
+        _column("source", "typeId", doc="ID of the samples of one GPU"),
+        _column("metric", "metricId", doc="ID of the metric"),
+        _column("name", "metricName", default="", doc="name of the metric"),
+    ),
+    ("source", "metric", "name"),
     is_read_on_demand=True,
 )
 CHAINED_CALLS = Table(

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from nsys_analyzer.analysis.attribution.attribution import ATTRIBUTION_METHODS, UNATTRIBUTED
 from nsys_analyzer.analysis.attribution.processes import Process, find_processes
+from nsys_analyzer.analysis.counters.figures import summarize_counters
 from nsys_analyzer.analysis.facts import Fact
 from nsys_analyzer.analysis.intervals import NONE, contains_any_time, measure_unions
 from nsys_analyzer.analysis.kernels.class_rules import FUSED_ATTENTION, MATMUL
@@ -169,6 +170,9 @@ class _ProcessSummarizer:
                 phases=phases,
                 tracks=tracks,
             )
+        windows = self.steps.windows if self.steps else None
+        counters = summarize_counters(self.attributed, self.process.global_pid, gpu, windows, summary.operators)
+        summary = replace(summary, counters=counters)
         check_attribution(summary)
         warnings = find_warnings(summary, coverage, self.attributed, self.process.global_pid)
         warnings = (*warnings, *([contradiction] if contradiction else []))

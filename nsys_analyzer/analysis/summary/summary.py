@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from nsys_analyzer.analysis.attribution.processes import make_pid_label
+from nsys_analyzer.analysis.counters.figures import Counters
 from nsys_analyzer.analysis.facts import Fact, FactOrText
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
 from nsys_analyzer.analysis.kernels.class_rules import MODEL_CLASSES
@@ -358,6 +359,7 @@ class Summary:
         serving: the steps of an inference engine by kind; None if no range marks them.
         account: the parts of a step above its attainable length; None if the attainable times of its operators are
             unknown.
+        counters: the hardware counters of the GPU; None if they were not recorded, and JSON then lacks the key.
         findings: the causes that make steps longer, the largest saving first; None if no saving can be derived.
         findings_missing: the sentence that explains why some or all findings are missing.
     """
@@ -387,6 +389,7 @@ class Summary:
     step: StepSummary | None = None
     serving: Serving | None = None
     account: StepAccount | None = None
+    counters: Counters | None = None
     findings: tuple[Finding, ...] | None = None
     findings_missing: StrOrText | None = None
     peak_memory_bytes: int | None = None

@@ -87,6 +87,9 @@ def captures_data(
         )
         for capture in captures
     ]
+    for document in documents:
+        if document["counters"] is None:
+            del document["counters"]
     if keys:
         documents = [{key: document[key] for key in keys} for document in documents]
     for capture, document in zip(captures, documents, strict=True):

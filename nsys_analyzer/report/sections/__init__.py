@@ -15,6 +15,7 @@ from nsys_analyzer.report.evidence import Evidence, kernel_word
 from nsys_analyzer.report.model import Answer, Block, Details, Paragraph, Report, Section, StepBars
 from nsys_analyzer.report.sections import ranks
 from nsys_analyzer.report.sections.about import about_section
+from nsys_analyzer.report.sections.counters import answer_counters
 from nsys_analyzer.report.sections.decision import decision_section
 from nsys_analyzer.report.sections.findings import findings_section, shared_findings_section
 from nsys_analyzer.report.sections.kernels import (
@@ -90,6 +91,11 @@ QUESTIONS = (
         lambda _: "How far are the times from the hardware's limits?",
         lambda capture, _: answer_limits(capture),
         "Rates and peaks",
+    ),
+    ReportQuestion(
+        "counters",
+        lambda _: "What do the GPU's hardware counters show?",
+        answer_counters,
     ),
     ReportQuestion(
         "operators",

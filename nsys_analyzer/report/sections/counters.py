@@ -1,0 +1,160 @@
+"""Reports what the hardware counters of the GPU show: what limits the work, its traffic, and its clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from nsys_analyzer.analysis.counters.figures import LOW_CLOCK, MIN_SAMPLES, CounterRow, Counters, OperatorTraffic
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, MATMUL
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.report.model import Answer, Block, Details, Field, Paragraph, Table, make_table
+from nsys_analyzer.report.units import format_ms
+from nsys_analyzer.text import join_names, phrase, plural, rounded_percent
+
+#: nsys stores shares as whole percents, so a smaller share than this one is not known exactly.
+_SMALLEST_SHARE = 0.01
+#: A class without figures is named if it takes at least this share of the kernel time.
+_LARGE_SHARE = 0.05
+_LIMIT_WORDS = {"memory": "memory-bound", "compute": "compute-bound", "neither": "neither"}
+
+
+def answer_counters(capture: CaptureSummary, labels: Mapping[str, str]) -> Iterator[Block]:
+    """Yields what the hardware counters show; nothing if no counters were recorded.
+
+    ``labels`` are the short labels of kernels, by their names.
+    """
+    counters, title = capture.counters, capture.title
+    if counters is None:
+        return
+    sentences = [*_describe_limits(counters), *_describe_collectives(counters), *_describe_clocks(counters)]
+    if not sentences:
+        yield Answer(
+            f"The capture has {counters.samples:,} samples of the GPU's counters. No phase or kernel class runs alone "
+            f"in {MIN_SAMPLES} of them, so no figure is known.",
+            title,
+        )
+        return
+    yield Answer(" ".join(sentences), title)
+    yield _tabulate(counters.classes, "class", "The counters while the kernels of one class run alone:", title)
+    kernels = tuple(replace(row, name=labels.get(row.name, row.name)) for row in counters.kernels)
+    folded: list[Block] = [
+        _tabulate(rows, name, caption, title)
+        for rows, name, caption in (
+            (counters.phases, "phase", "By phase, while the GPU works:"),
+            (counters.modules, "module", "By module:"),
+            (kernels, "kernel", "By kernel:"),
+        )
+        if rows
+    ]
+    if counters.operators:
+        folded.append(_tabulate_traffic(counters.operators, title))
+    measured_classes = {row.name for row in counters.classes}
+    unmeasured_classes = [
+        row.kernel_class
+        for row in (capture.whole.classes if capture.whole else ())
+        if row.share >= _LARGE_SHARE and row.kernel_class not in measured_classes
+    ]
+    if unmeasured_classes:
+        folded.append(
+            Paragraph(
+                phrase(
+                    "There are no figures of {}, because too few samples contain nothing else. `{}` samples more often.",
+                    join_names(unmeasured_classes),
+                    "nsys-analyze run --counters --nsys-option=--gpu-metrics-frequency=100000",
+                ),
+                title,
+            )
+        )
+    folded.append(
+        Paragraph(
+            f"nsys sampled the counters every {counters.period_us:,.0f} µs. A figure is a mean over the samples in "
+            f"which nothing else runs on the GPU, and is left out if there are fewer than {MIN_SAMPLES} of them. Work "
+            "is memory-bound if it uses at least 60 % of the memory's peak bandwidth, and compute-bound if the SMs "
+            "issue instructions, or the tensor cores are active, in at least 60 % of the cycles.",
+            title,
+        )
+    )
+    yield Details("Counters by phase, module, kernel and operator", tuple(folded), title)
+
+
+def _describe_limits(counters: Counters) -> Iterator[str]:
+    """Yields sentences on what limits each class, and on the tensor cores."""
+    groups = {limit: [row.name for row in counters.classes if row.limited_by == limit] for limit in _LIMIT_WORDS}
+    clauses = [
+        f"{join_names(names)} {'is' if len(names) == 1 else 'are'} {_LIMIT_WORDS[limit]}"
+        for limit, names in groups.items()
+        if names and limit != "neither"
+    ]
+    if clauses:
+        yield f"By the GPU's counters, {' and '.join(clauses)}."
+    if groups["neither"]:
+        verb = "uses" if len(groups["neither"]) == 1 else "use"
+        yield f"{join_names(groups['neither'])} {verb} less than 60 % of memory and SMs."
+    matmul = counters.of_class(MATMUL)
+    if matmul and matmul.tensor_active is not None:
+        amount = "at most 1 %" if matmul.tensor_active <= _SMALLEST_SHARE else rounded_percent(matmul.tensor_active)
+        yield f"The tensor cores are active for {amount} of the matmuls' time ({_count(matmul.samples)})."
+
+
+def _describe_collectives(counters: Counters) -> Iterator[str]:
+    """Yields how many SMs collectives take from the kernels that run beside them."""
+    collective = counters.of_class(COMMUNICATION)
+    if collective and counters.collective_sms is not None:
+        yield (
+            f"A collective occupies {counters.collective_sms:.0f} of {counters.sm_count} SMs, which kernels that run "
+            f"beside it cannot use ({_count(collective.samples)})."
+        )
+
+
+def _describe_clocks(counters: Counters) -> Iterator[str]:
+    """Yields sentences on clocks below the GPU's highest clock, and on steps with a low clock."""
+    whole, peak_mhz = counters.whole, counters.peak_clock_mhz
+    if whole and whole.sm_clock_mhz and peak_mhz and whole.sm_clock_mhz < LOW_CLOCK * peak_mhz:
+        yield (
+            f"While the GPU works, the clock of its SMs is {whole.sm_clock_mhz:,.0f} MHz, which is "
+            f"{rounded_percent(whole.sm_clock_mhz / peak_mhz)} of its highest clock ({_count(whole.samples)}). A limit "
+            "of power, of temperature or of an administrator lowers the clock."
+        )
+    for step in counters.slow_steps[:3]:
+        yield (
+            f"Step {step.number} takes {format_ms(step.ms)}, longer than the median step, and the clock of the SMs "
+            f"falls to {step.sm_clock_mhz:,.0f} MHz in it ({_count(step.samples)})."
+        )
+
+
+def _count(samples: int) -> str:
+    return f"{samples:,} {plural(samples, 'sample')}"
+
+
+def _tabulate(rows: tuple[CounterRow, ...], name: str, caption: str, title: str) -> Table:
+    fields: tuple[Field[CounterRow], ...] = (
+        Field(name, "code" if name == "module" else "text", lambda row: row.name),
+        Field("SMs active", "percent", lambda row: row.sms_active),
+        Field("SM issue", "percent", lambda row: row.sm_issue),
+        Field("tensor cores", "percent", lambda row: row.tensor_active),
+        Field("DRAM read", "percent", lambda row: row.dram_read),
+        Field("DRAM write", "percent", lambda row: row.dram_write),
+        Field("DRAM B/s", "bytes/s", lambda row: row.dram_bytes_per_s),
+        Field("NVLink in", "percent", lambda row: row.nvlink_received or None),
+        Field("NVLink out", "percent", lambda row: row.nvlink_sent or None),
+        Field("PCIe in", "percent", lambda row: row.pcie_received or None),
+        Field("PCIe out", "percent", lambda row: row.pcie_sent or None),
+        Field("MHz", "count", lambda row: row.sm_clock_mhz),
+        Field("limit", "text", lambda row: _LIMIT_WORDS.get(row.limited_by or "")),
+        Field("samples", "count", lambda row: row.samples),
+    )
+    return make_table(fields, rows, caption, capture=title)
+
+
+def _tabulate_traffic(operators: tuple[OperatorTraffic, ...], title: str) -> Table:
+    fields: tuple[Field[OperatorTraffic], ...] = (
+        Field("operator", "code", lambda row: row.operator),
+        Field("shapes", "text", lambda row: row.shapes),
+        Field("DRAM bytes", "bytes", lambda row: row.dram_bytes),
+        Field("at least", "bytes", lambda row: row.least_bytes),
+        Field("factor", "factor", lambda row: row.dram_bytes / row.least_bytes if row.least_bytes else None),
+        Field("samples", "count", lambda row: row.samples),
+    )
+    caption = "The bytes that the memory moves in a call of each operator, and the bytes that a call needs at least:"
+    return make_table(fields, operators, caption, capture=title, names=2)
