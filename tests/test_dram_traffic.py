@@ -50,7 +50,7 @@ def measure_bytes(part_of_name: str) -> float:
     """The DRAM traffic of all kernels with a part of a name in a step, from the samples in which only they run."""
     is_wanted = np.array([part_of_name in name for name in NAMES])
     traffic = busy = 0.0
-    for (begin, _, _), (end, *shares) in pairwise(SAMPLES):
+    for (begin, *shares), (end, _, _) in pairwise(SAMPLES):  # a sample is a mean from its time to the next one
         inside = np.maximum(np.minimum(TIMES[:, 1], end) - np.maximum(TIMES[:, 0], begin), 0)
         if inside[is_wanted].sum() > 0.9 * (end - begin) and not inside[~is_wanted].any():
             traffic += sum(shares) / 100 * BYTES_PER_NS * (end - begin)
@@ -63,7 +63,7 @@ def measure_bytes(part_of_name: str) -> float:
 def test_elementwise(part_of_name: str, operator: str, lists: int) -> None:
     cost = estimate_cost(Signature(f"aten::{operator}", (PARAMETERS,) * lists))
     assert cost
-    assert measure_bytes(part_of_name) == pytest.approx(cost.bytes, rel=0.15)
+    assert measure_bytes(part_of_name) == pytest.approx(cost.bytes, rel=0.1)
 
 
 def test_matmuls_of_the_head() -> None:
@@ -72,4 +72,4 @@ def test_matmuls_of_the_head() -> None:
     operands = ((HIDDEN, WEIGHT), (transposed[0], LOGITS), (LOGITS, transposed[1]))
     costs = [estimate_cost(Signature("aten::mm", pair)) for pair in operands]
     parts = ("tn_n_tilesize128x64x8", "sgemm_256x128_8x4_nt", "nn_n_tilesize256x128x8")
-    assert sum(map(measure_bytes, parts)) == pytest.approx(sum(cost.bytes for cost in costs if cost), rel=0.15)
+    assert sum(map(measure_bytes, parts)) == pytest.approx(sum(cost.bytes for cost in costs if cost), rel=0.1)

@@ -30,6 +30,7 @@ from nsys_analyzer.share.names import (
 from nsys_analyzer.system.atomic_write import atomic_write, check_parent_folder, check_regular
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Frame, Ints, arrow_integers, arrow_table, iterate_rows
+from nsys_analyzer.trace.gpu_counters import find_counter, select_samples
 from nsys_analyzer.trace.operator_calls import find_operator_files
 from nsys_analyzer.trace.ranks import read_nccl_calls, read_nccl_ranges, read_ranks
 from nsys_analyzer.trace.reader import Reader, write_sqlite
@@ -47,7 +48,7 @@ _OMITTED_TABLES = (schema.PAYLOAD_FIELDS, schema.SESSION_START, schema.NCCL_CALL
 
 _COPIED_TABLES = tuple(
     replace(table, columns=(*table.columns, *schema.KERNEL_RESOURCES.columns)) if table == schema.KERNEL else table
-    for table in dict.fromkeys((*schema.TABLES.values(), schema.GPU_METRICS, schema.METRIC_NAMES))
+    for table in dict.fromkeys((*schema.TABLES.values(), schema.METRIC_NAMES))
     if table not in _OMITTED_TABLES
 )
 
@@ -152,7 +153,8 @@ def _check_replaceable(path: Path, *, force: bool) -> None:
 
 def _copy_tables(reader: Reader, scrubber: Scrubber) -> dict[str, pa.Table]:
     """Returns the tables of the copy by their names in the trace, without private data."""
-    name_of = {table: name for table in _COPIED_TABLES if (name := reader.name_of(table))}
+    copied_tables = (*_COPIED_TABLES, select_samples(reader))
+    name_of = {table: name for table in copied_tables if (name := reader.name_of(table))}
     frames = reader.read_all(name_of)
     threads = [np.unique(frame["thread"]) for key, frame in frames.items() if key != "threads" and "thread" in frame]
     roles_of: dict[int, set[str]] = defaultdict(set)
@@ -189,6 +191,8 @@ def _find_copied_rows(table: Table, frame: Frame, roles_of: Mapping[int, set[str
         ]
     elif table == schema.DIAGNOSTICS:
         are_copied = ["might be missing" in text or severity in (2, 3) for _, severity, text in iterate_rows(frame)]
+    elif table == schema.METRIC_NAMES:
+        are_copied = [find_counter(name) is not None for _, _, name in iterate_rows(frame)]
     elif table == schema.STRINGS:
         are_copied = [number in roles_of for number in frame["id"].tolist()]
     return np.flatnonzero(are_copied)
@@ -215,7 +219,7 @@ def _scrub_rows(
             column_texts = [scrubber.scrub_name(text, RANGE) for text in column_texts]
         elif table == schema.DIAGNOSTICS:
             column_texts = [scrubber.scrub_message(text) for text in column_texts]
-        elif table.key not in _COPIED_PROPERTIES:
+        elif table.key not in _COPIED_PROPERTIES and table != schema.METRIC_NAMES:  # names of known metrics are kept
             column_texts = [scrubber.scrub_property(text) for text in column_texts]
         elif column.name == "value":
             range_names = frame["name"].take(arrow_integers(rows)).to_pylist()

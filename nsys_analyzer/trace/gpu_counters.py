@@ -38,11 +38,14 @@ METRIC_NAMES: Mapping[Counter, re.Pattern[str]] = {
     "pcie_sent": re.compile(r"PCIe (?:TX|Write) (?:Bandwidth|Throughput)"),
     "sm_clock": re.compile(r"GPC Clock Frequency"),
 }
+_UNITS = ("Throughput %", "%", "MHz")
 _UNIT_OF_METRIC = re.compile(r"\s*\[(?P<unit>[^\]]*)\]$")
 #: The part of ``typeId`` that is the ID of the GPU.
 _GPU_ID_MASK = 0xFF
 #: If the next sample starts more than this many periods later, samples are missing between both.
 _LONGEST_SAMPLE_PERIODS = 1.5
+#: The period is a low quantile of the times between samples, because many samples may be missing.
+_PERIOD_QUANTILE = 0.1
 #: A frequency up to this value is in MHz. nsys writes Hz, although the metric's name says MHz.
 _HIGHEST_MHZ = 100_000
 _HZ_PER_MHZ = 1e6
@@ -66,21 +69,27 @@ class GpuSamples:
 
 def read_gpu_counters(reader: Reader) -> dict[int, GpuSamples]:
     """Returns the samples of each GPU, by GPU ID. Only metrics of ``METRIC_NAMES`` are read."""
-    if not (reader.name_of(schema.GPU_METRICS) and reader.name_of(schema.METRIC_NAMES)):
-        return {}
+    rows = reader.read(select_samples(reader))
     metrics: dict[int, dict[Counter, list[int]]] = {}
     for source, metric, name in iterate_rows(reader.read(schema.METRIC_NAMES)):
-        unit = _UNIT_OF_METRIC.search(name)
-        for counter, pattern in METRIC_NAMES.items():
-            has_known_unit = unit is None or "%" in unit["unit"] or counter == "sm_clock"
-            if has_known_unit and pattern.fullmatch(_UNIT_OF_METRIC.sub("", name)):
-                metrics.setdefault(source, {}).setdefault(counter, []).append(metric)
-    used_ids = tuple(sorted({metric for counters in metrics.values() for ids in counters.values() for metric in ids}))
-    if not used_ids:
-        return {}
-    rows = reader.read(replace(schema.GPU_METRICS, filter=schema.Filter("metricId", used_ids)))
+        if counter := find_counter(name):
+            metrics.setdefault(source, {}).setdefault(counter, []).append(metric)
     sources = (source for source in distinct(rows["source"]).tolist() if source in metrics)
     return {source & _GPU_ID_MASK: _make_samples(rows, source, metrics[source]) for source in sources}
+
+
+def select_samples(reader: Reader) -> schema.Table:
+    """Returns the table of samples with a filter that selects the metrics of ``METRIC_NAMES``."""
+    metrics = iterate_rows(reader.read(schema.METRIC_NAMES))
+    ids = tuple(sorted({metric for _, metric, name in metrics if find_counter(name)}))
+    return replace(schema.GPU_METRICS, filter=schema.Filter("metricId", ids))
+
+
+def find_counter(metric_name: str) -> Counter | None:
+    """Returns the counter to which a metric belongs; None for a metric that is not read, or has an unknown unit."""
+    name, unit = _UNIT_OF_METRIC.sub("", metric_name), _UNIT_OF_METRIC.search(metric_name)
+    counter = next((counter for counter, pattern in METRIC_NAMES.items() if pattern.fullmatch(name)), None)
+    return counter if unit is None or unit["unit"] in _UNITS else None
 
 
 def _make_samples(rows: Frame, source: int, metrics: Mapping[Counter, list[int]]) -> GpuSamples:
@@ -101,6 +110,6 @@ def _make_samples(rows: Frame, source: int, metrics: Mapping[Counter, list[int]]
         else:
             values[counter] = np.where((total >= 0) & (total <= _HIGHEST_PERCENT), np.minimum(total / 100, 1), np.nan)
     gaps = np.diff(start)
-    period = int(np.median(gaps)) if len(gaps) else 0
+    period = int(np.quantile(gaps, _PERIOD_QUANTILE)) if len(gaps) else 0
     end = start + np.append(np.where(gaps <= _LONGEST_SAMPLE_PERIODS * period, gaps, period), period)
     return GpuSamples(start, end, values)

@@ -59,7 +59,7 @@ def answer_counters(capture: CaptureSummary, labels: Mapping[str, str]) -> Itera
         folded.append(
             Paragraph(
                 phrase(
-                    "There are no figures of {}, because too few samples contain nothing else. `{}` samples more often.",
+                    "There are no figures of {}, because too few samples contain only these. `{}` samples more often.",
                     join_names(unmeasured_classes),
                     "nsys-analyze run --counters --nsys-option=--gpu-metrics-frequency=100000",
                 ),

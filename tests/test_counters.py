@@ -1,0 +1,329 @@
+"""Tests the figures of hardware counters, on a real capture of an H200 and on tiny exports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsys_analyzer import Trace
+from nsys_analyzer.analysis.counters.figures import (
+    MIN_SAMPLES,
+    CounterRow,
+    Counters,
+    SampledWork,
+    summarize_counters,
+)
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.report.evidence import Evidence
+from nsys_analyzer.report.renderers.json_report import report_data
+from nsys_analyzer.report.sections import build_report
+from nsys_analyzer.text import plain
+from nsys_analyzer.trace.gpu_counters import find_counter
+from tests.support.export import ADD, GEMM, Export, global_pid, shared_copy
+
+REAL = "gpu_metrics_small256"
+SHARES = (
+    "sms_active", "sm_issue", "tensor_active", "dram_read", "dram_write", "nvlink_received", "nvlink_sent",
+    "pcie_received", "pcie_sent",
+)  # fmt: skip
+PARAMETER_BYTES = 4 * 128_625_408  # the model has 128,625,408 parameters in fp32
+#: A part of the name of each kernel of AdamW, and how many tensors the size of the parameters it reads and writes.
+KERNELS_OF_ADAMW = {
+    "TernaryOpScalarFunctor": 3,  # exp_avg = lerp(exp_avg, gradient): reads both, writes one
+    "PointwiseOpScalarFunctor": 3,  # exp_avg_sq += gradient²: reads both, writes one
+    "PointwiseOpScalarListFunctor": 4,  # parameter += exp_avg ÷ denominator: reads three, writes one
+    "Sqrt<float>": 2,  # reads one, writes one
+}
+STEPS = 3
+PERIOD, GPU_ID, SOURCE = 100, 1, 256 + 1
+
+
+def counters_of(path: Path) -> Counters | None:
+    (summary,) = summarize(Trace.load(path), "capture")
+    return summary.counters
+
+
+def rows_of(counters: Counters) -> list[CounterRow]:
+    groups = (counters.phases, counters.classes, counters.kernels, counters.modules, filter(None, (counters.whole,)))
+    return [row for rows in groups for row in rows]
+
+
+class CountedExport(Export):
+    """An export with one GPU of 132 SMs, 1,000 bytes/s of memory bandwidth and samples of its counters."""
+
+    METRICS = (
+        "SMs Active [Throughput %]", "SM Issue [Throughput %]", "DRAM Read Bandwidth [Throughput %]",
+        "DRAM Write Bandwidth [Throughput %]", "GPC Clock Frequency [MHz]", "Pixel Warps in Flight [Avg]",
+    )  # fmt: skip
+
+    def __init__(self, first_id: int = 0, gpu_id: int = GPU_ID) -> None:
+        super().__init__()
+        self.first_id, self.source = first_id, 256 + gpu_id
+        self.add("TARGET_INFO_GPU", id=gpu_id, name="GPU", totalMemory=1 << 30, smCount=132, memoryBandwidth=1_000,
+                 clockRate=2_000_000_000)  # fmt: skip
+        self.add("TARGET_INFO_CUDA_DEVICE", gpuId=gpu_id, cudaId=0, pid=100)
+        for number, name in enumerate(self.METRICS, first_id):
+            self.add("TARGET_INFO_GPU_METRICS", typeId=self.source, metricId=number, metricName=name)
+
+    def sample(self, time: int, *values: int) -> None:
+        for number, value in enumerate(values, self.first_id):
+            self.add("GPU_METRICS", timestamp=time, typeId=self.source, metricId=number, value=value)
+
+    def steps(self, count: int = 2, samples: int = 20) -> CountedExport:
+        """Adds steps of a matmul and an elementwise kernel of ``samples`` periods each, and an idle period."""
+        for step in range(count):
+            begin = step * (2 * samples + 1) * PERIOD
+            middle, end = begin + samples * PERIOD, begin + 2 * samples * PERIOD
+            self.range("step", begin, end + PERIOD)
+            self.kernel(GEMM, begin + 1, begin, middle).kernel(ADD, begin + 2, middle, end)
+            for index in range(samples):
+                self.sample(begin + index * PERIOD, 100, 80, 10, 10, 1_000_000_000, 7)
+                self.sample(middle + index * PERIOD, 50, 5, 40, 30, 2_000_000_000, 7)
+            self.sample(end, 0, 0, 0, 0, 2_000_000_000, 7)
+        return self
+
+
+def test_dram_bytes_of_kernels(real_capture: Callable[[str], Path]) -> None:
+    """The bytes of the memory are those that the kernels of AdamW read and write. The GPU moves 4,814.304 GB/s."""
+    attributed = AttributedTrace(Trace.load(real_capture(REAL)))
+    operations = attributed.trace.operations
+    work = SampledWork(attributed, int(operations.process[0]), GPU_ID, 4_814_304_000_000)
+    kernel = np.append(attributed.kernels.code, -1)[: len(operations)]
+    parts = tuple(KERNELS_OF_ADAMW)
+    names = attributed.kernels.names
+    part_of_name = [next((i for i, part in enumerate(parts) if f"::{part}" in name), -1) for name in names]
+    code = np.append(part_of_name, -1)[kernel]
+    rows = {row.name: row for row in work.measure(code, parts, min_samples=5)}
+    for index, (part, tensors) in enumerate(KERNELS_OF_ADAMW.items()):
+        seconds = (operations.end - operations.start)[code == index].sum() / 1e9 / STEPS
+        rate = rows[part].dram_bytes_per_s
+        assert rate
+        assert rate * seconds == pytest.approx(tensors * PARAMETER_BYTES, rel=0.1), part
+
+
+def test_dram_bytes_of_the_optimizer(real_capture: Callable[[str], Path]) -> None:
+    """AdamW's kernels read and write 20 tensors of the parameters' size, and its rate rests on 20 samples or more.
+
+    They are: decay of the parameters 2, lerp 3, decay of exp_avg_sq 2, addcmul 3, sqrt 2, div 2, add 2, addcdiv 4.
+    """
+    (summary,) = summarize(Trace.load(real_capture(REAL)), "capture")
+    assert summary.counters
+    optimizer = next(row for row in summary.counters.phases if row.name == "optimizer")
+    phase = summary.phase("optimizer")
+    assert phase
+    assert optimizer.samples >= MIN_SAMPLES
+    assert optimizer.dram_bytes_per_s
+    moved_bytes = optimizer.dram_bytes_per_s * (phase.gpu_busy_ms.mean or 0) / 1e3
+    assert moved_bytes == pytest.approx(20 * PARAMETER_BYTES, rel=0.1)
+    assert optimizer.limited_by == "memory"
+
+
+def test_figures_of_a_real_capture(real_capture: Callable[[str], Path]) -> None:
+    counters = counters_of(real_capture(REAL))
+    assert counters
+    assert (counters.samples, counters.period_us, counters.sm_count) == (2_842, pytest.approx(100, abs=0.01), 132)
+    assert [row.name for row in counters.phases] == ["backward", "forward", "optimizer"]
+    assert counters.of_class("matmul")
+    assert all(row.samples >= MIN_SAMPLES for row in rows_of(counters))
+    for row in rows_of(counters):
+        assert all(0 <= getattr(row, name) <= 1 for name in SHARES)
+        assert 1_900 < (row.sm_clock_mhz or 0) <= 1_980.2  # the clock of an H200 is at most 1,980 MHz
+    assert counters.slow_steps == ()
+
+
+def test_a_shared_copy_has_the_same_counters(real_capture: Callable[[str], Path], tmp_path: Path) -> None:
+    path = real_capture(REAL)
+    assert counters_of(shared_copy(path, tmp_path / "copy.sqlite")) == counters_of(path)
+
+
+def test_a_capture_without_counters_says_nothing(step_trace: Path) -> None:
+    captures = summarize(Trace.load(step_trace), "capture")
+    report = build_report(Evidence(captures))
+    assert "counters" not in report_data(report)["captures"][0]
+    assert "counters" not in [section.key for section in report.sections]
+
+
+def test_figures_follow_from_the_samples(tmp_path: Path) -> None:
+    """Each class runs alone in 40 samples, and the idle samples belong to none."""
+    counters = counters_of(CountedExport().steps().write(tmp_path / "a.sqlite"))
+    assert counters
+    assert counters.samples == 2 * 41
+    matmul, elementwise = (counters.of_class(name) for name in ("matmul", "elementwise"))
+    assert matmul == CounterRow(
+        "matmul", 40, sms_active=1.0, sm_issue=0.8, dram_read=0.1, dram_write=0.1, sm_clock_mhz=1_000.0,
+        dram_bytes_per_s=200.0,  # (10 % + 10 %) of 1,000 bytes/s
+    )  # fmt: skip
+    assert matmul.limited_by == "compute"
+    assert elementwise
+    assert (elementwise.dram_read, elementwise.dram_write, elementwise.limited_by) == (0.4, 0.3, "memory")
+    assert counters.peak_clock_mhz == 2_000
+
+
+def test_activity_belongs_to_the_time_in_which_something_runs(tmp_path: Path) -> None:
+    """A kernel runs in 60 of each 100 ns, and the SMs are active for 30 %: they are active for half of its time."""
+    export = CountedExport()
+    export.range("step", 0, 2_500)
+    for index in range(25):
+        export.kernel(GEMM, index * PERIOD, index * PERIOD, index * PERIOD + 60)
+        export.sample(index * PERIOD, 30, 30, 0, 0, 2_000_000_000)
+    counters = counters_of(export.write(tmp_path / "a.sqlite"))
+    assert counters
+    (row,) = counters.classes
+    assert (row.samples, row.sms_active) == (25, pytest.approx(0.5))
+
+
+def test_ids_may_differ_between_reports_and_gpus(tmp_path: Path) -> None:
+    usual = counters_of(CountedExport().steps().write(tmp_path / "a.sqlite"))
+    other = counters_of(CountedExport(first_id=70, gpu_id=3).steps().write(tmp_path / "b.sqlite"))
+    assert usual
+    assert other
+    assert (other.gpu_id, other.classes) == (3, usual.classes)
+
+
+def test_another_gpu_has_no_figures(tmp_path: Path) -> None:
+    """Only GPU 2 was sampled, and the process runs on GPU 1."""
+    export = CountedExport().steps()
+    for table, key in (("GPU_METRICS", "typeId"), ("TARGET_INFO_GPU_METRICS", "typeId")):
+        for row in export._rows[table]:
+            row[key] = 256 + 2
+    assert counters_of(export.write(tmp_path / "a.sqlite")) is None
+
+
+def test_missing_samples_are_no_zeros(tmp_path: Path) -> None:
+    """One class loses every second sample, so 20 of 40 remain; the other class loses 21, so it has no figures."""
+    export = CountedExport().steps()
+    times = sorted({row["timestamp"] for row in export._rows["GPU_METRICS"]})
+    of_matmul = [time for time in times if time % 4_100 < 2_000][::2]
+    of_elementwise = [time for time in times if 2_000 <= time % 4_100 < 4_000][:21]
+    lost = {*of_matmul, *of_elementwise}
+    export._rows["GPU_METRICS"] = [row for row in export._rows["GPU_METRICS"] if row["timestamp"] not in lost]
+    counters = counters_of(export.write(tmp_path / "a.sqlite"))
+    assert counters
+    (row,) = counters.classes
+    assert (row.name, row.samples, row.sms_active, row.dram_read) == ("matmul", 20, 1.0, pytest.approx(0.1))
+
+
+def test_samples_outside_of_the_session_are_used_by_nothing(tmp_path: Path) -> None:
+    export = CountedExport().steps()
+    for time in (-300, -200, -100, 8_200, 8_300):
+        export.sample(time, 100, 100, 100, 100, 1)
+    assert (counters := counters_of(export.write(tmp_path / "a.sqlite")))
+    assert counters.classes == counters_of(CountedExport().steps().write(tmp_path / "b.sqlite")).classes  # type: ignore[union-attr]
+
+
+def test_impossible_values_are_missing(tmp_path: Path) -> None:
+    export = CountedExport().steps()
+    for row in export._rows["GPU_METRICS"]:
+        if row["metricId"] == 0:
+            row["value"] = -8_361_757  # a value that nsys has written for another metric of a real capture
+    counters = counters_of(export.write(tmp_path / "a.sqlite"))
+    assert counters
+    assert {row.sms_active for row in counters.classes} == {None}
+    assert counters.of_class("matmul").sm_issue == 0.8  # type: ignore[union-attr]
+
+
+def test_a_low_clock_explains_a_slow_step(tmp_path: Path) -> None:
+    """Of five steps, the third takes 30 periods instead of 20, and its clock is 1.2 GHz instead of 1.9 GHz."""
+    export, begin = CountedExport(), 0
+    for step in range(5):
+        samples, clock_hz = (30, 1_200_000_000) if step == 2 else (20, 1_900_000_000)
+        end = begin + samples * PERIOD
+        export.range("step", begin, end).kernel(GEMM, begin + 1, begin, end)
+        for time in range(begin, end, PERIOD):
+            export.sample(time, 100, 80, 1, 1, clock_hz)
+        begin = end
+    path = export.write(tmp_path / "a.sqlite")
+    (summary,) = summarize(Trace.load(path), "capture")
+    assert summary.counters
+    (slow,) = summary.counters.slow_steps
+    assert (slow.number, slow.ms, slow.sm_clock_mhz, slow.samples) == (3, 0.003, 1_200.0, 30)
+    answer = answer_of(path)
+    assert "Step 3 takes 0.003 ms" in answer
+    # 4 · 20 samples of 1,900 MHz and 30 of 1,200 MHz are a mean of 1,709 MHz, 85 % of 2,000 MHz.
+    assert "the clock of its SMs is 1,709 MHz, which is 85 % of its highest clock (110 samples)" in answer
+
+
+def test_a_collective_occupies_sms(tmp_path: Path) -> None:
+    """A quarter of 132 SMs are active while only the collective runs."""
+    export = CountedExport()
+    export.range("step", 0, 2_000).kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 1, 0, 2_000)
+    for time in range(0, 2_000, PERIOD):
+        export.sample(time, 25, 3, 1, 1, 2_000_000_000)
+    path = export.write(tmp_path / "a.sqlite")
+    assert "A collective occupies 33 of 132 SMs" in answer_of(path)
+
+
+def answer_of(path: Path) -> str:
+    report = build_report(Evidence(summarize(Trace.load(path), "capture")))
+    section = next(section for section in report.sections if section.key == "counters")
+    return plain(section.blocks[0].text).replace("\N{NO-BREAK SPACE}", " ")  # type: ignore[union-attr]
+
+
+def test_answer_of_a_real_capture(real_capture: Callable[[str], Path]) -> None:
+    assert answer_of(real_capture(REAL)) == (
+        "By the GPU's counters, optimizer is memory-bound and matmul is compute-bound. The tensor cores are active for "
+        "at most 1 % of the matmuls' time (252 samples)."
+    )
+
+
+def test_json_is_read_back(real_capture: Callable[[str], Path]) -> None:
+    report = build_report(Evidence(summarize(Trace.load(real_capture(REAL)), "capture")))
+    counters = json.loads(json.dumps(report_data(report)))["captures"][0]["counters"]
+    assert counters["classes"][0]["name"] == "matmul"
+    assert counters["classes"][0]["limited_by"] == "compute"
+
+
+@pytest.mark.parametrize(
+    ("name", "counter"),
+    [
+        ("SM Active [Throughput %]", "sms_active"),
+        ("Tensor Active / FP16 Active [Throughput %]", "tensor_active"),
+        ("NVLink RX Responses User Data [Throughput %]", "nvlink_received"),
+        ("NVLink TX Bandwidth [Throughput %]", "nvlink_sent"),
+        ("PCIe Read Throughput [Throughput %]", "pcie_received"),
+        ("GPC Clock Frequency [MHz]", "sm_clock"),
+        ("SYS Clock Frequency [MHz]", None),
+        ("Compute Warps in Flight [Avg]", None),
+        ("DRAM Read Bandwidth [GB/s]", None),
+    ],
+)
+def test_names_of_metrics(name: str, counter: str | None) -> None:
+    assert find_counter(name) == counter
+
+
+KERNELS = st.tuples(st.integers(0, 4_000), st.integers(1, 300), st.sampled_from([GEMM, ADD]))
+SAMPLES = st.tuples(st.integers(-300, 5_000), st.integers(-20, 120))
+
+
+@given(st.lists(KERNELS, min_size=1, max_size=20), st.lists(SAMPLES, max_size=80))
+def test_shares_are_between_0_and_1(
+    tmp_path_factory: pytest.TempPathFactory, kernels: list[tuple[int, int, str]], samples: list[tuple[int, int]]
+) -> None:
+    export = CountedExport()
+    for start, duration, name in kernels:
+        export.kernel(name, start, start + 1, start + 1 + duration)
+    for time, value in samples:
+        export.sample(time, *(value,) * len(export.METRICS))
+    trace = Trace.load(export.write(tmp_path_factory.mktemp("counters") / "a.sqlite"))
+    attributed = AttributedTrace(trace)
+    if GPU_ID not in trace.counters:
+        return
+    work = SampledWork(attributed, global_pid(), GPU_ID, 1_000)
+    rows = work.measure(*work.group_by_class(), min_samples=1)
+    assert sum(row.samples for row in rows) <= len(work.samples.start)
+    for row in rows:
+        shares = [share for name in SHARES if (share := getattr(row, name)) is not None]
+        assert all(0 <= share <= 1 for share in shares)
+        assert row.dram_bytes_per_s is None or 0 <= row.dram_bytes_per_s <= 2_000
+
+
+def test_a_process_without_counters_is_not_summarized(step_trace: Path) -> None:
+    attributed = AttributedTrace(Trace.load(step_trace))
+    assert summarize_counters(attributed, global_pid(), None, None, None) is None
