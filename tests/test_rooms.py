@@ -34,6 +34,7 @@ ANALYSIS = (
     "facts",
     "statistics",
     "intervals",
+    "memory",
     "attribution",
     "kernels",
     "ranges",

@@ -1,0 +1,109 @@
+"""Finds the phase and the step of each event of a memory snapshot: from ranges, or from the stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from nsys_analyzer.analysis.memory.account import MemoryPhase
+from nsys_analyzer.analysis.memory.places import is_of_torch, list_python_frames
+from nsys_analyzer.trace.arrays import Ints
+from nsys_analyzer.trace.memory_snapshot import ALLOCATION, Frame, MemoryEvents, MemorySnapshot
+
+#: The phases, and their codes. ``UNKNOWN`` is the code of an event between phases.
+PHASES = ("forward", "backward", "optimizer")
+FORWARD, BACKWARD, OPTIMIZER = range(len(PHASES))
+UNKNOWN = -1
+#: The range of PyTorch's profiler around a step of an optimizer.
+_OPTIMIZER_RANGE = "Optimizer.step#"
+#: The file and the name of the functions in a stack that runs the backward pass on the calling thread.
+_BACKWARD_CALLS = (
+    ("torch/autograd/graph.py", "_engine_run_backward"),
+    ("torch/autograd/__init__.py", "backward"),
+    ("torch/_tensor.py", "backward"),
+)
+
+
+@dataclass(frozen=True)
+class PhasesOfEvents:
+    """The phase and the step of each event.
+
+    Attributes:
+        phase: an index of ``PHASES``, or ``UNKNOWN``.
+        step: the step, of which the first is 0; ``UNKNOWN`` if there are no steps.
+        steps: the number of steps; None if they are unknown.
+        source: how the phases are known.
+    """
+
+    phase: Ints
+    step: Ints
+    steps: int | None
+    source: Literal["ranges", "stacks"] | None
+
+
+def find_phases(snapshot: MemorySnapshot, events: MemoryEvents, ranges: Sequence[MemoryPhase] | None) -> PhasesOfEvents:
+    """Returns the phase and the step of each event.
+
+    Args:
+        snapshot: the snapshot.
+        events: the events of one GPU.
+        ranges: the phases of the steps, if ranges of the program tell them; otherwise the stacks tell them.
+    """
+    if ranges:
+        return _find_phases_from_ranges(events, ranges)
+    phases_of_stacks = np.array([find_phase_of_stack(snapshot.list_frames(i)) for i in range(len(snapshot.stacks))])
+    is_allocation = events.action == ALLOCATION
+    phase = np.where(is_allocation, phases_of_stacks[events.stack], UNKNOWN)
+    for annotation in snapshot.annotations:
+        if annotation.name.startswith(_OPTIMIZER_RANGE):
+            first, end = np.searchsorted(events.time_ns, (annotation.start_ns, annotation.end_ns))
+            # An optimizer that updates in place allocates nothing, so the range also marks the event before it.
+            phase[max(first - 1, 0) if end == first else first : max(end, first, 1)] = OPTIMIZER
+    known = np.flatnonzero(phase != UNKNOWN)
+    if len(known) == 0 or not (phases_of_stacks[1:] != UNKNOWN).any():
+        unknown = np.full(len(events), UNKNOWN)
+        return PhasesOfEvents(unknown, unknown, None, None)
+    # An event that tells no phase, such as a release, belongs to the phase of the event before it.
+    filled = phase[known[np.maximum(np.searchsorted(known, np.arange(len(events)), "right") - 1, 0)]]
+    # A step begins with the first forward after an optimizer or, in a recording without one, after a backward pass.
+    last = OPTIMIZER if (filled == OPTIMIZER).any() else BACKWARD
+    starts = np.append(0, np.flatnonzero(np.diff(filled)) + 1)
+    is_new_step, has_ended = np.zeros(len(filled), np.int64), False
+    for start in starts.tolist():
+        if has_ended and filled[start] == FORWARD:
+            is_new_step[start], has_ended = 1, False
+        has_ended = has_ended or filled[start] == last
+    step = np.cumsum(is_new_step)
+    has_steps = (filled == last).any()
+    return PhasesOfEvents(
+        filled, step if has_steps else np.full(len(step), UNKNOWN), int(step[-1]) + 1 if has_steps else None, "stacks"
+    )
+
+
+def _find_phases_from_ranges(events: MemoryEvents, ranges: Sequence[MemoryPhase]) -> PhasesOfEvents:
+    phase, step = np.full(len(events), UNKNOWN), np.full(len(events), UNKNOWN)
+    for part in sorted(ranges, key=lambda part: part.start_ns):
+        first, end = np.searchsorted(events.time_ns, (part.start_ns, part.end_ns))
+        # What the program does between two phases, such as a release, belongs to the step that has begun.
+        step[first:] = part.step
+        phase[first:end] = PHASES.index(part.name) if part.name in PHASES else FORWARD
+    return PhasesOfEvents(phase, step, max(part.step for part in ranges) + 1, "ranges")
+
+
+def find_phase_of_stack(frames: Sequence[Frame]) -> int:
+    """Returns the phase that a stack tells.
+
+    Autograd runs the backward pass of a GPU on a thread of its own, which has no frames of Python, unless it calls back
+    a function in Python: then the outermost frame is one of PyTorch.
+    """
+    frames = list_python_frames(frames)
+    if not frames or is_of_torch(frames[-1]):
+        return BACKWARD
+    if any("torch/optim/" in frame.file and frame.function != "zero_grad" for frame in frames):
+        return OPTIMIZER
+    if any(frame.function == name and frame.file.endswith(file) for frame in frames for file, name in _BACKWARD_CALLS):
+        return BACKWARD
+    return FORWARD
