@@ -199,6 +199,67 @@ class CountedFlops:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PhasePower:
+    """The mean power of a GPU while a phase runs, fitted to the readings of its energy counter.
+
+    Attributes:
+        watts, error_watts: the power, and its standard error.
+        seconds_per_step: the time of the phase in a step.
+    """
+
+    watts: Annotated[float, Meta(ge=0)]
+    error_watts: Annotated[float, Meta(ge=0)]
+    seconds_per_step: Annotated[float, Meta(ge=0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuEnergy:
+    """The energy that one GPU consumed during steps without a profiler, as NVIDIA's management library counts it.
+
+    Attributes:
+        gpu: the name of the GPU. ``index`` is its number in NVML, which ``nvidia-smi`` also shows.
+        rank: the rank of the process that used the GPU; None if the program has no ranks.
+        steps: the number of steps, which took ``seconds`` together.
+        joules, error_joules: the energy of all these steps, and the largest error by the counter's updates.
+        idle_watts: the power before the program used the GPU; None if it was not seen idle for long enough.
+        clock_mhz, max_clock_mhz: the median clock of the multiprocessors during the steps, and the highest clock that
+            the GPU allows.
+        limits: the share of the readings in which the clock was limited, by cause: ``power`` or ``heat``.
+        phases: the power while each phase ran; empty if the phases are too short to tell.
+    """
+
+    gpu: str
+    index: CountFromZero
+    rank: CountFromZero | None = None
+    steps: Count
+    seconds: Annotated[float, Meta(gt=0)]
+    joules: Annotated[float, Meta(ge=0)]
+    error_joules: Annotated[float, Meta(ge=0)]
+    idle_watts: Annotated[float, Meta(ge=0)] | None = None
+    clock_mhz: CountFromZero | None = None
+    max_clock_mhz: CountFromZero | None = None
+    limits: dict[str, Annotated[float, Meta(ge=0, le=1)]] = field(default_factory=dict)
+    phases: dict[str, PhasePower] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Prices:
+    """The prices that the cost of tokens is computed from; None for an unknown price.
+
+    Attributes:
+        per_kwh: the price of a kWh of electricity.
+        per_hour: the price of one GPU for an hour.
+    """
+
+    per_kwh: float | None = None
+    per_hour: float | None = None
+
+
+#: The prices if none are given.
+NO_PRICES = Prices()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Run(Options[None]):
     """The manifest of a run, which is a JSON object with these keys. Each key is optional. None means unknown.
 
@@ -221,6 +282,7 @@ class Run(Options[None]):
         rank_pids: the process ID of each rank, if one capture records all of them.
         group: an identifier that all ranks of one run share, and that no other run has.
         peak_memory_bytes: the most device memory of tensors, without a profiler.
+        energy: the energy of steps without a profiler, for each GPU that the program used.
         weights_bytes: the bytes of weights that each pass of a decoding model reads.
         cache_bytes: the bytes of keys and values of one position in all layers.
         flops: the FLOPs that were counted while the user's program ran.
@@ -264,6 +326,7 @@ class Run(Options[None]):
     rank_pids: tuple[CountFromZero, ...] | None = None
     group: str | None = None
     peak_memory_bytes: CountFromZero | None = None
+    energy: tuple[GpuEnergy, ...] | None = field(default=None, hash=False)
     weights_bytes: CountFromZero | None = None
     cache_bytes: CountFromZero | None = None
     flops: CountedFlops | None = field(default=None, hash=False)
@@ -298,5 +361,5 @@ def manifest_values(run: Run) -> dict[str, Any]:
     return {
         name: asdict(value) if isinstance(value, (CountedFlops, CompiledCode)) else value
         for name, value in values.items()
-        if value is not None
-    }
+        if value is not None and name != "energy"
+    } | ({"energy": [asdict(row) for row in run.energy]} if run.energy else {})

@@ -31,7 +31,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 import torch
 
 from nsys_analyzer.analysis.transformer.models import ModelSize, find_model, list_model_names
-from nsys_analyzer.capture.hooks.step_times import StepTimes
+from nsys_analyzer.capture.hooks.energy_steps import EnergySteps, observe_steps
 from nsys_analyzer.configuration import DIMENSIONS, OPTIONS, Option, Options, Run, manifest_values
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.inputs.rows import CaseTarget, to_json_values
@@ -132,7 +132,7 @@ def run(
 
     def measure(times: Times) -> Mapping[str, Any]:
         """Warms up and measures the phases of each step."""
-        original_phases, device, step_times = build().phases(), options.device, StepTimes(torch)
+        original_phases, device, step_times = build().phases(), options.device, observe_steps(torch)
         phases = original_phases
         with annotate("warmup"):
             if options.cuda_graph:
@@ -150,12 +150,21 @@ def run(
             finish(original_phases)
         switch_profiler("stop", device)
         step_times.note_range_closed()
+        if isinstance(step_times, EnergySteps):
+            phases = {name: partial(_run_marked_phase, step_times, name, phase) for name, phase in phases.items()}
         while step_times.is_measuring:
             run_step_ns(phases, device)
             step_times.note_step_end()
         return {}
 
     return run_measured(measure, options.device, described_run, results, ranges=ranges)
+
+
+def _run_marked_phase(energy_steps: EnergySteps, name: str, phase: Callable[[], object]) -> None:
+    """Runs a phase, and notes when the GPU works on it."""
+    start = energy_steps.mark_phase_start()
+    phase()
+    energy_steps.note_phase(name, start)
 
 
 def run_measured(

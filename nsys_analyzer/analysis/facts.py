@@ -25,6 +25,7 @@ FactId = Literal[
     "ambiguous_kernels",
     # the machine, the program and its configuration
     "several_gpus", "unknown_rank", "tf32_matmuls", "model_contradicted", "not_annotated", "profiler_message",
+    "clock_limited",
     # unprofiled times
     "row_chosen_by_kernels", "rows_without_owner", "rows_differ", "untrusted_time", "deviation_above_mean",
     "gpu_busy_longer", "profiled_shorter",

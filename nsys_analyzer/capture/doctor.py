@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from nsys_analyzer.capture.energy import check_energy
 from nsys_analyzer.capture.nsys import INSTALL_NSYS, Check, check_importer
 from nsys_analyzer.capture.plan import make_plan
 from nsys_analyzer.capture.profilers import NsysProfiler
@@ -49,6 +50,8 @@ def check_machine(output: Path) -> Iterator[Check]:
     yield from _check_nsys()
     gpus = count_gpus()
     yield _check_gpu(gpus)
+    if gpus:
+        yield check_energy()
     yield _check_torch(gpus)
     yield _check_folder("output folder", output, "--output-dir")
     # Nsys writes its recording into the folder for temporary files.

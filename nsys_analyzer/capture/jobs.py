@@ -25,13 +25,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nsys_analyzer.capture.hooks import step_times
+from nsys_analyzer.capture.energy import ENERGY_SECONDS, MOST_STEPS, STEPS_OF_RANKS, EnergyReader, Steps, open_nvml
+from nsys_analyzer.capture.hooks import energy_steps, step_times
 from nsys_analyzer.capture.hooks.operators import FILE_VARIABLE
 from nsys_analyzer.capture.launcher import rank_log, take_process_ids
 from nsys_analyzer.capture.nsys import PROCESS_ID_VARIABLE
 from nsys_analyzer.capture.profilers import Profiler, make_hook_variables, make_import_variables, make_timed_command
 from nsys_analyzer.capture.targets import RANK_SUFFIX, Ranks, Target, capture_stems
-from nsys_analyzer.configuration import Run, manifest_values, update_run
+from nsys_analyzer.configuration import GpuEnergy, Run, manifest_values, update_run
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
 from nsys_analyzer.inputs.manifest import MANIFEST, TIMINGS, ManifestError, make_run, manifest_file_name, read_manifest
 from nsys_analyzer.inputs.rows import Row, Task, append_row, to_json_values
@@ -262,6 +263,8 @@ def _run_target(
             described = replace(described, rank=rank, world_size=ranks.count, group=group)
             if ranks.in_one_capture:
                 described = replace(described, rank_pids=pids or None) if profiler else described
+                rows = [row for process, _ in processes for row in process.energy or ()]
+                described = replace(described, energy=tuple(rows) or None)
                 extra["rank_timings"] = [times for _, times in processes]
         manifest = {**manifest_values(described), **extra}
         write_text(work_folder / manifest_file_name(stem), json.dumps(manifest, indent=1) + "\n")
@@ -273,9 +276,22 @@ def _time_target(target: Target, work_folder: Path, timeout_s: float | None) -> 
     folder = work_folder.absolute()  # a relative path could look like an option
     path = folder / f"results{RANK_SUFFIX if target.ranks else ''}.json"
     command = [*make_timed_command(target, folder), *(["--results", str(path)] if target.timed else [])]
-    result = run_job(Job(command, make_hook_variables(target.annotation, path), timeout_s), work_folder / LOG)
+    variables = make_hook_variables(target.annotation, path)
+    energy: list[list[GpuEnergy]] = []
+    if nvml := open_nvml():
+        energy_path = folder / f"energy{RANK_SUFFIX if target.ranks else ''}.json"
+        limits = f"0:{STEPS_OF_RANKS}" if target.ranks else f"{ENERGY_SECONDS}:{MOST_STEPS}"
+        variables[energy_steps.VARIABLE] = f"{limits}:{energy_path}"
+        with EnergyReader(nvml) as reader:
+            result = run_job(Job(command, variables, timeout_s), work_folder / LOG)
+        steps = [Steps(**decode_json(text)) if text else None for text in _take_results(energy_path, target.ranks)]
+        energy = reader.measure(steps, has_ranks=target.ranks is not None)
+    else:
+        result = run_job(Job(command, variables, timeout_s), work_folder / LOG)
     values = [decode_json(text) if text else {} for text in _take_results(path, target.ranks)]
     runs = [make_run(results, path) for results in values]
+    if energy:
+        runs = [replace(run, energy=tuple(rows) or None) for run, rows in zip(runs, energy, strict=True)]
     if target.annotation and result.status == "ok":
         run_without_model = Run(not_annotated=_NO_MODEL_SEEN)
         runs = [run if results else run_without_model for run, results in zip(runs, values, strict=True)]

@@ -16,7 +16,7 @@ import click
 
 from nsys_analyzer.analysis.transformer.models import list_model_names
 from nsys_analyzer.cli.help import CONFIGURATION, INPUT, OUTPUT, PHASES, RUNNING, Function, option
-from nsys_analyzer.configuration import LEDGER, OPTIONS
+from nsys_analyzer.configuration import LEDGER, OPTIONS, Prices
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.text import FORMULA_START, join_names
 from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS, US_PER_MS
@@ -38,6 +38,7 @@ folder_argument = click.argument("trace", type=PATH, metavar="TRACE|FOLDER")
 evidence_argument = click.argument("traces", type=PATH, metavar="TRACE", callback=lambda _, __, path: (path,))
 
 _SCHEDULER = "--scheduler"
+_PRICE_TYPE = click.FloatRange(0, 1e6)
 
 
 # --- options on how captures are read
@@ -65,11 +66,12 @@ def evidence_options(function: Function) -> Function:
     )  # fmt: skip
     @names_options
     @configuration_options
+    @price_options
     @scheduler_option
     @functools.wraps(function)
     def command(
         *args: Any, traces: tuple[Path, ...], csv_paths: tuple[Path, ...], step_ms: float | None, in_order: bool,
-        names: Any, configuration: Any, scheduler: str | None, **options: Any,
+        names: Any, configuration: Any, prices: Prices, scheduler: str | None, **options: Any,
     ) -> Any:  # fmt: skip
         """Runs the command with the values that the options give."""
         if csv_paths and step_ms:
@@ -85,7 +87,7 @@ def evidence_options(function: Function) -> Function:
             workers = Workers(scheduler, show_reading)
             inputs = gather(
                 traces, csv_paths, names=names, overrides=configuration, step_ms=step_ms, in_order=in_order,
-                with_tracks=with_tracks, workers=workers, tell=tell,
+                with_tracks=with_tracks, prices=prices, workers=workers, tell=tell,
             )  # fmt: skip
             return make_evidence(inputs, quote_command_line())
 
@@ -145,6 +147,26 @@ def configuration_options(function: Function) -> Function:
 
         configuration = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
         return function(*args, configuration=configuration, **options)
+
+    return command  # type: ignore[return-value]
+
+
+def price_options(function: Function) -> Function:
+    """Adds the options on what electricity and GPUs cost. The command gets the argument ``prices``."""
+
+    @option(
+        CONFIGURATION, "--price-per-kwh", type=_PRICE_TYPE, callback=_refuse_nan, metavar="PRICE",
+        help="The price of a kWh of electricity, in any currency. The report then says what a million tokens cost, if "
+        "the energy of a step was measured.",
+    )  # fmt: skip
+    @option(
+        CONFIGURATION, "--price-per-hour", type=_PRICE_TYPE, callback=_refuse_nan, metavar="PRICE",
+        help="The price of one GPU for an hour, in the same currency.",
+    )  # fmt: skip
+    @functools.wraps(function)
+    def command(*args: Any, price_per_kwh: float | None, price_per_hour: float | None, **options: Any) -> Any:
+        """Runs the command with the values that the options give."""
+        return function(*args, prices=Prices(price_per_kwh, price_per_hour), **options)
 
     return command  # type: ignore[return-value]
 
@@ -310,9 +332,9 @@ class _Milliseconds(click.FloatRange):
 
 
 def _refuse_nan(ctx: click.Context, param: click.Parameter, time: float | None) -> float | None:
-    """Returns a time, or fails if it is nan, which passes every comparison with the ends of a range."""
+    """Returns a time or price, or fails if it is nan, which passes every comparison with the ends of a range."""
     if time is not None and math.isnan(time):
-        raise click.BadParameter("nan is not a time", ctx, param)
+        raise click.BadParameter("nan is not a price" if param.metavar == "PRICE" else "nan is not a time", ctx, param)
     return time
 
 

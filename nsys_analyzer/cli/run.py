@@ -12,8 +12,8 @@ import click
 
 from nsys_analyzer.analysis.transformer.models import list_model_names
 from nsys_analyzer.cli.help import CONFIGURATION, PROGRAM, RECORDING, command, option
-from nsys_analyzer.cli.options import list_option, quote_command_line, running_options, target_options
-from nsys_analyzer.configuration import OPTIONS
+from nsys_analyzer.cli.options import list_option, price_options, quote_command_line, running_options, target_options
+from nsys_analyzer.configuration import OPTIONS, Prices
 from nsys_analyzer.errors import CaptureError, NoSpaceError
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ _SPACE_HINT = "Free some space, or name another --output-dir; finished results s
 @option(PROGRAM, "--one-report", is_flag=True, help="With --nproc, write one nsys report of all ranks.")
 @option(RECORDING, "--nsys-option", multiple=True, metavar="OPTION",
         help="An option for nsys profile, which replaces the default option of the same name. Repeatable.")  # fmt: skip
+@price_options
 @running_options(Path("runs"))
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[-- PROGRAM ARGUMENTS...]")
 def run(**options: Any) -> None:
@@ -97,10 +98,10 @@ def run(**options: Any) -> None:
         return
     if options["program"]:
         check_script_exists(options["program"])
-    _run_plan(plan, options["output_dir"], options["timeout"], options["resume"])
+    _run_plan(plan, options["output_dir"], options["timeout"], options["resume"], options["prices"])
 
 
-def _run_plan(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> None:
+def _run_plan(plan: Plan, folder: Path, timeout_s: float, resume: bool | None, prices: Prices) -> None:
     """Runs the unfinished targets of a plan and writes the report; exits with 1 if a target failed."""
     from nsys_analyzer.capture.jobs import lock_folder, run_sweep, select_remaining_targets
     from nsys_analyzer.capture.targets import capture_stems
@@ -120,7 +121,8 @@ def _run_plan(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -
             with show_progress(len(plan.targets), len(plan.targets) - len(unfinished)) as progress:
                 results = run_sweep(unfinished, folder, plan.profiler, timeout_s, progress, quote_command_line())
             timings = read_sweep_timings(folder)  # if the file has no rows, no program was timed
-            evidence = make_evidence(gather([folder], timings=timings if timings.rows else None), quote_command_line())
+            inputs = gather([folder], timings=timings if timings.rows else None, prices=prices)
+            evidence = make_evidence(inputs, quote_command_line())
             report = build_report(evidence)
             write_report("markdown", report, folder / "report.md")
     except BrokenPipeError:

@@ -17,7 +17,7 @@ from nsys_analyzer.analysis.facts import Fact
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.summary.complete import complete_captures
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Summary
-from nsys_analyzer.configuration import Run
+from nsys_analyzer.configuration import NO_PRICES, Prices, Run
 from nsys_analyzer.errors import NsysAnalyzerError, TimingsError
 from nsys_analyzer.inputs.captures import read_captures, sort_for_report
 from nsys_analyzer.inputs.manifest import TIMINGS, find_manifests_beside
@@ -68,6 +68,7 @@ def gather(
     find_times: bool = True,
     in_order: bool = False,
     with_tracks: bool = False,
+    prices: Prices = NO_PRICES,
     workers: Workers = SEQUENTIAL,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Inputs:
@@ -84,6 +85,7 @@ def gather(
         find_times: whether to look for unprofiled times beside the captures if none are given.
         in_order: whether the captures are the ranks of one run, in the order of the paths.
         with_tracks: whether to keep every operation of the measured steps for a timeline.
+        prices: what electricity and GPUs cost.
         workers: the processes that read the captures.
         tell: called with a message for the user if a table of times is found, or cannot be used.
 
@@ -105,7 +107,7 @@ def gather(
         )  # fmt: skip
         if timings or step_ms:
             rows = _match_timings(rows, timings, step_ms)
-        captures = complete_captures(rows, _find_ranks_like_others(rows))
+        captures = complete_captures(rows, _find_ranks_like_others(rows), prices)
     return Inputs(
         captures,
         all_bench_folders,

@@ -95,7 +95,8 @@ def make_run(values: Any, path: Path) -> Run:
         hint = f"{error.hint}; or give d_model, d_ff, num_layers and num_heads"
         raise ManifestError(f"{path}: {error.message}", hint) from error
     # ``replace`` also sets the fields that have default values. msgspec would otherwise not write these fields.
-    return replace(run, flops=replace(run.flops) if run.flops else None)
+    energy = tuple(replace(row) for row in run.energy) if run.energy else None
+    return replace(run, flops=replace(run.flops) if run.flops else None, energy=energy)
 
 
 def capture_name(stem: str, folder: Path) -> str:

@@ -77,7 +77,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         figure: the question that is answered.
         value: a number, the two bounds of a number, or a name.
-        unit: ms, us, count, fraction, bytes, flop, tokens/s or text.
+        unit: ms, us, count, fraction, bytes, flop, tokens/s, J, W or text.
         of: a description of the value, such as "median of 5 instances of forward".
         title: the title of a finding, or the sentence on the slowest rank.
         remedy: lines of PyTorch that may fix a finding.

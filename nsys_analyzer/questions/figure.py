@@ -31,7 +31,7 @@ from nsys_analyzer.text import plain
 
 #: A number, the lower and the upper bound of a number, or a name.
 Value: TypeAlias = float | int | str | tuple[float, float]
-Unit: TypeAlias = Literal["ms", "us", "count", "fraction", "bytes", "flop", "tokens/s", "text"]
+Unit: TypeAlias = Literal["ms", "us", "count", "fraction", "bytes", "flop", "tokens/s", "J", "W", "text"]
 #: A kind of rows in a capture, such as kernels.
 RowKind: TypeAlias = Literal["kernel", "memcpy", "memset", "graph", "range", "memory", "timing"]
 

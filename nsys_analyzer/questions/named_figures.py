@@ -17,7 +17,7 @@ from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.step import StepSummary, UnprofiledStep
 from nsys_analyzer.analysis.summary.kernel_tables import KernelRow
 from nsys_analyzer.analysis.summary.modules import Module, Modules
-from nsys_analyzer.analysis.summary.summary import CaptureSummary, Limits, PhaseSummary, Unprofiled
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, Limits, PhaseSummary, StepEnergy, Unprofiled
 from nsys_analyzer.analysis.transformer.attention import AttentionSummary
 from nsys_analyzer.errors import PROGRAM_ARGUMENTS, RECORD_COMMAND, RECORD_ON_GPU_COMMAND, ConfigurationError
 from nsys_analyzer.questions.figure import (
@@ -159,6 +159,13 @@ UNPROFILED_TOKENS_PART = SummaryPart[Unprofiled](
     describe=lambda *_: _UNPROFILED_STEP,
     explain_missing=_explain_by(
         "The step was not timed without the profiler, or its number of tokens is not known", RECORD_COMMAND
+    ),
+)
+ENERGY_PART = SummaryPart[StepEnergy](
+    get=lambda subject: subject.capture.energy,
+    describe=lambda energy, _: f"mean of {energy.steps} {plural(energy.steps, 'step')} without the profiler",
+    explain_missing=_explain_by(
+        "The energy of steps was not measured; nsys-analyze doctor says whether this machine can", RECORD_COMMAND
     ),
 )
 FINDINGS_PART = SummaryPart[tuple[Finding, ...]](
@@ -543,6 +550,30 @@ def peak_memory_bytes(capture: CaptureSummary) -> int | None:
 def tokens_per_s(unprofiled: Unprofiled) -> float | None:
     """Returns the number of tokens of a step ÷ the length of the step without the profiler."""
     return unprofiled.tokens_per_second
+
+
+@figure(ENERGY_PART, "J", rows=("timing",))
+def step_joules(energy: StepEnergy) -> float:
+    """Returns the energy of a step without the profiler, on all GPUs of the process."""
+    return energy.joules
+
+
+@figure(ENERGY_PART, "J", rows=("timing",))
+def token_joules(energy: StepEnergy) -> float | None:
+    """Returns the energy of a step without the profiler ÷ the number of tokens of a step."""
+    return energy.joules_per_token
+
+
+@figure(ENERGY_PART, "W", rows=("timing",))
+def power_w(energy: StepEnergy) -> float:
+    """Returns the mean power during steps without the profiler."""
+    return energy.watts
+
+
+@figure(ENERGY_PART, "W", rows=("timing",))
+def idle_power_w(energy: StepEnergy) -> float | None:
+    """Returns the power of the GPUs before the program used them."""
+    return energy.idle_watts
 
 
 # --- figures of ranks

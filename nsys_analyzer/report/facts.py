@@ -281,6 +281,10 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
     "profiler_message": lambda profiler, text, meaning: join_texts(
         " ", (f"{profiler}: {first_sentence(text)}", *([meaning] if meaning else []))
     ),
+    "clock_limited": lambda gpu, cause, share, clock_mhz, max_mhz: (
+        f"{cause.capitalize()} limited the clock of the {gpu} in {rounded_percent(share)} of the unprofiled steps"
+        + (f": it ran at {clock_mhz:,} MHz, where {max_mhz:,} MHz are possible." if clock_mhz and max_mhz else ".")
+    ),
     # unprofiled times
     "row_chosen_by_kernels": lambda place, evidence: (
         f"{place}: this row was chosen among the rows that fit, because the capture's kernels are {evidence}"

@@ -19,6 +19,7 @@ from nsys_analyzer.analysis.kernels.labels import make_short_labels
 from nsys_analyzer.analysis.operators.costs import add_uncounted_flops
 from nsys_analyzer.analysis.steps.serving import Serving
 from nsys_analyzer.analysis.steps.step import StepSummary, UnprofiledStep
+from nsys_analyzer.analysis.summary.energy import add_energy
 from nsys_analyzer.analysis.summary.kernel_tables import (
     ClassShares,
     KernelRow,
@@ -33,12 +34,11 @@ from nsys_analyzer.analysis.summary.summary import BusyShare, CaptureSummary, Li
 from nsys_analyzer.analysis.transformer.attention import FORWARD, AttentionSummary
 from nsys_analyzer.analysis.transformer.models import (
     ELEMENT_BYTES,
-    Configuration,
     count_cached_bytes,
     count_weights_bytes,
 )
 from nsys_analyzer.analysis.transformer.peaks import find_memory_bandwidth
-from nsys_analyzer.configuration import CountedFlops
+from nsys_analyzer.configuration import NO_PRICES, CountedFlops, Prices
 from nsys_analyzer.trace.phase_names import LEAF_PHASES, MODULE_RANGE_PREFIX, OTHER_STEP, STEP, find_module_role
 from nsys_analyzer.trace.schema import MS_PER_S
 
@@ -51,11 +51,14 @@ _NOTABLE_HIDDEN_SHARE = 0.3
 
 
 def complete_captures(
-    captures: Sequence[CaptureSummary], not_diagnosed: Mapping[str, Fact] = MappingProxyType({})
+    captures: Sequence[CaptureSummary],
+    not_diagnosed: Mapping[str, Fact] = MappingProxyType({}),
+    prices: Prices = NO_PRICES,
 ) -> tuple[CaptureSummary, ...]:
     """Returns the captures of a report with their findings, rates, shares and labels.
 
     ``not_diagnosed`` contains the titles of the captures whose findings are not derived, each with the reason.
+    ``prices`` determine the cost of tokens.
     """
     kernels = {row.name for capture in captures if capture.whole for row in capture.whole.kernels}
     labels = make_short_labels(sorted(kernels))
@@ -85,7 +88,7 @@ def complete_captures(
             missing_reason=not_diagnosed.get(capture.title) or find_missing_reason(capture),
             unprofiled=_complete_unprofiled(capture, capture.unprofiled) if capture.unprofiled else None,
         )
-        completed_captures.append(capture)
+        completed_captures.append(add_energy(capture, prices))
     return tuple(completed_captures)
 
 
@@ -211,8 +214,7 @@ def _complete_serving(capture: CaptureSummary, serving: Serving) -> Serving:
 
 def _complete_unprofiled(capture: CaptureSummary, unprofiled: Unprofiled) -> Unprofiled:
     """Returns the unprofiled times with the tokens per second and the profiler's overhead."""
-    step_ms, configuration = unprofiled.trusted_ms(STEP), capture.configuration or Configuration()
-    tokens = (configuration.batch_size or 0) * (configuration.context_length or 0)
+    step_ms, tokens = unprofiled.trusted_ms(STEP), capture.tokens_per_step
     tokens_per_second = tokens / (step_ms / MS_PER_S) if tokens and step_ms else None
     overhead = {phase: capture.profiler_overhead(phase) for phase in unprofiled.phases}
     return replace(unprofiled, tokens_per_second=tokens_per_second, profiler_overhead=overhead)

@@ -34,7 +34,7 @@ from nsys_analyzer.analysis.summary.modules import Modules
 from nsys_analyzer.analysis.transformer.attention import AttentionSummary
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.analysis.transformer.peaks import BusyVerdict, judge_busy_share
-from nsys_analyzer.configuration import Run
+from nsys_analyzer.configuration import GpuEnergy, Run
 from nsys_analyzer.text import StrOrText
 from nsys_analyzer.trace.metadata import CPU, Gpu, Metadata
 from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP
@@ -322,6 +322,43 @@ class Unprofiled:
 
 
 @dataclass(frozen=True)
+class StepEnergy:
+    """The energy of a step without the profiler, on all GPUs of the process.
+
+    Attributes:
+        joules, error_joules: the energy of a step, and the largest error by the updates of the GPU's counter.
+        watts: the mean power during the steps.
+        idle_watts: the power before the program used the GPUs; None if it is not known.
+        steps: the number of steps whose energy was read.
+        joules_per_token: the energy ÷ (batch size × context length); None if these are not known.
+        gpus: the readings of each GPU.
+    """
+
+    joules: float
+    error_joules: float
+    watts: float
+    idle_watts: float | None
+    steps: int
+    joules_per_token: float | None
+    gpus: tuple[GpuEnergy, ...]
+
+
+@dataclass(frozen=True)
+class TokenCost:
+    """The cost of a million tokens of a training or inference step, in the currency of the given prices.
+
+    Attributes:
+        electricity: the part by the price of a kWh; None if the price or the energy is not known.
+        gpu_time: the part by the price of a GPU for an hour; None if the price or the length of a step is not known.
+        total: the sum of the known parts.
+    """
+
+    electricity: float | None
+    gpu_time: float | None
+    total: float
+
+
+@dataclass(frozen=True)
 class Conditions:
     """The versions of the schema and of the software ("unknown" if not recorded), and the size of the GPU."""
 
@@ -356,6 +393,8 @@ class Summary:
         step: the figures of the steps; None if the capture has no step.
         peak_memory_bytes: the peak of device memory during the measured phases: memory of PyTorch's tensors if its
             allocator was recorded, else memory that the driver allocated.
+        energy: the energy of a step without the profiler; None if it was not measured.
+        cost: the cost of a million tokens; None if no price was given.
         serving: the steps of an inference engine by kind; None if no range marks them.
         account: the parts of a step above its attainable length; None if the attainable times of its operators are
             unknown.
@@ -396,6 +435,8 @@ class Summary:
     coverage: Coverage | None = None
     run: Run | None = None
     unprofiled: Unprofiled | None = None
+    energy: StepEnergy | None = None
+    cost: TokenCost | None = None
     warnings: tuple[FactOrText, ...] = ()
 
     @property
@@ -415,6 +456,12 @@ class Summary:
         if self.on_cpu or run.device == "cpu":
             return " ".join(filter(None, (CPU, run.host_cpu)))
         return self.gpu or run.gpu or ""
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Returns the batch size × the context length; 0 if one of them is not known."""
+        configuration = self.configuration or Configuration()
+        return (configuration.batch_size or 0) * (configuration.context_length or 0)
 
     @property
     def shares_gpu(self) -> bool:

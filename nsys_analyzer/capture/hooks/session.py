@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from .compiled import CompiledCode, has_compiled
+from .energy_steps import EnergySteps, observe_steps
 from .flops import CountedStep
 from .modules import Backward, Modules
 from .operators import OperatorStep
 from .ranges import Clock, Ranges, Results, WarmupWork
 from .stacks import Sampler, SourceLines, Waits
-from .step_times import StepTimes
 
 #: The environment variable with the file descriptor of the socket through which ``verify.side_by_side`` lets two
 #: programs run in turns.
@@ -70,14 +70,15 @@ def harmless(method: Method) -> Method:
 
 
 class Phase:
-    """A phase that is active: its name, whether the hooks opened a range for it, and its start time if it is timed."""
+    """A phase that is active: its name, whether the hooks opened a range for it, and its start times if it is timed."""
 
-    __slots__ = ("has_range", "name", "start")
+    __slots__ = ("energy_start", "has_range", "name", "start")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.has_range = False
         self.start: Any = None
+        self.energy_start: Any = None
 
 
 class Session:
@@ -122,7 +123,7 @@ class Session:
             torch, self.modules, self.ranges, settings.operators, self._counted_step.find_phase
         )
         self._work = WarmupWork(torch) if settings.steps_per_turn else None
-        self._step_times, self._ends_after_timed_steps = StepTimes(torch), False
+        self._step_times, self._ends_after_timed_steps = observe_steps(torch), False
         self._step_end_times_s: deque[float] = deque(maxlen=_STEADY_STEPS + 1)
         self._active_phases: dict[str, Phase] = {}
         self._optimizers: dict[int, int] = {}
@@ -191,6 +192,8 @@ class Session:
     def resume_phase(self, phase: Phase) -> None:
         """Opens or continues the range of a phase, and starts or continues its timing."""
         phase.start = self._clock.mark_time() if self._clock and self._window_is_open else None
+        if isinstance(self._step_times, EnergySteps):
+            phase.energy_start = self._step_times.mark_phase_start()
         phase.has_range = self.ranges.push(phase.name)
 
     @harmless
@@ -198,9 +201,11 @@ class Session:
         """Interrupts the range and the timing of a phase until ``resume_phase`` is called."""
         if phase.start is not None and self._clock:
             self._clock.add_span(phase.name, phase.start)
+        if isinstance(self._step_times, EnergySteps):
+            self._step_times.note_phase(phase.name, phase.energy_start)
         if phase.has_range:
             self.ranges.pop()
-        phase.start, phase.has_range = None, False
+        phase.start, phase.energy_start, phase.has_range = None, None, False
 
     @harmless
     def begin_backward_pass(
@@ -320,7 +325,7 @@ class Session:
     def note_optimizer(self, optimizer: object) -> None:
         """Notes a new optimizer. It shows that the program trains, so earlier calls of the model were not steps."""
         if not self.training:
-            self.training, self.steps, self._step_times = True, 0, StepTimes(self.torch)
+            self.training, self.steps, self._step_times = True, 0, observe_steps(self.torch)
         self._optimizers[id(optimizer)] = 0
 
     @harmless

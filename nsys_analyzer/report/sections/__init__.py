@@ -17,6 +17,7 @@ from nsys_analyzer.report.sections import ranks
 from nsys_analyzer.report.sections.about import about_section
 from nsys_analyzer.report.sections.counters import answer_counters
 from nsys_analyzer.report.sections.decision import decision_section
+from nsys_analyzer.report.sections.energy import answer_energy
 from nsys_analyzer.report.sections.findings import findings_section, shared_findings_section
 from nsys_analyzer.report.sections.kernels import (
     HOW_TO_ANNOTATE,
@@ -96,6 +97,12 @@ QUESTIONS = (
         "counters",
         lambda _: "What do the GPU's hardware counters show?",
         answer_counters,
+    ),
+    ReportQuestion(
+        "energy",
+        lambda _: "How much energy does a step take?",
+        lambda capture, _: answer_energy(capture),
+        "Each GPU and phase",
     ),
     ReportQuestion(
         "operators",

@@ -22,6 +22,7 @@ from nsys_analyzer.report.evidence import (
 from nsys_analyzer.report.facts import describe_message, say_all
 from nsys_analyzer.report.model import Answer, Block, Field, Paragraph, Section, Table, make_table
 from nsys_analyzer.report.sections.bars import make_account_bars, make_step_bars
+from nsys_analyzer.report.sections.energy import format_joules
 from nsys_analyzer.report.sections.findings import (
     SHOWN_FINDINGS,
     explain_no_findings,
@@ -136,7 +137,7 @@ def _describe_step(capture: CaptureSummary) -> Iterator[Block]:
 
 
 def _describe_length(capture: CaptureSummary, step: StepSummary) -> str:
-    """Returns the length of a step, the share of it in which the GPU works, and the MFU."""
+    """Returns the length of a step, the share of it in which the GPU works, the MFU, and the energy."""
     clauses = [f"{format_step_length(step)} {step_noun(step)}{_describe_origin(step)}"]
     if capture.account:
         clauses.append(f"attainable about {format_attainable(capture.account)} on this GPU")
@@ -153,6 +154,7 @@ def _describe_length(capture: CaptureSummary, step: StepSummary) -> str:
             clauses.append(f"communicates without computing for {rounded_percent(exposed)} of {profiled}")
     mfu = find_step_mfu(capture)
     clauses += [f"MFU {rounded_percent(mfu)}"] if mfu is not None else []
+    clauses += [f"{format_joules(capture.energy)} {step_noun(step)}"] if capture.energy else []
     return " · ".join(clauses)
 
 

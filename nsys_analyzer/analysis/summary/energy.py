@@ -1,0 +1,64 @@
+"""Computes the energy and the cost of a step and of a token from the energy that a run recorded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nsys_analyzer.analysis.facts import Fact
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, StepEnergy, TokenCost
+from nsys_analyzer.configuration import GpuEnergy, Prices
+from nsys_analyzer.trace.phase_names import STEP
+from nsys_analyzer.trace.schema import MS_PER_S
+
+_JOULES_PER_KWH, _SECONDS_PER_HOUR, _TOKENS = 3.6e6, 3600, 1_000_000
+#: A warning is given if power or heat limits the clock in at least this share of the readings.
+_NOTABLE_LIMITED_SHARE = 0.1
+
+
+def add_energy(capture: CaptureSummary, prices: Prices) -> CaptureSummary:
+    """Returns a capture with the energy of its steps, the cost of its tokens, and warnings on limited clocks.
+
+    The energy of a call that generates several tokens is not the energy of a step that generates one.
+    """
+    rows = capture.run.energy if capture.run and capture.run.energy and not capture.times_calls else ()
+    gpus = tuple(row for row in rows if capture.rank in (None, row.rank) or row.rank is None)
+    energy = _sum_gpus(gpus, capture.tokens_per_step) if gpus else None
+    warnings = [
+        Fact("clock_limited", gpu=row.gpu, cause=cause, share=share, clock_mhz=row.clock_mhz, max_mhz=row.max_clock_mhz)
+        for row in gpus
+        for cause, share in row.limits.items()
+        if share >= _NOTABLE_LIMITED_SHARE
+    ]
+    capture = replace(capture, energy=energy, warnings=(*capture.warnings, *warnings))
+    return replace(capture, cost=_find_cost(capture, prices))
+
+
+def _sum_gpus(gpus: tuple[GpuEnergy, ...], tokens: int) -> StepEnergy:
+    """Returns the energy of a step on all GPUs of a process."""
+    joules = sum(row.joules / row.steps for row in gpus)
+    idle_watts = [row.idle_watts for row in gpus if row.idle_watts is not None]
+    return StepEnergy(
+        joules=joules,
+        error_joules=sum(row.error_joules / row.steps for row in gpus),
+        watts=sum(row.joules / row.seconds for row in gpus),
+        idle_watts=sum(idle_watts) if len(idle_watts) == len(gpus) else None,
+        steps=gpus[0].steps,
+        joules_per_token=joules / tokens if tokens else None,
+        gpus=gpus,
+    )
+
+
+def _find_cost(capture: CaptureSummary, prices: Prices) -> TokenCost | None:
+    """Returns the cost of a million tokens by the given prices; None if neither part of it is known."""
+    energy, unprofiled, tokens = capture.energy, capture.unprofiled, capture.tokens_per_step
+    step_ms = unprofiled.trusted_ms(STEP) if unprofiled else None
+    if not tokens or capture.times_calls:
+        return None
+    electricity = gpu_time = None
+    if energy and prices.per_kwh is not None:
+        electricity = energy.joules / _JOULES_PER_KWH * prices.per_kwh * _TOKENS / tokens
+    if step_ms and prices.per_hour is not None:
+        gpus = len(energy.gpus) if energy else 1
+        gpu_time = gpus * step_ms / MS_PER_S / _SECONDS_PER_HOUR * prices.per_hour * _TOKENS / tokens
+    known_parts = [part for part in (electricity, gpu_time) if part is not None]
+    return TokenCost(electricity, gpu_time, sum(known_parts)) if known_parts else None
