@@ -24,7 +24,7 @@ from nsys_analyzer.analysis.findings.finding import (
 )
 from nsys_analyzer.analysis.findings.host_lines import HOST_LINE, find_host_lines
 from nsys_analyzer.analysis.findings.reasons import find_reasons
-from nsys_analyzer.analysis.findings.redundant_work import find_redundant_work
+from nsys_analyzer.analysis.findings.redundant_work import find_redundant_work, find_zeros
 from nsys_analyzer.analysis.findings.saving_intervals import estimate_interval
 from nsys_analyzer.analysis.operators.account import StepAccount, make_account
 from nsys_analyzer.analysis.operators.matching import OperatorWork
@@ -42,7 +42,7 @@ from nsys_analyzer.trace.schema import NS_PER_MS
 #: All rules, except the one on idle time that no other rule explains. If two findings save equal time, the finding of
 #: the earlier rule comes first.
 RULES: tuple[Rule, ...] = (
-    *waits.RULES, find_redundant_work, *operator_rules.RULES, *fewer_operators.RULES,
+    *waits.RULES, find_redundant_work, find_zeros, *operator_rules.RULES, *fewer_operators.RULES,
     *kernels_without_operators.RULES, *kernels.RULES,
 )  # fmt: skip
 #: A finding is reported only if it saves at least this share of a step.

@@ -1,4 +1,4 @@
-"""Finds work that a step does not need: recomputed, repeated, undone or unused work, and forward passes in vain."""
+"""Finds work that a step does not need: recomputed, repeated, undone or unused work, and work on zeros."""
 
 from __future__ import annotations
 
@@ -9,12 +9,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from nsys_analyzer.analysis.findings.finding import Candidate, ReplayChange, StepsToExplain, saved_launches
-from nsys_analyzer.analysis.findings.operators import OperatorsFigures, describe_calls
+from nsys_analyzer.analysis.findings.operators import OperatorsFigures, describe_calls, make_candidate
 from nsys_analyzer.analysis.operators.pricing import PricedOperators
 from nsys_analyzer.analysis.operators.redundancy import Redundancy, count_recomputed_bytes
+from nsys_analyzer.analysis.operators.shape_reasons import ExplainedCalls, find_needed_calls
+from nsys_analyzer.analysis.operators.zeros import find_work_on_zeros
 from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.trace.arrays import Bools
+
+#: A tensor is mostly zeros from this share of zeros on. Buffers of experts usually have up to two rows for each token.
+LEAST_ZERO_SHARE = 0.5
+#: The smallest and the largest share of the work on zeros that is saved. What replaces it takes time as well: rows that
+#: are moved by their index, and spare rows.
+ZERO_WORK_SAVINGS = (0.5, 1.0)
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,43 @@ def find_redundant_work(steps: StepsToExplain) -> Iterator[Candidate]:
             for prepares in (False, True)
         )
         yield Candidate(f"{kind}_work", figures, changes, None, operations, lines, is_redundant=True)
+
+
+@dataclass(frozen=True)
+class WorkOnZerosFigures(OperatorsFigures):
+    """The operators that work on tensors which are mostly zeros.
+
+    Attributes:
+        zero_share: the mean share of the zeros, weighted by time.
+        in_rows: whether most of the time is for rows of zeros, and not for single elements.
+    """
+
+    zero_share: float
+    in_rows: bool
+
+
+def find_zeros(steps: StepsToExplain) -> Iterator[Candidate]:
+    """Finds operators on tensors that are mostly zeros, and the lines that write the few other elements."""
+    operators = steps.operators
+    if operators is None or not steps.has_data_flow:
+        return
+    on_zeros, measured_ns = find_work_on_zeros(operators), operators.measured_ns
+    calls = find_needed_calls(operators) & (on_zeros.zero_share >= LEAST_ZERO_SHARE)
+    zero_ns = measured_ns * on_zeros.zero_share * calls
+    if not zero_ns.any():
+        return
+    least, most = ZERO_WORK_SAVINGS
+    explained = ExplainedCalls(calls, measured_ns - most * zero_ns, measured_ns - least * zero_ns)
+    figures = WorkOnZerosFigures(
+        *describe_calls(steps, calls),
+        zero_share=float(zero_ns.sum() / measured_ns[calls].sum()),
+        in_rows=bool(zero_ns[on_zeros.in_rows].sum() >= zero_ns.sum() / 2),
+    )
+    origin_ns = np.zeros(len(calls))
+    np.add.at(origin_ns, on_zeros.origin[calls], zero_ns[calls])
+    lines = operators.lines_of(origin_ns)
+    for candidate in make_candidate(steps, "work_on_zeros", figures, explained):
+        yield replace(candidate, lines=lines or candidate.lines)
 
 
 def _find_outer_modules(operators: PricedOperators, calls: Bools) -> list[str]:

@@ -22,7 +22,11 @@ from nsys_analyzer.analysis.findings.operators import (
     SlowOperatorsFigures,
 )
 from nsys_analyzer.analysis.findings.padding import PaddingFigures
-from nsys_analyzer.analysis.findings.redundant_work import RedundantWorkFigures
+from nsys_analyzer.analysis.findings.redundant_work import (
+    ZERO_WORK_SAVINGS,
+    RedundantWorkFigures,
+    WorkOnZerosFigures,
+)
 from nsys_analyzer.analysis.operators.redundancy import Redundancy
 from nsys_analyzer.analysis.operators.shape_reasons import ALIGNMENT_BYTES, MEMORY_FORMAT_SAVINGS, Reason
 from nsys_analyzer.report.units import format_count, format_ms, rounded, rounded_percent, shorten_shapes
@@ -130,6 +134,28 @@ def describe_redundant_work(figures: RedundantWorkFigures) -> FindingTexts:
         "is part of the work.",
         remedy=words.remedy,
         disproof=words.disproof,
+    )
+
+
+def describe_work_on_zeros(figures: WorkOnZerosFigures) -> FindingTexts:
+    """Returns the sentences of the finding on operators that work on tensors which are mostly zeros."""
+    share, what = rounded_percent(figures.zero_share), "rows" if figures.in_rows else "elements"
+    least, most = map(rounded_percent, ZERO_WORK_SAVINGS)
+    return FindingTexts(
+        title=f"Operators work on tensors of which {share} are zeros",
+        evidence=(
+            _say_time(figures),
+            f"The program fills a tensor with zeros and writes only some of its {what} at the named line. Other "
+            "operators then work on the whole tensor, or on values that are multiplied by it.",
+            *_say_operators(figures)[:2],
+        ),
+        derivation=f"The step is replayed without {least} to {most} of the work on zeros, because what replaces it "
+        "takes time as well: rows that are moved by their index, and spare rows.",
+        remedy=(
+            "rows = x.index_select(0, token)  # only the rows that are used, instead of a mask or of all rows",
+            "capacity = math.ceil(1.25 * tokens / experts)  # of a buffer, or torch._grouped_mm without padding",
+        ),
+        disproof="Make the tensor smaller for one run: if the step is no shorter, the zeros do not limit it.",
     )
 
 
@@ -362,6 +388,7 @@ def describe_slow_operators(figures: SlowOperatorsFigures) -> FindingTexts:
 TEXTS: dict[type[FindingFigures], Callable[[Any], FindingTexts]] = {
     RedundantWorkFigures: describe_redundant_work,
     PaddingFigures: describe_padding,
+    WorkOnZerosFigures: describe_work_on_zeros,
     Fp32OperatorsFigures: describe_fp32_operators,
     MemoryFormatFigures: describe_memory_format,
     MisalignedFigures: describe_misaligned,

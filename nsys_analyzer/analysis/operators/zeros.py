@@ -1,0 +1,177 @@
+"""Finds operators that work on zeros: on tensors that were filled with zeros, and of which few elements were written.
+
+Buffers with padding for each expert, gates that are zero for most experts, and one-hot masks are such tensors.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from nsys_analyzer.analysis.operators.operands import Call, count_elements
+from nsys_analyzer.analysis.operators.pricing import PricedOperators
+from nsys_analyzer.trace.arrays import Bools, Floats, Ints
+from nsys_analyzer.trace.operator_calls import Tensor
+
+#: Matches operators that make a tensor of zeros.
+_ZEROS = re.compile(r"::(?:new_)?zeros(?:_like)?$|::zero_$")
+#: Operators that write some elements of their first argument, and the position of a tensor with one element for each of
+#: these.
+_PARTIAL_WRITES = {
+    "index_copy": 3, "index_copy_": 3, "index_add": 3, "index_add_": 3, "index_put": 2, "index_put_": 2,
+    "scatter": 2, "scatter_": 2, "scatter_add": 2, "scatter_add_": 2,
+}  # fmt: skip
+#: Operators that write whole rows of their first argument.
+_WRITES_ROWS = re.compile(r"::index_(?:copy|add|put)_?$")
+#: The kinds of operators whose work is proportional to the size of their tensors.
+_PROPORTIONAL_KINDS = ("matmul", "elementwise", "copy", "reduction", "softmax", "norm")
+#: Matches operators of these kinds that only work on the elements which they are told, or whose result on zeros counts.
+_SELECTS = re.compile(r"index|gather|scatter|embedding|cumsum|cumprod|sort|topk|zeros")
+#: Matches operators that keep zeros where their inputs have zeros.
+_KEEPS_ZEROS = re.compile(r"::(?:mul_?|_to_copy|clone|copy_|contiguous)$")
+#: Two numbers of rows are those of one buffer if they differ by at most this share, as with one row for dropped tokens.
+_ROWS_TOLERANCE = 0.01
+
+
+class _Sparse(NamedTuple):
+    """A tensor that is mostly zeros.
+
+    Attributes:
+        density: the share of its elements that are no zeros.
+        elements: the number of its elements.
+        rows: the number of its rows if whole rows are zeros; 0 if single elements are zeros.
+        origin: the call that wrote the elements that are no zeros.
+    """
+
+    density: float
+    elements: int
+    rows: int
+    origin: int
+
+
+class WorkOnZeros(NamedTuple):
+    """The share of each call's work that is on zeros. Arrays have the shape (calls,).
+
+    Attributes:
+        zero_share: the share; 0 for calls without such work.
+        in_rows: True for each call that works on rows of zeros, False for single elements.
+        origin: the call that wrote what is no zero; -1 for calls without such work.
+    """
+
+    zero_share: Floats
+    in_rows: Bools
+    origin: Ints
+
+
+def find_work_on_zeros(operators: PricedOperators) -> WorkOnZeros:
+    """Returns the share of each call's work that is on zeros.
+
+    Calls count that read such a tensor, and calls whose result is only multiplied by it. A backward pass makes such
+    tensors for elements without a gradient. They count only if they have as many rows as one of the forward pass.
+    """
+    calls = operators.calls
+    sparse = _follow_zeros(operators)
+    _follow_factors(operators, sparse)
+    zero_share, in_rows, origin = np.zeros(len(calls)), np.zeros(len(calls), np.bool_), np.full(len(calls), -1)
+    for index, found in sparse.items():
+        zero_share[index], in_rows[index], origin[index] = 1 - found.density, found.rows > 0, found.origin
+    return WorkOnZeros(zero_share, in_rows, origin)
+
+
+def _follow_zeros(operators: PricedOperators) -> dict[int, _Sparse]:
+    """Returns the tensors of mostly zeros that calls read, by call, in the order of the calls."""
+    calls = operators.calls
+    in_backward, padded_rows = calls.in_phase("backward", "recomputed"), set[int]()
+    zeros, of_value, read = dict[int, int](), dict[int, _Sparse](), dict[int, _Sparse]()
+    for index, (reads, writes) in enumerate(zip(calls.reads, calls.writes, strict=True)):
+        call = Call(calls.signatures[calls.signature[index]])
+        name, output = call.signature.name, max(call.outputs or (), key=count_elements, default=None)
+        if output is None:
+            continue
+        if _ZEROS.search(name):
+            zeros.update(dict.fromkeys(writes, index))
+        elif zeros.keys() & {*reads} and (written := _count_written(call)):
+            elements = count_elements(output)
+            rows = _count_rows(output) if _WRITES_ROWS.search(name) else 0
+            found = _Sparse(written / max(elements, 1), elements, rows, index)
+            if found.density < 1 and (not in_backward[index] or (rows and _is_near(rows, padded_rows))):
+                padded_rows.add(rows)
+                of_value.update(dict.fromkeys(writes, found))
+                read[index] = found
+        elif _is_proportional(operators, index) and any(value in of_value for value in reads):
+            read[index] = min(of_value[value] for value in reads if value in of_value)
+            if after := _find_result(call, output, read[index]):
+                of_value.update(dict.fromkeys(writes, after))
+    return read
+
+
+def _count_written(call: Call) -> int:
+    """Returns the number of elements that a call writes to its first argument, or 0 if it does not write a part."""
+    position = _PARTIAL_WRITES.get(call.signature.name.rpartition("::")[2], 0)
+    tensors = call.tensors(position) if position else []
+    return count_elements(tensors[0]) if tensors else 0
+
+
+def _find_result(call: Call, output: Tensor, found: _Sparse) -> _Sparse | None:
+    """Returns the result of a call that reads a tensor of mostly zeros; None if it is not mostly zeros."""
+    if found.rows:
+        return found if _is_near(_count_rows(output), {found.rows}) else None
+    elements = count_elements(output)
+    if call.signature.name.endswith("::sum"):
+        density = found.density * found.elements / max(elements, 1)
+        return _Sparse(density, elements, 0, found.origin) if density < 1 else None
+    if not _KEEPS_ZEROS.search(call.signature.name):
+        return None
+    # A factor with one element for each row makes whole rows zeros.
+    of_rows = any(tensor.shape[-1:] == (1,) and count_elements(tensor) == found.elements for tensor in call.tensors())
+    rows = _count_rows(output) if of_rows and elements > found.elements else 0
+    return found._replace(elements=elements, rows=rows)
+
+
+def _follow_factors(operators: PricedOperators, sparse: dict[int, _Sparse]) -> None:
+    """Adds the calls whose result the same pass only multiplies by zeros, or only uses for such a result."""
+    calls = operators.calls
+    passes = list(zip(calls.phase.tolist(), calls.instance.tolist(), strict=True))
+    factors = {
+        index: found
+        for index, found in sparse.items()
+        if calls.signatures[calls.signature[index]].name.endswith(("::mul", "::mul_"))
+    }
+    for index in range(len(calls) - 1, -1, -1):
+        if index in sparse or not _is_proportional(operators, index):
+            continue
+        readers = {
+            reader
+            for value in calls.writes[index]
+            for reader in calls.readers.get(value, ())
+            if passes[reader] == passes[index]
+        }
+        outputs = calls.signatures[calls.signature[index]].outputs or ()
+        if readers and outputs and readers <= factors.keys():
+            found = max(factors[reader] for reader in readers)
+            rows = [_count_rows(_largest_output(operators, reader)) for reader in readers]
+            if _count_rows(outputs[0]) in rows:
+                sparse[index] = factors[index] = found
+
+
+def _is_proportional(operators: PricedOperators, index: int) -> bool:
+    """Returns whether the work of a call is proportional to the size of its tensors."""
+    code = operators.calls.signature[index]
+    cost, name = operators.costs[code], operators.calls.signatures[code].name
+    return bool(cost and cost.kind in _PROPORTIONAL_KINDS and not _SELECTS.search(name))
+
+
+def _largest_output(operators: PricedOperators, index: int) -> Tensor:
+    outputs = operators.calls.signatures[operators.calls.signature[index]].outputs or (Tensor(()),)
+    return max(outputs, key=count_elements)
+
+
+def _count_rows(tensor: Tensor) -> int:
+    return math.prod(tensor.shape[:-1])
+
+
+def _is_near(rows: int, others: set[int]) -> bool:
+    return any(abs(rows - other) <= _ROWS_TOLERANCE * other for other in others)
