@@ -69,6 +69,10 @@ class CaptureError(NsysAnalyzerError):
     """``nsys profile`` is missing, too old for the requested options, or wrote no report."""
 
 
+class CountersRefusedError(CaptureError):
+    """The error that ``nsys profile`` did not start the program, because it cannot sample the GPU's counters."""
+
+
 class NoSpaceError(NsysAnalyzerError):
     """The error that a file does not fit on the disk."""
 

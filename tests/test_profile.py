@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer.capture.nsys import ProfileOptions, find_or_import_report, make_profile_command
-from nsys_analyzer.errors import CaptureError, NsysAnalyzerError
+from nsys_analyzer.errors import CaptureError, CountersRefusedError, NsysAnalyzerError
 from nsys_analyzer.system.machine import Nsys
 from tests.test_nsys import make_command
 
@@ -81,6 +81,28 @@ def finished(nsys: Nsys, run: Path) -> Path:
 def test_a_report(run: Path, tmp_path: Path) -> None:
     (run / "capture.nsys-rep").write_bytes(b"report")
     assert finished(make_nsys(tmp_path), run) == run / "capture.nsys-rep"
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (  # what nsys prints before its usage
+            "Illegal --gpu-metrics-devices argument: cuda-visible.\nInsufficient privilege, see "
+            "https://developer.nvidia.com/ERR_NVGPUCTRPERM.\n\nusage: nsys profile [<args>]\n",
+            "nsys may not sample the GPU's counters, because the driver allows this only to administrators",
+        ),
+        (
+            "Illegal --gpu-metrics-devices arguments.\nNone of the installed GPUs are supported:\n",
+            "nsys cannot sample the counters of this GPU",
+        ),
+    ],
+)
+def test_counters_that_cannot_be_sampled(output: str, message: str, run: Path, tmp_path: Path) -> None:
+    (run / "target.log").write_text(output)
+    with pytest.raises(CountersRefusedError) as refusal:
+        finished(make_nsys(tmp_path), run)
+    assert refusal.value.message == message
+    assert "\n" not in str(refusal.value)
 
 
 COPY = 'test "$1 $3" = "-i -o" && cp "$2" "$4"'

@@ -112,6 +112,38 @@ def test_nsys_is_told_what_was_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert command[-5:] == ["--trace=cuda,nvtx,cudnn", "-b", "none", "python", "a.py"]
 
 
+@pytest.mark.parametrize(
+    ("described", "option"),
+    [
+        ("--gpu-metrics-devices= <id>, all, cuda-visible", "--gpu-metrics-devices=cuda-visible"),
+        ("--gpu-metrics-device= <id>, all", "--gpu-metrics-device=all"),
+    ],
+)
+def test_nsys_samples_counters(described: str, option: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nsys = make_recording_nsys(tmp_path)
+    help_text = f"[ \"$2\" = --help ] && echo '{described}' && exit"
+    nsys.write_text(nsys.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\n{help_text}\n", 1))
+    machine(monkeypatch, gpus=1, nsys=nsys)
+    made = plan(counters=True, program=("python", "a.py"))
+    assert made.profiler
+    command = made.profiler.record_command(("python", "a.py"), Path("out"))
+    assert {option, "--gpu-metrics-frequency=10000"} <= set(command)
+    often = plan(counters=True, nsys_option=("--gpu-metrics-frequency=50000",)).profiler
+    assert often
+    frequencies = [word for word in often.record_command(("python", "a.py"), Path("out")) if "frequency" in word]
+    assert frequencies == ["--gpu-metrics-frequency=50000"]
+
+
+def test_counters_need_nsys_and_one_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"--counters is for nsys, and torch\.profiler records here"):
+        plan(counters=True, profiler="torch")
+    machine(monkeypatch, gpus=2, nsys=make_recording_nsys(tmp_path))
+    with pytest.raises(ConfigurationError, match="--counters samples each GPU once") as refusal:
+        plan(counters=True, program=("python", "a.py"), nproc=2)
+    assert refusal.value.hint == "Add --one-report, which writes one report of all ranks"
+    assert plan(counters=True, program=("python", "a.py"), nproc=2, one_report=True).profiler
+
+
 def test_a_server_is_recorded_by_time_without_nsys_too_and_not_timed(tmp_path: Path) -> None:
     made = plan(profiler="torch", program=("python", "serve.py"), delay=30.0, duration=2.5)
     (target,) = made.targets

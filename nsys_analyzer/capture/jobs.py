@@ -33,7 +33,7 @@ from nsys_analyzer.capture.nsys import PROCESS_ID_VARIABLE
 from nsys_analyzer.capture.profilers import Profiler, make_hook_variables, make_import_variables, make_timed_command
 from nsys_analyzer.capture.targets import RANK_SUFFIX, Ranks, Target, capture_stems
 from nsys_analyzer.configuration import GpuEnergy, Run, manifest_values, update_run
-from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
+from nsys_analyzer.errors import ConfigurationError, CountersRefusedError, NsysAnalyzerError
 from nsys_analyzer.inputs.manifest import MANIFEST, TIMINGS, ManifestError, make_run, manifest_file_name, read_manifest
 from nsys_analyzer.inputs.rows import Row, Task, append_row, to_json_values
 from nsys_analyzer.inputs.unprofiled_times import is_sweep_table, write_timings
@@ -344,6 +344,8 @@ def _record_target(
         log = work_folder / LOG if stems == capture_stems(None) else rank_log(work_folder, number)
         try:
             profiler.export_capture(work_folder, stem, log, timeout_s)
+        except CountersRefusedError as error:  # the program has not run
+            result = JobResult("failed", str(error))
         except NsysAnalyzerError as error:
             result = JobResult("failed", str(error)) if result.status == "ok" else result
     return result, step_lengths

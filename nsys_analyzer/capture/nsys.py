@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from nsys_analyzer.capture.targets import RANK_SUFFIX
-from nsys_analyzer.errors import CaptureError
+from nsys_analyzer.errors import CaptureError, CountersRefusedError
 from nsys_analyzer.system.atomic_write import atomic_write, is_disk_full
 from nsys_analyzer.system.machine import Nsys, run_query
 from nsys_analyzer.system.process import read_last_lines, run_captured
@@ -25,6 +25,8 @@ INSTALL_NSYS = "apt-get install nsight-systems (Debian non-free), or https://dev
 PROCESS_ID_VARIABLE = "NSYS_ANALYZE_PID"
 _SESSION_PREFIX = "nsys-analyze-"
 _MAX_LINKS = 16
+#: The samples of the GPU's counters per second, unless ``--nsys-option`` says otherwise.
+_COUNTER_FREQUENCY_HZ = 10_000
 _LONG_OPTION_NAMES = {
     "-c": "--capture-range",
     "-f": "--force-overwrite",
@@ -35,6 +37,9 @@ _LONG_OPTION_NAMES = {
 #: Matches nsys's messages about its importer. They do not matter if nsys recorded nothing that it could import.
 _IMPORTER_MESSAGE = re.compile(r"(Importer error status|Unable to retrieve the importer)[^|]*\| ")
 
+#: Matches nsys's messages that it cannot sample a GPU's counters, because of permissions or because of the GPU.
+_COUNTERS_REFUSED = re.compile(r"(?P<permission>ERR_NVGPUCTRPERM)|None of the installed GPUs are supported")
+
 
 @dataclass(frozen=True)
 class ProfileOptions:
@@ -43,6 +48,7 @@ class ProfileOptions:
     Attributes:
         capture_range: whether to record only from ``cudaProfilerStart`` to ``cudaProfilerStop``.
         memory: whether to record the use of GPU memory.
+        counters: whether to sample the hardware counters of the GPUs.
         delay: the seconds after which the recording of a server begins.
         duration: the seconds that the recording of a server takes. The server is ended afterwards.
         extra: further options. Each replaces the option of the same name.
@@ -50,6 +56,7 @@ class ProfileOptions:
 
     capture_range: bool = True
     memory: bool = False
+    counters: bool = False
     delay: float | None = None
     duration: float | None = None
     extra: tuple[str, ...] = ()
@@ -75,9 +82,8 @@ def make_profile_command(
     }
     if "--output" in replaced_options:
         raise CaptureError("nsys profile --output is set already", f"Leave it out: the report is {report}")
-    arguments = [
-        argument for argument in _make_arguments(options, by_rank) if argument.partition("=")[0] not in replaced_options
-    ]
+    all_arguments = [*_make_arguments(options, by_rank), *(_make_counter_arguments(nsys) if options.counters else ())]
+    arguments = [argument for argument in all_arguments if argument.partition("=")[0] not in replaced_options]
     # Escapes percent signs, because nsys replaces %h, %p and %q{...}.
     output = str(report.with_suffix("")).replace("%", "%%")
     output += RANK_SUFFIX if by_rank else ""
@@ -107,6 +113,15 @@ def find_or_import_report(nsys: Nsys, report: Path, log: Path, timeout_s: float 
             problem = f"The disk of {folder} is full"
             raise CaptureError(problem, f"Free some space, or choose another folder: df -h {folder}")
     output = read_last_lines(log) if log.is_file() else ""
+    refusal = _COUNTERS_REFUSED.search(log.read_text(encoding="utf-8", errors="replace")) if log.is_file() else None
+    if refusal and refusal["permission"]:
+        raise CountersRefusedError(
+            "nsys may not sample the GPU's counters, because the driver allows this only to administrators",
+            "Run as root (docker run --cap-add=SYS_ADMIN), or load the driver with "
+            "NVreg_RestrictProfilingToAdminUsers=0: https://developer.nvidia.com/ERR_NVGPUCTRPERM",
+        )
+    if refusal:
+        raise CountersRefusedError("nsys cannot sample the counters of this GPU", "Leave out --counters")
     if "No reports were generated" in output or output.endswith("Generated:"):  # nsys before 2024 prints "Generated:"
         raise CaptureError(
             f"nsys recorded nothing, because no capture range was opened: {_IMPORTER_MESSAGE.sub('', output)}",
@@ -139,6 +154,18 @@ def _make_arguments(options: ProfileOptions, by_rank: bool) -> Iterator[str]:
     if options.duration is not None:
         yield f"--duration={options.duration:g}"
     yield "--force-overwrite=true"
+
+
+def _make_counter_arguments(nsys: Nsys) -> tuple[str, str]:
+    """Returns the options that sample the counters of the GPUs that the program sees.
+
+    nsys before 2024.6 calls the option ``--gpu-metrics-device``, and cannot select the visible GPUs.
+    """
+    described = run_query(nsys.path, "profile", "--help").stdout
+    name = "--gpu-metrics-devices" if "--gpu-metrics-devices" in described else "--gpu-metrics-device"
+    return f"{name}={'cuda-visible' if 'cuda-visible' in described else 'all'}", (
+        f"--gpu-metrics-frequency={_COUNTER_FREQUENCY_HZ}"
+    )
 
 
 def _import_recording(nsys: Nsys, stream: Path, report: Path, timeout_s: float | None) -> None:

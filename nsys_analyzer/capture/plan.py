@@ -45,6 +45,7 @@ class Recording:
 
     profiler: str | None = None
     memory: bool = False
+    counters: bool = False
     whole_program: bool = False
     nsys_option: tuple[str, ...] = ()
     delay: float | None = None
@@ -238,11 +239,17 @@ def choose_profiler(options: Recording, device: str, torch_hint: str = "") -> tu
     nsys, nsys_fault = _find_nsys_and_fault() if options.profiler != "torch" else (None, "")
     if options.profiler == "nsys" and nsys_fault:
         raise CaptureError(nsys_fault, "nsys-analyze doctor shows how to fix it; or use --profiler torch")
+    if options.counters and options.ranks and not options.one_report:
+        raise ConfigurationError(
+            "--counters samples each GPU once, so it cannot record each rank by itself",
+            "Add --one-report, which writes one report of all ranks",
+        )
     if nsys and not nsys_fault and (options.profiler == "nsys" or on_gpu):
         profile = ProfileOptions(
             # Without a GPU, no program calls cudaProfilerStart.
             capture_range=on_gpu and not (options.whole_program or options.is_server),
             memory=options.memory,
+            counters=options.counters,
             delay=options.delay,
             duration=options.duration,
             extra=_split_arguments("--nsys-option", options.nsys_option),
@@ -251,7 +258,7 @@ def choose_profiler(options: Recording, device: str, torch_hint: str = "") -> tu
         return NsysProfiler(nsys, profile), () if on_gpu else (limit,)
     if torch_hint:
         raise CaptureError("Recording needs PyTorch, or nsys with a GPU, and neither is here", torch_hint)
-    _refuse_flags(_list_given_flags(options, ["nsys_option"]), "for nsys, and torch.profiler records here")
+    _refuse_flags(_list_given_flags(options, ["nsys_option", "counters"]), "for nsys, and torch.profiler records here")
     recorder = TorchProfiler(
         memory=options.memory,
         whole_program=options.whole_program or options.is_server,

@@ -35,6 +35,12 @@ _SPACE_HINT = "Free some space, or name another --output-dir; finished results s
 @option(RECORDING, "--profiler", type=click.Choice(["nsys", "torch", "none"]),
               help="The profiler. Default: nsys if this machine has nsys and a GPU, else torch.")  # fmt: skip
 @option(RECORDING, "--memory", is_flag=True, help="Also record when memory is allocated and freed.")
+@option(
+    RECORDING,
+    "--counters",
+    is_flag=True,
+    help="Also sample the hardware counters of the GPU with nsys: active SMs, tensor cores, memory bandwidth, clock.",
+)
 @option(RECORDING, "--whole-program", is_flag=True,
         help="Record the whole program, not only from cudaProfilerStart to cudaProfilerStop.")  # fmt: skip
 @option(PROGRAM, "--annotate/--no-annotate", default=True,
