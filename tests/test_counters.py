@@ -26,6 +26,7 @@ from nsys_analyzer.report.renderers.json_report import report_data
 from nsys_analyzer.report.sections import build_report
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.gpu_counters import find_counter
+from tests.conftest import Main
 from tests.support.export import ADD, GEMM, Export, global_pid, shared_copy
 
 REAL = "gpu_metrics_small256"
@@ -271,6 +272,44 @@ def test_answer_of_a_real_capture(real_capture: Callable[[str], Path]) -> None:
         "By the GPU's counters, optimizer is memory-bound and matmul is compute-bound. The tensor cores are active for "
         "at most 1 % of the matmuls' time (252 samples)."
     )
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("tensor_active_share class=matmul", "0.00832444 fraction, mean of 252 samples in which only matmul runs"),
+        ("dram_share phase=optimizer", "0.754735 fraction, mean of 87 samples in which only optimizer runs"),
+        ("limited_by", "compute, mean of 721 samples in which the GPU works (721 rows of GPU_METRICS"),
+    ],
+)
+def test_questions(question: str, answer: str, real_capture: Callable[[str], Path], run_main: Main) -> None:
+    assert answer in run_main("ask", real_capture(REAL), question).out
+
+
+@pytest.mark.parametrize(
+    ("question", "reason"),
+    [
+        ("sms_active_share class=softmax", "this work runs alone in fewer than 20 samples"),
+        ("dram_share class=matmul phase=forward", "The counters are known by class and by phase, but not by both"),
+    ],
+)
+def test_questions_without_an_answer(
+    question: str, reason: str, real_capture: Callable[[str], Path], run_main: Main
+) -> None:
+    assert reason in "".join(run_main("ask", real_capture(REAL), question)[1:])
+
+
+def test_a_capture_without_counters_names_the_command(step_trace: Path, run_main: Main) -> None:
+    answer = "".join(run_main("ask", step_trace, "dram_share")[1:])
+    assert "The hardware counters of the GPU were not recorded. It needs: nsys-analyze run --counters" in answer
+
+
+def test_info_lists_what_else_was_recorded(
+    step_trace: Path, real_capture: Callable[[str], Path], run_main: Main
+) -> None:
+    printed = run_main("info", real_capture(REAL)).out
+    assert "hardware counters of GPU 1: 2,842 samples of sm clock, sms active, sm issue, tensor active" in printed
+    assert "Recorded besides:\n  nothing\n" in run_main("info", step_trace).out
 
 
 def test_json_is_read_back(real_capture: Callable[[str], Path]) -> None:

@@ -12,7 +12,7 @@ import click
 from nsys_analyzer.cli.help import command
 from nsys_analyzer.cli.options import folder_argument, tell
 from nsys_analyzer.errors import NsysAnalyzerError
-from nsys_analyzer.trace.schema import NS_PER_MS
+from nsys_analyzer.trace.schema import COSTLY_TABLES, NS_PER_MS
 
 if TYPE_CHECKING:
     from nsys_analyzer.trace.reader import Reader
@@ -55,6 +55,7 @@ def _print_capture(trace: Path, header: str) -> None:
     for title, lines in (
         ("Capture", _list_versions(loaded_trace)),
         ("Tables (rows)", _list_tables(reader)),
+        ("Recorded besides", [*_list_further_records(loaded_trace, reader)] or ["nothing"]),
         ("Processes", _list_processes(loaded_trace)),
         ("Ranges (count, total ms)", _list_ranges(loaded_trace)),
         ("A step without the profiler", _describe_pace(trace)),
@@ -94,6 +95,31 @@ def _list_tables(reader: Reader) -> Iterator[str]:
     ).items():
         if rows:
             yield f"{name}: {rows:,}{' (not read)' if name in unread_tables else ''}"
+
+
+#: What nsys records besides the program's work, by the names of the tables.
+_FURTHER_TABLES = {
+    **COSTLY_TABLES,
+    "SCHED_EVENTS": "context switches of threads",
+    "NET_NIC_METRIC": "metrics of network cards",
+    "NET_IB_SWITCH_METRIC": "metrics of InfiniBand switches",
+    "GPU_CONTEXT_SWITCH_EVENTS": "context switches of GPUs",
+    "PMU_EVENT_COUNTERS": "counters of the CPU",
+    "CUDA_UM_CPU_PAGE_FAULT_EVENTS": "page faults of unified memory on the CPU",
+    "CUDA_UM_GPU_PAGE_FAULT_EVENTS": "page faults of unified memory on GPUs",
+    "CUDA_GPU_MEMORY_USAGE_EVENTS": "allocations of device memory",
+}
+
+
+def _list_further_records(trace: Trace, reader: Reader) -> Iterator[str]:
+    """Yields the counters of GPUs, and the other tables that describe more than the program's work."""
+    for gpu_id, samples in sorted(trace.counters.items()):
+        names = ", ".join(name.replace("_", " ") for name in samples.values)
+        yield f"hardware counters of GPU {gpu_id}: {len(samples.start):,} samples of {names}"
+    unread_tables = reader.unread_tables()
+    for name, description in _FURTHER_TABLES.items():
+        if name in reader.columns_of and reader.has_rows(name):
+            yield f"{description} ({name}{', not read' if name in unread_tables else ''})"
 
 
 def _list_processes(trace: Trace) -> Iterator[str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
+from nsys_analyzer.analysis.counters.figures import MIN_SAMPLES, CounterRow
 from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.operators.account import OperatorRow, StepAccount
 from nsys_analyzer.analysis.ranks.run import RankFigures
@@ -208,6 +209,35 @@ RANK_PART = SummaryPart[RankFigures](
 RANK_LATENESS_PART = replace(RANK_PART, describe=_describe_lateness)
 
 
+def _find_counters(subject: Subject) -> CounterRow | None:
+    """Returns the counters of the class or the phase that a question names; if it names none, of all work."""
+    counters, names = subject.capture.counters, subject.arguments
+    if counters is None or {"class", "phase"} <= names.keys():
+        return None
+    rows = counters.classes if "class" in names else counters.phases
+    name = names.get("class", names.get("phase"))
+    return next((row for row in rows if row.name == name), None) if name else counters.whole
+
+
+def _explain_missing_counter(subject: Subject) -> tuple[str, str]:
+    command = f"nsys-analyze run --counters {PROGRAM_ARGUMENTS}"
+    if subject.capture.counters is None:
+        return "The hardware counters of the GPU were not recorded", command
+    if {"class", "phase"} <= subject.arguments.keys():
+        return "The counters are known by class and by phase, but not by both", "nsys-analyze ask CAPTURE --list"
+    return f"This counter is missing, or this work runs alone in fewer than {MIN_SAMPLES} samples", command
+
+
+COUNTERS_PART = SummaryPart[CounterRow](
+    get=_find_counters,
+    describe=lambda row, subject: (
+        f"mean of {row.samples} samples in which {f'only {row.name} runs' if subject.arguments else 'the GPU works'}"
+    ),
+    explain_missing=_explain_missing_counter,
+    optional_arguments=("phase", "class"),
+)
+
+
 # --- figures of steps
 
 
@@ -384,6 +414,45 @@ def _add_up_excess(account: StepAccount, kind: str, name: str, matches: Callable
             f"No operator of the steps has the {kind} {name!r}", f"See: nsys-analyze operators CAPTURE --by {kind}"
         )
     return sum(row.excess_ms for row in rows)
+
+
+# --- figures of the hardware counters
+
+
+@figure(COUNTERS_PART, "fraction", rows=("counter",))
+def sms_active_share(counters: CounterRow) -> float | None:
+    """Returns the share of the GPU's SMs that are active while the work runs."""
+    return counters.sms_active
+
+
+@figure(COUNTERS_PART, "fraction", rows=("counter",))
+def sm_issue_share(counters: CounterRow) -> float | None:
+    """Returns the share of the cycles in which the SMs issue an instruction while the work runs."""
+    return counters.sm_issue
+
+
+@figure(COUNTERS_PART, "fraction", rows=("counter",))
+def tensor_active_share(counters: CounterRow) -> float | None:
+    """Returns the share of the work's time in which the tensor cores are active."""
+    return counters.tensor_active
+
+
+@figure(COUNTERS_PART, "fraction", rows=("counter",))
+def dram_share(counters: CounterRow) -> float | None:
+    """Returns the share of the memory's peak bandwidth that the work uses."""
+    return counters.dram_share
+
+
+@figure(COUNTERS_PART, "count", rows=("counter",))
+def sm_clock_mhz(counters: CounterRow) -> float | None:
+    """Returns the clock of the SMs in MHz while the work runs."""
+    return counters.sm_clock_mhz
+
+
+@figure(COUNTERS_PART, "text", rows=("counter",))
+def limited_by(counters: CounterRow) -> str | None:
+    """Returns what the work uses for at least 60 % of its peak: memory, compute or neither."""
+    return counters.limited_by
 
 
 # --- figures of phases, and of the whole capture
