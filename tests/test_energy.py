@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -11,24 +12,37 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsys_analyzer.analysis.comparison.compare import compare
+from nsys_analyzer.analysis.comparison.estimates import Budgets, check_budgets
+from nsys_analyzer.analysis.comparison.pairs import Comparisons
 from nsys_analyzer.analysis.facts import Fact
+from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.summary.energy import add_energy
-from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, StepEnergy, Summary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.capture import energy
+from nsys_analyzer.capture import plan as run_plan
 from nsys_analyzer.capture.energy import EnergyReader, Reading, Steps, check_energy, measure_steps
 from nsys_analyzer.capture.hooks.energy_steps import VARIABLE, EnergySteps
 from nsys_analyzer.configuration import NO_PRICES, GpuEnergy, Prices, Run, manifest_values
 from nsys_analyzer.inputs.manifest import make_run
 from nsys_analyzer.report.facts import say
+from nsys_analyzer.report.model import Report, Section
+from nsys_analyzer.report.renderers import markdown
+from nsys_analyzer.report.sections.comparison import answer_comparison
 from nsys_analyzer.report.sections.energy import answer_energy, list_phase_joules
+from nsys_analyzer.report.sections.findings import findings_section
 from nsys_analyzer.text import plain
+from tests.conftest import Main
+from tests.support import sides
 from tests.support.nvml import FakeGpu, FakeNvml
+from tests.support.sweeping import Desk, make_recording_nsys
 from tests.test_step_times import FakeGpu as FakeTorchGpu
 
 UUID, OTHER_UUID = "GPU-AAAA-1", "GPU-BBBB-2"
@@ -325,3 +339,123 @@ def test_each_rank_has_the_energy_of_its_own_gpus() -> None:
 def test_the_manifest_keeps_the_energy(tmp_path: Path) -> None:
     run = Run(energy=(ROW,))
     assert make_run(json.loads(json.dumps(manifest_values(run))), tmp_path).energy == (ROW,)
+
+
+# --- comparisons and findings
+
+OTHER_ROW = replace(ROW, joules=3000.0)
+
+
+def energetic(row: GpuEnergy) -> Summary:
+    """A run whose step takes the energy of this GPU."""
+    energy_of_step = StepEnergy(row.joules / row.steps, row.error_joules / row.steps, 700.0, 70.0, 100, None, (row,))
+    return sides.run([sides.kernel("gemm", 10)], energy=energy_of_step)
+
+
+def test_compare_knows_joules() -> None:
+    """35 → 30 J. Each side has a standard error of 0.35 J and a spread of 2 % between runs: √(2 × 0.35² + 0.7² + 0.6²)
+    = 1.05 J. With Student's t of 1.96, the half width is 2.05 J, so that −5 J are more than chance.
+    """
+    before, after = sides.side(energetic(ROW)), sides.side(energetic(OTHER_ROW))
+    change = compare(before, after).joules
+    assert change
+    assert (change.before_ms, change.after_ms, change.is_change) == (35.0, 30.0, True)
+    assert change.low_ms == pytest.approx(-5 - 2.05, abs=0.02)
+    section = plain_report(answer_comparison(Comparisons((compare(before, after),), (), ()), 0.03))
+    assert "a step takes 35.00 J → 30.00 J, −14.3 % (95 % interval" in section
+    assert compare(before, sides.side(sides.run([sides.kernel("gemm", 10)]))).joules is None
+
+
+def test_a_budget_of_joules() -> None:
+    """35 J are above 34 J by less than chance: √(0.35² + 0.7²) × 1.96 = 1.5 J."""
+    verdicts = {
+        limit: [budget.verdict for budget in check_budgets(Budgets(step_joules=limit), sides.side(energetic(ROW)))]
+        for limit in (30, 34, 36)
+    }
+    assert verdicts == {30: ["exceeded"], 34: ["above, perhaps by chance"], 36: ["kept"]}
+    (unknown,) = check_budgets(Budgets(step_joules=30), sides.side(sides.run([sides.kernel("gemm", 10)])))
+    assert (unknown.unit, unknown.verdict) == ("J", "not known")
+
+
+def test_a_baseline_keeps_joules() -> None:
+    encoded = msgspec.json.encode(energetic(ROW).energy)
+    assert msgspec.json.decode(encoded, type=StepEnergy).joules == 35.0
+
+
+def test_findings_say_what_they_save_in_joules() -> None:
+    """The GPU works for 80 % of a step: 700 W = 0.8 × 857.5 W + 0.2 × 70 W.
+
+    A saving of 5 to 10 ms takes between 5 ms × 70 W = 0.35 J and 10 ms × 857.5 W = 8.575 J.
+    """
+    finding = Finding(
+        id="host_sync", title="Waits", saves_ms_low=5.0, saves_ms_high=10.0, step_ms=50.0, left_after_all_ms=40.0,
+        evidence=(), derivation="", remedy=(), disproof="",
+    )  # fmt: skip
+    diagnosis = Diagnosis(50.0, 50.0, 52.0, 40.0, 0.0, True, None, (finding,))
+    step = sides.run([sides.kernel("gemm", 8)], {"host": 2}).step
+    assert step
+    diagnosed = replace(CAPTURE, step=replace(step, busy_share=0.8), diagnosis=diagnosis, findings=(finding,))
+    capture = add_energy(diagnosed, NO_PRICES)
+    assert capture.findings
+    assert capture.findings[0].saves_joules == (pytest.approx(0.35), pytest.approx(8.575))
+    assert "What a fix saves in energy. 0.3–8.6 J per step." in plain_report(findings_section(capture))
+    without_idle_power = replace(diagnosed, run=Run(energy=(replace(ROW, idle_watts=None),)))
+    unchanged = add_energy(without_idle_power, NO_PRICES)
+    assert unchanged.findings == (finding,)
+
+
+def plain_report(section: Section) -> str:
+    """The text of a section."""
+    text = markdown.render(Report("", (section,)), {})
+    return text.replace("\N{NO-BREAK SPACE}", " ").replace("*", "").replace("\n", " ")
+
+
+# --- the command
+
+#: Says when its steps ran, as the hooks do, while the fake GPU takes 500 W.
+WRITE_STEPS = """
+if timed:
+    import time
+    seconds, count, path = os.environ["NSYS_ANALYZE_ENERGY_STEPS"].split(":", 2)
+    time.sleep(0.2)
+    start_ns = time.monotonic_ns()
+    time.sleep(0.5)
+    steps = {"start_ns": start_ns, "end_ns": time.monotonic_ns(), "steps": 10, "gpus": ["aaaa-1"], "phases": []}
+    pathlib.Path(path).write_text(json.dumps(steps))
+    time.sleep(0.2)
+else:
+    assert "NSYS_ANALYZE_ENERGY_STEPS" not in os.environ
+"""
+
+
+def test_run_records_the_energy_of_unprofiled_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_main: Main
+) -> None:
+    """10 steps of 50 ms at 500 W take 25 J each, within the error of 20 % that half a second of readings leaves."""
+    desk = Desk.make(tmp_path / "desk")
+    monkeypatch.chdir(desk.folder)
+    monkeypatch.setenv("NSYS", str(make_recording_nsys(tmp_path)))
+    monkeypatch.setattr(run_plan, "count_gpus", lambda: 0)
+    monkeypatch.setattr(run_plan, "torch_version", lambda: "2.13.0")
+    monkeypatch.setenv("BEHAVIOUR", json.dumps({"small": WRITE_STEPS}))
+    nvml = FakeNvml(FakeGpu(UUID, lambda s: 500 * s, limit_bits=0x4, clock_mhz=1500))
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    options = ("--model", "small", "--profiler", "nsys", "--mode", "forward", "--context-length", "16")
+    outcome = run_main("run", *options, "--price-per-kwh", "0.3")
+    assert outcome.code == 0, outcome.err
+    name = "small_ctx16_forward_fp32"
+    (row,) = desk.manifest(name)["energy"]
+    assert row["joules"] / row["steps"] == pytest.approx(25, rel=0.2)
+    asked = run_main("ask", desk.runs / name / "capture.sqlite", "step_joules", "power_w", "idle_power_w")
+    assert "step_joules = 2" in asked.out
+    assert "J, mean of 10 steps without the profiler" in asked.out
+    assert "power_w = " in asked.out
+    assert "idle_power_w: not known" in asked.out
+    report = (desk.runs / "report.md").read_text()
+    assert "How much energy does a step take?" in report
+    assert "A million tokens cost" in report
+    assert "Power limited the clock of the NVIDIA H200 in 100" in report
+    data = run_main("report", desk.runs, "--format", "json", "-o", "-")
+    assert json.loads(data.out)["captures"][0]["energy"]["watts"] == pytest.approx(500, rel=0.1)
+    screen = outcome.out.replace("\N{NO-BREAK SPACE}", " ")
+    assert re.search(r"· 2[0-9.]+ J a step", " ".join(screen.split()))

@@ -50,9 +50,9 @@ def _timings_option(side: str) -> Callable[[Function], Function]:
 )  # fmt: skip
 @option(
     CRITERIA, "--budgets", "budgets_path", type=PATH, metavar="FILE",
-    help="A TOML file with the largest values that are allowed for AFTER: the keys step_ms, launches and "
-    "peak_memory_gib, and the tables phases_ms and classes_ms. Exit with 3 if AFTER exceeds a value by more than "
-    "chance. Exit with 1 if a value of AFTER is not known.",
+    help="A TOML file with the largest values that are allowed for AFTER: the keys step_ms, launches, "
+    "peak_memory_gib and step_joules, and the tables phases_ms and classes_ms. Exit with 3 if AFTER exceeds a value by "
+    "more than chance. Exit with 1 if a value of AFTER is not known.",
 )  # fmt: skip
 @option(OUTPUT, "--force", is_flag=True,
         help="Compare the runs even if their configurations differ, replace a file even if nsys-analyze did not write "

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from nsys_analyzer.inputs.rows import Row
 
 #: The unit of the cells of a column. ``report.units`` defines how each unit is formatted.
-Unit = Literal["text", "code", "bar", "count", "ms", "us", "percent", "factor", "flop", "flop/s", "bytes", "bytes/s"]
+Unit = Literal[
+    "text", "code", "bar", "count", "ms", "us", "percent", "factor", "flop", "flop/s", "bytes", "bytes/s", "J"
+]
 
 #: The units whose cells are aligned to the left. A bar is a share that is drawn.
 TEXT_UNITS = ("text", "code", "bar")

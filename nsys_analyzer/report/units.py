@@ -95,7 +95,7 @@ def format_number(value: float, unit: Unit) -> str:
     if unit == "bytes/s":
         return _format_scaled(value, "B/s")
     digits = format_fixed(value, _decimal_places(value))
-    return f"{digits}×" if unit == "factor" else digits
+    return f"{digits}×" if unit == "factor" else f"{digits}{_SPACE}J" if unit == "J" else digits
 
 
 def _decimal_places(value: float) -> int:

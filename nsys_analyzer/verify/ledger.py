@@ -53,6 +53,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
         reasons: why the programs cannot be compared.
         prediction: the prediction of the finding that the change acts on; None if there is none.
         held: whether the measured and the predicted interval overlap; None if the measured interval is not known.
+        before_joules, after_joules: the energy of a step in the captures of both programs; None if it is not known.
         gpu, host_cpu, torch, git_commit, git_dirty: the conditions of the new program, as in its manifest.
     """
 
@@ -70,6 +71,8 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     reasons: tuple[str, ...] = ()
     prediction: Prediction | None = None
     held: bool | None = None
+    before_joules: float | None = None
+    after_joules: float | None = None
     gpu: str | None = None
     host_cpu: str | None = None
     torch: str | None = None

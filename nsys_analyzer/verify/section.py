@@ -22,7 +22,7 @@ from nsys_analyzer.report.model import (
     make_table,
 )
 from nsys_analyzer.report.sections.findings import summarize_finding
-from nsys_analyzer.report.units import format_change, format_ms, format_ms_range
+from nsys_analyzer.report.units import format_change, format_ms, format_ms_range, format_number
 from nsys_analyzer.text import plural
 from nsys_analyzer.verify.ledger import Entry, widening_factor
 
@@ -62,6 +62,10 @@ def verification_section(
         }[entry.held]
         prediction_text = f"`{prediction.finding}` ({prediction.title}) was predicted to save {interval}"
         blocks.append(Paragraph(f"{prediction_text}. {outcome}."))
+    if entry.before_joules and entry.after_joules:
+        share = format_change(SignedChange(entry.after_joules / entry.before_joules - 1), "percent")
+        joules = " → ".join(format_number(value, "J") for value in (entry.before_joules, entry.after_joules))
+        blocks.append(Paragraph(f"In the runs of the two captures, a step takes {joules} ({share})."))
     if remark:
         blocks.append(Paragraph(remark))
     if findings_after:

@@ -129,11 +129,15 @@ def verify(request: Request, tell: Callable[[str], None]) -> Verification:
         for program in programs
     )
     time_of_end = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    # The captures measured energy one after the other, so only captures of one kind of GPU are compared.
+    energies = (before.energy, after.energy) if after and before.gpu == after.gpu else (None, None)
+    before_joules, after_joules = (energy.joules if all(energies) and energy else None for energy in energies)
     entry = Entry(
         verdict=judge_change(change, reasons), time=time_of_end, before=old, after=new, before_ms=change.before_ms,
         after_ms=change.after_ms, change_ms=change.ms, low_ms=change.low_ms, high_ms=change.high_ms,
         pairs=len(turns.pairs), reasons=reasons, prediction=prediction,
         held=prediction_holds(prediction, change) if prediction else None, version=request.version,
+        before_joules=before_joules, after_joules=after_joules,
         **{name: getattr(manifest, name, None) for name in ("gpu", "host_cpu", "torch", "git_commit", "git_dirty")},
     )  # fmt: skip
     return Verification(entry, turns.more_pairs, " ".join(filter(None, remarks)), before, after)

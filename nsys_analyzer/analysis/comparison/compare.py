@@ -25,6 +25,7 @@ from nsys_analyzer.analysis.comparison.comparison import (
 )
 from nsys_analyzer.analysis.comparison.estimates import (
     RunSpread,
+    estimate_joules,
     estimate_parts,
     estimate_phase,
     estimate_phase_busy,
@@ -69,6 +70,7 @@ def compare(before: Side, after: Side, cpu_spread: float = CPU_SPREAD) -> Compar
         _compare_operators(before, after),
         find_obstacles(before, after),
         [*map(_make_fingerprint, before.runs)] == [*map(_make_fingerprint, after.runs)],
+        joules=_compare_joules(before, after),
     )
 
 
@@ -283,6 +285,13 @@ def _compare_unprofiled(before: Side, after: Side, phase: str, spread: RunSpread
         for side in (before, after)
     ]
     return _compare_estimates(sides) if all(sides) else None
+
+
+def _compare_joules(before: Side, after: Side) -> Change | None:
+    """Returns the change of the energy of a step; None if it was not measured for all runs of both sides."""
+    sides = [[estimate for run in side.runs if (estimate := estimate_joules(run))] for side in (before, after)]
+    are_known = all(len(side) == len(runs) for side, runs in zip(sides, (before.runs, after.runs), strict=True))
+    return _compare_estimates(sides) if are_known else None
 
 
 def _compare_findings(before: Side, after: Side) -> tuple[FindingChange, ...] | None:

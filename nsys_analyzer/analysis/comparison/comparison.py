@@ -15,7 +15,7 @@ from nsys_analyzer.trace.metadata import CPU
 from nsys_analyzer.trace.phase_names import STEP
 
 Verdict = Literal["faster", "slower", "no change", "unclear"]
-BudgetUnit = Literal["ms", "count", "bytes"]
+BudgetUnit = Literal["ms", "count", "bytes", "J"]
 BudgetVerdict = Literal["kept", "exceeded", "above, perhaps by chance", "not known"]
 PartKind = Literal["compute", "exposed copies", "exposed communication", "idle"]
 ObstacleKind = Literal[
@@ -242,6 +242,8 @@ class Comparison:
         cautions: the reasons against comparing the sides. They are compared nevertheless if ``--force`` is given.
         same: whether both sides are the same capture.
         budgets: the given budgets, with the values of ``after``.
+        joules: the energy of a step without the profiler, whose fields are in J instead of ms; None if it was not
+            measured on both sides.
     """
 
     before: Side
@@ -255,6 +257,7 @@ class Comparison:
     cautions: tuple[Obstacle, ...] = ()
     same: bool = False
     budgets: tuple[Budget, ...] = ()
+    joules: Change | None = None
 
     def __repr__(self) -> str:
         """Returns one line of text, which an interactive session or a notebook displays."""

@@ -23,7 +23,11 @@ from nsys_analyzer.trace.phase_names import STEP
 PartKey: TypeAlias = "tuple[PartKind, str]"
 BudgetLimit = Annotated[float, msgspec.Meta(ge=0)]
 _BUDGET_EXAMPLE = "step_ms = 40, or [classes_ms] and below it matmul = 25"
-_LAUNCHES_BUDGET, _MEMORY_BUDGET = "launches", "peak memory"
+_LAUNCHES_BUDGET, _MEMORY_BUDGET, _ENERGY_BUDGET = "launches", "peak memory", "energy"
+_UNIT_OF_BUDGET: dict[str, BudgetUnit] = {_LAUNCHES_BUDGET: "count", _MEMORY_BUDGET: "bytes", _ENERGY_BUDGET: "J"}
+#: The standard deviation of the energy of a step between runs of one program, as a share. It is assumed: the power of
+#: a GPU grows by a few percent with its temperature.
+_ENERGY_SPREAD = 0.02
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,17 @@ def estimate_unprofiled(run: Summary, name: str, spread: RunSpread) -> Estimate 
     return estimate.with_run_error(spread.of(busy_ms, estimate.ms - busy_ms))
 
 
+def estimate_joules(run: Summary) -> Estimate | None:
+    """Returns the energy of a run's step in J; None if it was not measured.
+
+    The largest error by the updates of the counter counts as two standard errors.
+    """
+    energy = run.energy
+    if energy is None:
+        return None
+    return Estimate(energy.joules, energy.steps, energy.error_joules / 2, _ENERGY_SPREAD * energy.joules)
+
+
 # --- budgets
 
 
@@ -120,6 +135,7 @@ class Budgets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step_ms: BudgetLimit | None = None
     launches: BudgetLimit | None = None
     peak_memory_gib: BudgetLimit | None = None
+    step_joules: BudgetLimit | None = None
     phases_ms: dict[str, BudgetLimit] = {}
     classes_ms: dict[str, BudgetLimit] = {}
 
@@ -148,12 +164,13 @@ def check_budgets(budgets: Budgets, side: Side, cpu_spread: float = CPU_SPREAD) 
         STEP: budgets.step_ms,
         _LAUNCHES_BUDGET: budgets.launches,
         _MEMORY_BUDGET: budgets.peak_memory_gib and budgets.peak_memory_gib * 2**30,
+        _ENERGY_BUDGET: budgets.step_joules,
         **budgets.phases_ms,
         **{_name_class_budget(name): ms for name, ms in budgets.classes_ms.items()},
     }
     estimates_by_run = [_estimate_quantities(run, spread, use_unprofiled=are_timed) for run in side.runs]
     for quantity, limit in limits.items():
-        unit: BudgetUnit = "count" if quantity == _LAUNCHES_BUDGET else "bytes" if quantity == _MEMORY_BUDGET else "ms"
+        unit = _UNIT_OF_BUDGET.get(quantity, "ms")
         if limit is not None and all(quantity in estimates for estimates in estimates_by_run):
             estimate = Estimate.of_runs([estimates[quantity] for estimates in estimates_by_run])
             is_exceeded = Change.of(Estimate(limit, None, 0.0), estimate).is_change
@@ -189,4 +206,6 @@ def _estimate_quantities(run: Summary, spread: RunSpread, *, use_unprofiled: boo
         estimates[_LAUNCHES_BUDGET] = Estimate(run.step.launches, None, 0.0)
     if run.unprofiled and run.unprofiled.peak_memory_bytes:
         estimates[_MEMORY_BUDGET] = Estimate(run.unprofiled.peak_memory_bytes, None, 0.0)
+    if joules := estimate_joules(run):
+        estimates[_ENERGY_BUDGET] = joules
     return estimates

@@ -64,6 +64,7 @@ class Finding:
         lines: the lines of the program that cause the finding, if stacks were sampled.
         saves_ms: the estimated saving per step, ms: the middle of the interval before the interval was limited
             to the time of the cause, but at most ``saves_ms_high``.
+        saves_joules: the bounds of the energy that a fix saves per step; None if the energy of a step was not measured.
         left_ms: the length of a step after only this finding was fixed, ms.
         share_of_step: ``saves_ms`` as a share of ``step_ms``.
     """
@@ -81,6 +82,7 @@ class Finding:
     place: Place | None = None
     lines: tuple[Line, ...] = ()
     saves_ms: float = math.nan
+    saves_joules: tuple[float, float] | None = None
     left_ms: float = field(init=False)
     share_of_step: float = field(init=False)
 

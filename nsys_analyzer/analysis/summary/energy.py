@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nsys_analyzer.analysis.facts import Fact
+from nsys_analyzer.analysis.findings.finding import Finding
+from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, StepEnergy, TokenCost
 from nsys_analyzer.configuration import GpuEnergy, Prices
 from nsys_analyzer.trace.phase_names import STEP
@@ -30,7 +32,13 @@ def add_energy(capture: CaptureSummary, prices: Prices) -> CaptureSummary:
         if share >= _NOTABLE_LIMITED_SHARE
     ]
     capture = replace(capture, energy=energy, warnings=(*capture.warnings, *warnings))
-    return replace(capture, cost=_find_cost(capture, prices))
+    capture = replace(capture, cost=_find_cost(capture, prices))
+    limits_w = _find_power_limits(energy, capture.step) if energy and capture.step else None
+    if limits_w is None or capture.diagnosis is None:
+        return capture
+    findings = tuple(_add_joules(finding, *limits_w) for finding in capture.diagnosis.findings)
+    diagnosis = replace(capture.diagnosis, findings=findings)
+    return replace(capture, diagnosis=diagnosis, findings=findings if capture.findings else capture.findings)
 
 
 def _sum_gpus(gpus: tuple[GpuEnergy, ...], tokens: int) -> StepEnergy:
@@ -46,6 +54,24 @@ def _sum_gpus(gpus: tuple[GpuEnergy, ...], tokens: int) -> StepEnergy:
         joules_per_token=joules / tokens if tokens else None,
         gpus=gpus,
     )
+
+
+def _find_power_limits(energy: StepEnergy, step: StepSummary) -> tuple[float, float] | None:
+    """Returns the power while the GPU does nothing, and while it works; None if one of them is not known.
+
+    The mean power is that of a GPU which works for its busy share of the step, and else takes its idle power. A program
+    that waits keeps clocks high, so the idle power is a lower bound, and the power while the GPU works an upper bound.
+    """
+    idle_w, busy_share = energy.idle_watts, step.busy_share
+    if idle_w is None or not busy_share or energy.watts <= idle_w:
+        return None
+    return idle_w, idle_w + (energy.watts - idle_w) / busy_share
+
+
+def _add_joules(finding: Finding, least_w: float, most_w: float) -> Finding:
+    """Returns a finding with the energy that its saved time takes, between the lowest and the highest power."""
+    low, high = finding.saves_ms_low / MS_PER_S * least_w, finding.saves_ms_high / MS_PER_S * most_w
+    return replace(finding, saves_joules=(low, high))
 
 
 def _find_cost(capture: CaptureSummary, prices: Prices) -> TokenCost | None:

@@ -13,6 +13,7 @@ A comparison contains
 - ``budgets``: each given budget, with the keys what, unit, most, value (of ``after``; null if not known) and verdict;
 - ``differences``: the settings and versions that differ, with the keys key, before and after;
 - ``unprofiled``: the change of the step without the profiler, or null;
+- ``joules``: the change of the energy of a step, in J in spite of the names of its keys, or null;
 - ``step``: the step under the profiler. ``wall`` is the change of the step's length, and ``busy`` is the change of the
   GPU's work in a median step. The other keys are the kernels launched before and after, and ``parts``. The changes of
   the parts add up to ``wall``, and the changes of a part's kernels add up to the change of the part;
@@ -45,7 +46,7 @@ from nsys_analyzer.report.sections.comparison import caution_sentences, describe
 
 #: The maximum number of changed operators.
 _MAX_OPERATORS = 50
-_PLAIN_KEYS = ("budgets", "differences", "unprofiled", "phases", "step")
+_PLAIN_KEYS = ("budgets", "differences", "unprofiled", "joules", "phases", "step")
 
 
 def comparison_data(comparisons: Comparisons, limit: float) -> dict[str, Any]:

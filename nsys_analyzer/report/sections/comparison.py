@@ -236,6 +236,11 @@ def _list_remarks(pair: Comparison, limit: float) -> Iterator[StrOrText]:
         yield f"The comparison uses {before} before the change and {after} after the change."
     if pair.unprofiled and step:
         yield _describe_step_change(step.wall, "under").capitalize()
+    if joules := pair.joules:
+        before_joules, after_joules = (format_number(value, "J") for value in (joules.before_ms, joules.after_ms))
+        cell = _make_change_cell(joules)
+        by = format_change(cell, "percent", "95\N{NO-BREAK SPACE}% interval ") if isinstance(cell, SignedChange) else ""
+        yield f"Without the profiler, a step takes {before_joules} → {after_joules}{f', {by}' if by else ''}."
     for run in runs if pair.unprofiled is None else ():
         if run.unprofiled and (doubts := run.unprofiled.doubts.get(STEP)):
             reasons = "; ".join(map(plain, say_all(doubts)))

@@ -22,8 +22,8 @@ from nsys_analyzer.report.model import (
     make_table,
 )
 from nsys_analyzer.report.sections.bars import round_account
-from nsys_analyzer.report.units import format_ms, format_ms_range, rounded, rounded_percent
-from nsys_analyzer.text import StrOrText, join_texts, phrase, plural, strong
+from nsys_analyzer.report.units import format_bounds, format_ms, format_ms_range, rounded, rounded_percent
+from nsys_analyzer.text import NO_BREAK_SPACE, StrOrText, join_texts, phrase, plural, strong
 
 #: The number of findings in full view. The remaining findings are folded.
 SHOWN_FINDINGS = 3
@@ -34,6 +34,10 @@ _SHOWN_SENTENCES = 2
 _NOTABLE_REPLAY_ERROR = 0.05
 #: The report asks for the captures of the other ranks if exposed communication exceeds this share of a step.
 _NOTABLE_COMMUNICATION_SHARE = 0.2
+_HOW_JOULES_ARE_DERIVED = (
+    "The lower bound is the shortest saved time × the power before the program used the GPU. The upper bound is the "
+    "longest saved time × the power while the GPU works, if the rest of a step takes only the power before the program."
+)
 
 
 def get_findings(capture: CaptureSummary) -> tuple[Finding, ...]:
@@ -115,8 +119,13 @@ def _list_remedy(finding: Finding, capture: str = "") -> tuple[Listing, ...]:
 
 
 def _describe_derivation_and_check(finding: Finding) -> tuple[StrOrText, ...]:
+    joules = []
+    if finding.saves_joules:
+        bounds = f"{format_bounds(*finding.saves_joules)}{NO_BREAK_SPACE}J"
+        joules = [phrase("*What a fix saves in energy.* {} per step. {}", bounds, _HOW_JOULES_ARE_DERIVED)]
     return (
         phrase("*How the saving is derived.* {}", finding.derivation),
+        *joules,
         phrase("*How to check the finding.* {}", finding.disproof),
     )
 

@@ -134,6 +134,7 @@ def _list_measures(labels: Mapping[str, str]) -> tuple[Measure, ...]:
             "matmul-to-softmax",
         ),
         Measure("Peak memory", "bytes", find_peak_memory, "memory"),
+        Measure("Energy per step", "J", lambda capture: capture.energy.joules if capture.energy else None),
         Measure("Top kernel", "code", find_top_kernel_cell),
     )
 
