@@ -38,8 +38,9 @@ def account_memory(
     if not len(devices):
         raise CannotAnswerError(f"{snapshot.path.name} contains no memory", _RECORD_EVENTS)
     device = int(np.bincount(devices).argmax())
-    events = snapshot.events.select(snapshot.events.device == device)
-    blocks, places = find_blocks(snapshot, device), Places(snapshot)
+    is_of_device = snapshot.events.device == device
+    events = snapshot.events if is_of_device.all() else snapshot.events.select(is_of_device)
+    blocks, places = find_blocks(snapshot, events, device), Places(snapshot)
     times = find_phases(snapshot, events, phases)
     failures = np.flatnonzero(events.action == OUT_OF_MEMORY).tolist()
     categories = categorize(blocks, times, places, failures)

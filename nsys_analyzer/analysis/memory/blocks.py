@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nsys_analyzer.trace.arrays import Bools, Ints
-from nsys_analyzer.trace.memory_snapshot import ALLOCATION, FREE, MemorySnapshot
+from nsys_analyzer.trace.memory_snapshot import ALLOCATION, FREE, MemoryEvents, MemorySnapshot
 
 #: The allocator gives out memory in multiples of this size.
 _ROUNDING_BYTES = 512
@@ -47,29 +47,26 @@ class MemoryBlocks:
         return used
 
 
-def find_blocks(snapshot: MemorySnapshot, device: int) -> MemoryBlocks:
-    """Returns the blocks of a GPU. The events that they refer to are those of the GPU, in order.
+def find_blocks(snapshot: MemorySnapshot, events: MemoryEvents, device: int) -> MemoryBlocks:
+    """Returns the blocks of a GPU from its events.
 
     A block ends when the allocator can use its memory again. With several streams, this is later than the program's
     release of it. The allocator reports what was requested. A block that is in use at the end has its real size; the
     size of the others is rounded as the allocator does.
     """
-    events = snapshot.events.select(snapshot.events.device == device)
-    changes = np.flatnonzero((events.action == ALLOCATION) | (events.action == FREE))
+    changes = np.flatnonzero((events.action == ALLOCATION) | (events.action == FREE)).astype(np.int32)
     changes = changes[np.argsort(events.address[changes], kind="stable")]
     address, is_free = events.address[changes], events.action[changes] == FREE
-    # The event after an allocation at the same address is its release. A release without an allocation before it
-    # belongs to a block from before the recording.
+    # The next event at the address of an allocation is its release, or an allocation after a release that was not
+    # recorded. A release without an allocation before it belongs to a block from before the recording.
     same = address[1:] == address[:-1]
-    is_released = np.append(same & is_free[1:], False) & ~is_free
-    from_before = is_free & ~np.insert(same & ~is_free[:-1], 0, False)
-    starts = np.flatnonzero(~is_free)
-    allocated = changes[starts]
-    following = np.append(changes[1:], 0)
-    released = np.where(is_released[starts], following[starts], len(events))
+    early = changes[is_free & ~np.insert(same & ~is_free[:-1], 0, False)]
+    following = np.where(np.append(same, False), np.append(changes[1:], changes[:1]), np.int32(len(events)))[~is_free]
+    allocated = changes[~is_free]
+    order = np.argsort(allocated)
+    allocated, released = allocated[order], following[order]
     requested = events.size_bytes[allocated]
     size_bytes = _round_up(requested)
-    early = changes[from_before]
     # The blocks that the snapshot itself contains are in use at the end. Some of them have no event.
     live = snapshot.live_blocks.select(snapshot.live_blocks.device == device)
     is_last = np.flatnonzero(released == len(events))
@@ -77,15 +74,14 @@ def find_blocks(snapshot: MemorySnapshot, device: int) -> MemoryBlocks:
     size_bytes[is_last[row]] = live.size_bytes[live_row]
     unseen = live.select(np.delete(np.arange(len(live.address)), live_row))
     counts = (len(unseen.address), len(early))
-    blocks = MemoryBlocks(
+    return MemoryBlocks(
         address=np.concatenate([unseen.address, events.address[early], events.address[allocated]]),
         size_bytes=np.concatenate([unseen.size_bytes, _round_up(events.size_bytes[early]), size_bytes]),
         requested_bytes=np.concatenate([unseen.requested_bytes, events.size_bytes[early], requested]),
-        allocated=np.concatenate([np.full(sum(counts), BEFORE), allocated]),
-        released=np.concatenate([np.full(counts[0], len(events)), early, released]),
-        stack=np.concatenate([unseen.stack, np.zeros(counts[1], np.int64), events.stack[allocated]]),
+        allocated=np.concatenate([np.full(sum(counts), BEFORE, np.int32), allocated]),
+        released=np.concatenate([np.full(counts[0], len(events), np.int32), early, released]),
+        stack=np.concatenate([unseen.stack.astype(np.int32), np.zeros(counts[1], np.int32), events.stack[allocated]]),
     )
-    return blocks.select(np.argsort(blocks.allocated, kind="stable"))
 
 
 def measure_levels(blocks: MemoryBlocks, events: int) -> Ints:

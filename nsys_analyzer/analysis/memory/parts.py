@@ -31,14 +31,14 @@ def categorize(blocks: MemoryBlocks, times: PhasesOfEvents, places: Places, fail
     - What is older than the first step consists of weights and optimizer state as far as it has the sizes of gradients.
     """
     is_early = blocks.allocated == BEFORE
-    categories = np.where(is_early, HELD, UNKNOWN_USE)
+    categories = np.where(is_early, np.int8(HELD), np.int8(UNKNOWN_USE))
     if times.source is None or not len(times.phase):
         return categories
     last_event = len(times.phase) - 1
-    phase = np.where(is_early, UNKNOWN, times.phase[np.maximum(blocks.allocated, 0)])
-    step = np.where(is_early, UNKNOWN, times.step[np.maximum(blocks.allocated, 0)])
+    phase = np.where(is_early, np.int32(UNKNOWN), times.phase[np.maximum(blocks.allocated, 0)])
+    step = np.where(is_early, np.int32(UNKNOWN), times.step[np.maximum(blocks.allocated, 0)])
     is_released = blocks.released <= last_event
-    end_phase = np.where(is_released, times.phase[np.minimum(blocks.released, last_event)], UNKNOWN)
+    end_phase = times.phase[np.minimum(blocks.released, last_event)]
     if times.steps is None:  # only forward passes, or only a part of a step
         categories[~is_early & is_released & (phase == end_phase)] = TEMPORARIES
         return categories
@@ -65,7 +65,7 @@ def categorize(blocks: MemoryBlocks, times: PhasesOfEvents, places: Places, fail
     _find_unfinished_gradients(blocks, categories, is_backward & ~is_released & (first_optimizer[step] > last_event))
     # What the last step but one leaves behind is not known yet. It is kept if earlier steps left the same behind.
     undecided = is_forward & ~is_released & (step == times.steps - 2) & (categories == ACTIVATIONS)
-    keys = blocks.stack * (1 << 44) + blocks.size_bytes
+    keys = blocks.stack.astype(np.int64) * (1 << 44) + blocks.size_bytes
     categories[undecided & np.isin(keys, keys[categories == KEPT])] = KEPT
     is_lasting = is_forward & (step == 0) & ~places.in_module[blocks.stack] & (categories == KEPT)
     _find_weights(blocks, categories, is_early | is_lasting, step)

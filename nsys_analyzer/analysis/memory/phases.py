@@ -54,29 +54,30 @@ def find_phases(snapshot: MemorySnapshot, events: MemoryEvents, ranges: Sequence
     """
     if ranges:
         return _find_phases_from_ranges(events, ranges)
-    phases_of_stacks = np.array([find_phase_of_stack(snapshot.list_frames(i)) for i in range(len(snapshot.stacks))])
-    is_allocation = events.action == ALLOCATION
-    phase = np.where(is_allocation, phases_of_stacks[events.stack], UNKNOWN)
+    phases_of_stacks = np.array(
+        [find_phase_of_stack(snapshot.list_frames(i)) for i in range(len(snapshot.stacks))], np.int8
+    )
+    phase = np.where(events.action == ALLOCATION, phases_of_stacks[events.stack], np.int8(UNKNOWN))
     for annotation in snapshot.annotations:
         if annotation.name.startswith(_OPTIMIZER_RANGE):
             first, end = np.searchsorted(events.time_ns, (annotation.start_ns, annotation.end_ns))
             # An optimizer that updates in place allocates nothing, so the range also marks the event before it.
             phase[max(first - 1, 0) if end == first else first : max(end, first, 1)] = OPTIMIZER
-    known = np.flatnonzero(phase != UNKNOWN)
-    if len(known) == 0 or not (phases_of_stacks[1:] != UNKNOWN).any():
+    is_known = phase != UNKNOWN
+    if not is_known.any() or not (phases_of_stacks[1:] != UNKNOWN).any():
         unknown = np.full(len(events), UNKNOWN)
         return PhasesOfEvents(unknown, unknown, None, None)
     # An event that tells no phase, such as a release, belongs to the phase of the event before it.
-    filled = phase[known[np.maximum(np.searchsorted(known, np.arange(len(events)), "right") - 1, 0)]]
+    filled = phase[np.maximum.accumulate(np.where(is_known, np.arange(len(phase), dtype=np.int32), is_known.argmax()))]
     # A step begins with the first forward after an optimizer or, in a recording without one, after a backward pass.
     last = OPTIMIZER if (filled == OPTIMIZER).any() else BACKWARD
     starts = np.append(0, np.flatnonzero(np.diff(filled)) + 1)
-    is_new_step, has_ended = np.zeros(len(filled), np.int64), False
+    is_new_step, has_ended = np.zeros(len(filled), np.int8), False
     for start in starts.tolist():
         if has_ended and filled[start] == FORWARD:
             is_new_step[start], has_ended = 1, False
         has_ended = has_ended or filled[start] == last
-    step = np.cumsum(is_new_step)
+    step = np.cumsum(is_new_step, dtype=np.int32)
     has_steps = (filled == last).any()
     return PhasesOfEvents(
         filled, step if has_steps else np.full(len(step), UNKNOWN), int(step[-1]) + 1 if has_steps else None, "stacks"
