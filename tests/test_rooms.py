@@ -47,6 +47,7 @@ ANALYSIS = (
     "ranks",
     "comparison",
     "what_if",
+    "what_if_memory",
 )
 
 

@@ -246,4 +246,4 @@ def test_the_command_answers_as_the_function_does(real_capture: Callable[[str], 
     assert "Give a change" in run_main("what-if", path).err
     for words in (("--matmul", "0.5"), ("--MatMul=0.5",)):
         assert "Did you mean --class matmul=0.5?" in run_main("what-if", path, *words).err
-    assert "Did you mean one of: '--launches'," in run_main("what-if", path, "--launche", "0").err
+    assert "Did you mean one of: '--batch', '--launches'," in run_main("what-if", path, "--launche", "0").err

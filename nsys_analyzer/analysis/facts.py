@@ -39,7 +39,7 @@ FactId = Literal[
     "no_replay_without_api_calls", "too_few_api_calls", "hidden_in_graphs", "one_of_many_ranks",
     # the changes of a what-if question
     "changed_class", "changed_range", "changed_operator", "pinned_copies", "changed_launches", "ranks_on_time",
-    "faster_network", "more_ranks",
+    "faster_network", "more_ranks", "checkpointed", "changed_batch", "micro_batches", "other_optimizer",
 ]  # fmt: skip
 
 

@@ -45,7 +45,7 @@ _LARGEST_FACTOR = 1e6
 _SMALLEST_LISTED_SHARE = 0.005
 
 #: One change twice: under the assumption with which it saves least, and under the assumption with which it saves most.
-_ChangePair = tuple[ReplayChange, ReplayChange]
+ChangePair = tuple[ReplayChange, ReplayChange]
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def _answer_question(subject: CapturesToReplay, study: Study, question: WhatIfQu
     names, changes = zip(*_make_changes(study, question, subject.ranks, operators), strict=True)
     length_ms = max(step.length_ms for step in steps)
     in_recorded_process = all(diagnosis.in_recorded_process for diagnosis in diagnoses)
-    replays = _replay_changes(study, changes, length_ms, busy_ms, timed_ms, in_recorded_process)
+    replays = replay_changes(study, changes, length_ms, busy_ms, timed_ms, in_recorded_process)
     before, after = sorted(replays.pairs, key=lambda pair: pair[0].step_ns)[len(replays.pairs) // 2]
     saving = replace(replays.saving, group=study.group, steps=steps[0].instances)
     scale = replays.scale
@@ -247,7 +247,7 @@ def _answer_question(subject: CapturesToReplay, study: Study, question: WhatIfQu
 
 
 @dataclass(frozen=True)
-class _ChangedReplays:
+class ChangedReplays:
     """Replays of the steps before and after the changes.
 
     There are two replays for each baseline: with the changes as they save least, and as they save most.
@@ -263,10 +263,10 @@ class _ChangedReplays:
     saving: Saving
 
 
-def _replay_changes(
-    study: Study, changes: Iterable[_ChangePair], length_ms: float, busy_ms: float, timed_ms: float | None = None,
+def replay_changes(
+    study: Study, changes: Iterable[ChangePair], length_ms: float, busy_ms: float, timed_ms: float | None = None,
     in_recorded_process: bool = False,
-) -> _ChangedReplays:  # fmt: skip
+) -> ChangedReplays:  # fmt: skip
     """Replays steps before and after changes.
 
     Args:
@@ -288,7 +288,7 @@ def _replay_changes(
     saving = Saving(
         steps=study.steps, step_ms=step_ms, saves_ms=middle, saves_ms_low=low, saves_ms_high=min(high, step_ms)
     )
-    return _ChangedReplays(tuple(pairs), scale, saving)
+    return ChangedReplays(tuple(pairs), scale, saving)
 
 
 def _replay_groups(
@@ -298,7 +298,7 @@ def _replay_groups(
     savings = [usual]
     for group in study.other_groups:
         changes = (change for _, change in _make_changes(group.study, question, (), operators))
-        replays = _replay_changes(group.study, changes, group.length_ms, group.study.busy_ms)
+        replays = replay_changes(group.study, changes, group.length_ms, group.study.busy_ms)
         savings.append(replace(replays.saving, group=group.name, steps=group.steps))
     if len(savings) > 1:
         count = sum(saving.steps for saving in savings)
@@ -356,7 +356,7 @@ def _check_that_steps_contain(subject: CapturesToReplay, studies: Sequence[Study
 
 def _make_changes(
     study: Study, question: WhatIfQuestion, ranks: Sequence[int | None], operators: OperatorWork | None
-) -> Iterator[tuple[Fact, _ChangePair]]:
+) -> Iterator[tuple[Fact, ChangePair]]:
     """Yields each change of a question: the fact from which a report makes its name, and the change itself."""
     for name, factor in question.classes.items():
         change = saved_work(study.of_class(name) * (1 - factor))
@@ -425,7 +425,7 @@ def _scale_range(study: Study, name: str, factor: float) -> ReplayChange:
     return change
 
 
-def _put_on_time(study: Study, late_ranks: frozenset[int]) -> _ChangePair:
+def _put_on_time(study: Study, late_ranks: frozenset[int]) -> ChangePair:
     """Returns two changes after which no rank waits for the late ranks.
 
     The first change does not affect kernels. The second change also shortens kernels of the other ranks to their mean
@@ -456,7 +456,7 @@ def _put_on_time(study: Study, late_ranks: frozenset[int]) -> _ChangePair:
     )
 
 
-def _speed_up_network(study: Study, factor: float) -> _ChangePair:
+def _speed_up_network(study: Study, factor: float) -> ChangePair:
     """Returns two changes that make the transfers of collectives faster.
 
     The first change keeps a latency of each collective, and the second does not. If a rank is replayed alone, it is

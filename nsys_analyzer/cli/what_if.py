@@ -13,6 +13,7 @@ from nsys_analyzer.cli.help import CHANGES, Command, command, format_option, opt
 from nsys_analyzer.cli.options import PATH, evidence_options, print_json, print_report
 
 if TYPE_CHECKING:
+    from nsys_analyzer.analysis.what_if_memory import OptimizerKind
     from nsys_analyzer.report.evidence import Evidence
 
 
@@ -62,6 +63,20 @@ class _FactorOrAttainable(click.ParamType[Any]):
         return None if value == "attainable" else click.FLOAT.convert(value, param, ctx)
 
 
+#: The type of a number, which also converts text.
+_NUMBER: click.ParamType[Any] = click.FLOAT
+
+
+class _Multiple(click.ParamType[float]):
+    """The type of a multiple, such as 2x."""
+
+    name = "multiple"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Returns the factor; fails for other text."""
+        return float(_NUMBER.convert(str(value).removesuffix("x"), param, ctx))
+
+
 _FACTOR = _NameAndValue("NAME=FACTOR, such as matmul=0.5", click.STRING, click.FLOAT)
 
 
@@ -107,36 +122,64 @@ _FACTOR = _NameAndValue("NAME=FACTOR, such as matmul=0.5", click.STRING, click.F
     help="Run on N ranks instead of the recorded ones, each with the same work. The collectives get the cost of their "
     "algorithm among N ranks. This needs the captures of all ranks.",
 )  # fmt: skip
+@option(
+    CHANGES, "--checkpoint", multiple=True, metavar="MODULES",
+    help="Checkpoint the activations of these modules, such as 'h.*': backward runs their forward passes again. A * "
+    "stands for one name of the path. This option and the next three also predict the peak memory. Repeatable.",
+)  # fmt: skip
+@option(CHANGES, "--batch", type=_Multiple(), metavar="FACTORx", help="Change the batch size by this factor, as in 2x.")
+@option(
+    CHANGES, "--micro-batches", type=int, metavar="N",
+    help="Divide the batch into N micro-batches, whose gradients are added up before the optimizer's step.",
+)  # fmt: skip
+@option(CHANGES, "--optimizer", type=click.Choice(["8bit", "offload"]),
+        help="Keep the optimizer's state with 8 bits per element, or in the CPU's memory.")  # fmt: skip
 @format_option("text", "markdown", "json", help="json contains every figure.")
 @evidence_options
 def what_if(
     evidence: Callable[[], Evidence], classes: tuple[tuple[str, float], ...], ranges: tuple[tuple[str, float], ...],
     operators: tuple[tuple[str, float | None], ...], launches: float | None, copies: str | None,
     on_time: tuple[tuple[int, str], ...], network: float | None, rank_count: int | None,
-    output_format: str,
+    checkpoint: tuple[str, ...], batch: float | None, micro_batches: int | None,
+    optimizer: OptimizerKind | None, output_format: str,
 ) -> None:  # fmt: skip
     """Predicts how long a step of TRACE would take if some of its parts took more or less time.
 
     The recorded steps are replayed with all the given changes. The command prints the length of the new step, the
     saving, and what limits the new step. The ranks of a run are replayed together. Any other capture is replayed
     separately.
+
+    The changes of memory (--checkpoint, --batch, --micro-batches, --optimizer) predict the peak memory and the length
+    of a step together. They need a capture of nsys-analyze run, which records the tensors that each operator uses.
     """
     from nsys_analyzer.analysis.what_if import WhatIfQuestion, answer_all
+    from nsys_analyzer.analysis.what_if_memory import MemoryQuestion, answer_memory_question
     from nsys_analyzer.inputs.saved_reports import GENERATOR
     from nsys_analyzer.report.model import Report
     from nsys_analyzer.report.renderers.json_report import SCHEMA_VERSION, to_plain_data
     from nsys_analyzer.report.sections.what_if import what_if_section
+    from nsys_analyzer.report.sections.what_if_memory import memory_what_if_section
 
     question = WhatIfQuestion(
         dict(classes), dict(ranges), launches, copies == "pinned", tuple(dict(on_time)), network, dict(operators),
         rank_count,
     )  # fmt: skip
-    if question == WhatIfQuestion():
+    memory_question = MemoryQuestion(checkpoint, batch, micro_batches, optimizer)
+    if question == WhatIfQuestion() and memory_question == MemoryQuestion():
         raise click.UsageError(
-            "Give a change: --class, --range, --operator, --launches, --copies, --rank, --network or --to-ranks."
+            "Give a change: --class, --range, --operator, --launches, --copies, --rank, --network, --to-ranks, "
+            "--checkpoint, --batch, --micro-batches or --optimizer."
         )
-    answers = list(answer_all(evidence().captures, question))
+    if question != WhatIfQuestion() and memory_question != MemoryQuestion():
+        raise click.UsageError("Give the changes of memory without other changes.")
+    answers: list[Any]
+    if memory_question == MemoryQuestion():
+        answers = list(answer_all(evidence().captures, question))
+        sections = map(what_if_section, answers)
+    else:
+        answers = list(answer_memory_question(evidence().captures, memory_question))
+        sections = map(memory_what_if_section, answers)
     if output_format == "json":
         print_json({"schema_version": SCHEMA_VERSION, "generator": GENERATOR, "what_if": to_plain_data(answers)})
     else:
-        print_report(Report("What if", tuple(map(what_if_section, answers))), output_format)
+        print_report(Report("What if", tuple(sections)), output_format)

@@ -398,4 +398,8 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
     "ranks_on_time": lambda ranks: f"{', '.join(f'rank {rank}' for rank in ranks)} on time",
     "more_ranks": lambda before, after: f"{after} ranks instead of {before}",
     "faster_network": lambda factor: f"a network {factor:g} times as fast",
+    "checkpointed": lambda modules, names: f"{modules} {plural(modules, 'checkpointed module')} ({names})",
+    "changed_batch": lambda factor: f"batch × {factor:g}",
+    "micro_batches": lambda count: f"{count} micro-batches",
+    "other_optimizer": lambda kind: "an optimizer with 8-bit state" if kind == "8bit" else "offloaded optimizer state",
 }  # fmt: skip
