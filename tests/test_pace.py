@@ -71,12 +71,14 @@ def test_steps_of_another_process_tell_only_the_length() -> None:
 
 
 def test_an_estimated_length_has_a_width() -> None:
-    """3 % of the GPU's work and 15 % of the rest beside the range of the replays, and never below the GPU's work."""
-    assert widen_interval_ms(100, 100, 100) == (97, 103)
+    """3 % of the GPU's work and 15 % of the rest beside the range of the replays, between the GPU's work and the profile."""
+    assert widen_interval_ms(100, 100, 100, 100) == (97, 103)
     # the middle is 70: 10 + 0.03 · 40 + 0.15 · 30 = 15.7
-    assert widen_interval_ms(60, 80, 40) == pytest.approx((54.3, 85.7))
+    assert widen_interval_ms(60, 80, 40, 90) == pytest.approx((54.3, 85.7))
     # the middle is 50: 10 + 1.2 + 1.5 = 12.7, but 50 − 40 · 0.97 = 11.2
-    assert widen_interval_ms(40, 60, 40) == pytest.approx((38.8, 61.2))
+    assert widen_interval_ms(40, 60, 40, 90) == pytest.approx((38.8, 61.2))
+    # the middle is 70: 15.7, but 75 + 0.03 · 40 = 76.2
+    assert widen_interval_ms(60, 80, 40, 75) == pytest.approx((63.8, 76.2))
 
 
 def test_a_manifest_with_steps_of_the_recorded_process(tmp_path: Path) -> None:

@@ -50,7 +50,8 @@ test_whole_capture = make_case_test(
 def test_the_step_without_what_the_profiler_notes(tmp_path: Path) -> None:
     """Steps of 10 ms: kernels run [0.2, 1.7), [4.1, 7.1) and on to 9.9; the second's launch takes from 1.0 to 4.0.
 
-    The profiler notes 3.0 ms in that launch. Without it the second kernel starts at 1.7, 2.4 ms earlier: 7.6 ms.
+    The profiler notes 3.0 ms in that launch. Without it the second kernel starts at 1.7, 2.4 ms earlier: 7.6 ms. Two runs
+    differ by 3 % of the GPU's 7.3 ms and by 15 % of the other 0.3 ms: 0.264 ms.
     """
     trace = Kineto().gpu()
     for number in range(5):
@@ -65,4 +66,4 @@ def test_the_step_without_what_the_profiler_notes(tmp_path: Path) -> None:
         trace.add("cuda_runtime", "cudaDeviceSynchronize", at + 4_100, 5_800, correlation=90 + number)
     path = trace.write(tmp_path / "t.json")
     done = CliRunner().invoke(cli, ["ask", str(path), "step_estimated_ms", "--format", "json"], catch_exceptions=False)
-    assert json.loads(done.stdout)["answers"][0]["value"] == pytest.approx([7.6, 7.6], abs=0.05)
+    assert json.loads(done.stdout)["answers"][0]["value"] == pytest.approx([7.6 - 0.264, 7.6 + 0.264], abs=0.05)

@@ -133,7 +133,7 @@ def diagnose(
         findings.insert(position, replace(idle, left_after_all_ms=left_ms, lines=lines))
     is_notable = profiled_ms - longest_ms > _NOTABLE_OVERHEAD_SHARE * profiled_ms
     overhead_ms = (profiled_ms - longest_ms, profiled_ms - shortest_ms) if is_notable else None
-    ends_ms = (low_ms, high_ms) if unprofiled_ms else widen_interval_ms(low_ms, high_ms, busy_ms)
+    ends_ms = (low_ms, high_ms) if unprofiled_ms else widen_interval_ms(low_ms, high_ms, busy_ms, profiled_ms)
     return Diagnosis(
         *ends_ms, profiled_ms, busy_ms, replay_error, bool(unprofiled_ms), overhead_ms, tuple(findings), doubt,
         account, bool(unprofiled_ms) and in_recorded_process,

@@ -90,15 +90,17 @@ def estimate_unprofiled_ms(replayed_ms: float, busy_ms: float, profiled_ms: floa
     return min(max(replayed_ms, busy_ms), profiled_ms)
 
 
-def widen_interval_ms(low_ms: float, high_ms: float, busy_ms: float) -> tuple[float, float]:
+def widen_interval_ms(low_ms: float, high_ms: float, busy_ms: float, profiled_ms: float) -> tuple[float, float]:
     """Returns the interval of the estimated length of a step without the profiler, ms, around the same middle.
 
     The interval contains the lengths of the replays. The GPU's work and the remaining time, which the CPU determines,
-    are widened by what runs of a program differ. The interval does not begin below the GPU's work.
+    are widened by what runs of a program differ. The interval neither begins below the GPU's work nor ends above the
+    length under the profiler by more than the GPU's work differs between runs.
     """
     middle_ms = (low_ms + high_ms) / 2
     gpu_ms, cpu_ms = _GPU_SPREAD * busy_ms, _CPU_SPREAD * max(middle_ms - busy_ms, 0.0)
-    half_ms = min((high_ms - low_ms) / 2 + gpu_ms + cpu_ms, max(middle_ms - busy_ms, 0.0) + gpu_ms)
+    room_ms = max(min(middle_ms - busy_ms, profiled_ms - middle_ms), 0.0) + gpu_ms
+    half_ms = min((high_ms - low_ms) / 2 + gpu_ms + cpu_ms, room_ms)
     return middle_ms - half_ms, middle_ms + half_ms
 
 
