@@ -30,19 +30,28 @@ from nsys_analyzer.capture import energy
 from nsys_analyzer.capture import plan as run_plan
 from nsys_analyzer.capture.energy import EnergyReader, Reading, Steps, check_energy, measure_steps
 from nsys_analyzer.capture.hooks.energy_steps import VARIABLE, EnergySteps
+from nsys_analyzer.capture.profilers import make_hook_variables
 from nsys_analyzer.configuration import NO_PRICES, GpuEnergy, Prices, Run, manifest_values
 from nsys_analyzer.inputs.manifest import make_run
 from nsys_analyzer.report.facts import say
 from nsys_analyzer.report.model import Report, Section
 from nsys_analyzer.report.renderers import markdown
 from nsys_analyzer.report.sections.comparison import answer_comparison
-from nsys_analyzer.report.sections.energy import answer_energy, list_phase_joules
+from nsys_analyzer.report.sections.energy import (
+    answer_energy,
+    describe_energy_of_ranks,
+    list_phase_joules,
+    tabulate_gpus,
+)
 from nsys_analyzer.report.sections.findings import findings_section
 from nsys_analyzer.text import plain
 from tests.conftest import Main
 from tests.support import sides
+from tests.support.annotated import ASKED
+from tests.support.annotated import run as run_program
 from tests.support.nvml import FakeGpu, FakeNvml
 from tests.support.sweeping import Desk, make_recording_nsys
+from tests.test_step_times import LOOP
 from tests.test_step_times import FakeGpu as FakeTorchGpu
 
 UUID, OTHER_UUID = "GPU-AAAA-1", "GPU-BBBB-2"
@@ -459,3 +468,60 @@ def test_run_records_the_energy_of_unprofiled_steps(
     assert json.loads(data.out)["captures"][0]["energy"]["watts"] == pytest.approx(500, rel=0.1)
     screen = outcome.out.replace("\N{NO-BREAK SPACE}", " ")
     assert re.search(r"· 2[0-9.]+ J a step", " ".join(screen.split()))
+
+
+# --- ranks
+
+
+def test_ranks_have_one_row_for_each_gpu() -> None:
+    """20 J and 35 J a step, at 400 W and 700 W."""
+    second = replace(ROW, index=1, rank=1, joules=2000.0)
+    energies = [energetic(ROW).energy, replace(energetic(second).energy, watts=400.0)]  # type: ignore[type-var]
+    text = describe_energy_of_ranks([energy for energy in energies if energy])
+    assert text.replace("\N{NO-BREAK SPACE}", " ") == (
+        "Without the profiler, a step takes 55 J on 2 GPUs together, which is 1,100 W."
+    )
+    table = tabulate_gpus((ROW, second), "run")
+    assert [row[0] for row in table.rows] == ["NVIDIA H200 0", "NVIDIA H200 1"]
+
+
+# --- programs
+
+
+@pytest.mark.slow
+def test_a_program_on_a_cpu_makes_no_more_steps(tmp_path: Path) -> None:
+    """There are 3 steps of warm-up and 4 measured steps."""
+    variables = make_hook_variables(ASKED, tmp_path / "results.json")
+    ran = run_program(
+        tmp_path, LOOP.format(steps=40, after_step=""), **variables, **{VARIABLE: f"5:100:{tmp_path / 'energy.json'}"}
+    )
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.split() == [str(step) for step in range(3 + 4)]
+    assert not (tmp_path / "energy.json").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_on_a_gpu_the_joules_are_those_of_the_counter() -> None:
+    """The counter is read by hand before and after equal steps, and its increase is compared with the report's."""
+    torch = pytest.importorskip("torch")
+    pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py reads the counter")
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU on this machine")
+    if check_energy().status != "ok":
+        pytest.skip(f"the energy cannot be read: {check_energy().description}")
+    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+    with EnergyReader(pynvml) as reader:
+        for _ in range(200):  # until the clock is steady
+            a @ a
+        torch.cuda.synchronize()
+        start_ns, start_mj = time.monotonic_ns(), pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu)
+        while time.monotonic_ns() - start_ns < 5 * S:
+            a @ a
+            torch.cuda.synchronize()
+        end_ns, end_mj = time.monotonic_ns(), pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu)
+        time.sleep(0.2)
+    uuid = str(torch.cuda.get_device_properties(0).uuid)
+    ((row,),) = reader.measure([Steps(start_ns, end_ns, 1, [uuid], [])], has_ranks=False)
+    assert row.joules == pytest.approx((end_mj - start_mj) / 1000, rel=0.03)

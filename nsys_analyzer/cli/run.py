@@ -80,9 +80,11 @@ def run(**options: Any) -> None:
 
     Your own PyTorch program needs no change. nsys-analyze finds the steps, forward passes, backward passes and
     optimizer steps of the program while the program runs. The program first runs --warmup steps that are not measured.
-    Then --steps steps are measured, and the program ends. In the recorded run, one more step shows which operators the
-    program calls, and the steps before and after the recording are timed, because processes of one program differ. If
-    the program calls cudaProfilerStart itself, it is recorded from there to cudaProfilerStop instead.
+    Then --steps steps are measured, and the program ends. On a GPU whose energy can be read, the run without a profiler
+    first makes steps for five more seconds, in which the energy is read. In the recorded run, one more step shows which
+    operators the program calls, and the steps before and after the recording are timed, because processes of one
+    program differ. If the program calls cudaProfilerStart itself, it is recorded from there to cudaProfilerStop
+    instead.
     """
     from nsys_analyzer.capture.plan import Recording, make_plan
     from nsys_analyzer.capture.profilers import check_script_exists
@@ -169,7 +171,8 @@ def _summarize_execution(target: Target, folder: Path, *, is_recorded: bool) -> 
     if run.stopped_after:
         later_steps = bool(run.operators) + target.unprofiled_steps
         recorded = f" (when recorded, after step {run.stopped_after + later_steps})" if later_steps else ""
-        summary += f", and was stopped after step {run.stopped_after}{recorded}. --run-to-end lets it continue"
+        timed_steps = run.stopped_after + (run.energy[0].steps if run.energy else 0)
+        summary += f", and was stopped after step {timed_steps}{recorded}. --run-to-end lets it continue"
     elif run.not_annotated:
         summary += f"; {run.not_annotated}"
     return f"{summary}. Its output is in {folder / LOG}"

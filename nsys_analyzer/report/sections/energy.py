@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, StepEnergy, TokenCost
 from nsys_analyzer.configuration import GpuEnergy
-from nsys_analyzer.report.model import Answer, Block, Field, Paragraph, make_table
+from nsys_analyzer.report.model import Answer, Block, Field, Paragraph, Table, make_table
 from nsys_analyzer.text import NO_BREAK_SPACE, join_names, rounded
 
 _HOW_MEASURED = (
@@ -29,21 +29,7 @@ def answer_energy(capture: CaptureSummary) -> Iterator[Block]:
         yield Answer(" ".join(sentences), title)
     if energy is None:
         return
-    fields: tuple[Field[GpuEnergy], ...] = (
-        Field("GPU", "text", lambda row: f"{row.gpu} {row.index}"),
-        Field("rank", "count", lambda row: row.rank),
-        Field("steps", "count", lambda row: row.steps),
-        Field("s", "ms", lambda row: row.seconds),
-        Field("J per step", "ms", lambda row: row.joules / row.steps),
-        Field("±", "ms", lambda row: row.error_joules / row.steps),
-        Field("W", "count", lambda row: round(row.joules / row.seconds)),
-        Field("idle W", "count", lambda row: None if row.idle_watts is None else round(row.idle_watts)),
-        Field("clock MHz", "count", lambda row: row.clock_mhz),
-        Field("highest clock MHz", "count", lambda row: row.max_clock_mhz),
-        Field("limited by power", "percent", lambda row: row.limits.get("power")),
-        Field("limited by heat", "percent", lambda row: row.limits.get("heat")),
-    )
-    yield make_table(fields, energy.gpus, capture=title)
+    yield tabulate_gpus(energy.gpus, title)
     for gpu in energy.gpus:
         if rows := list_phase_joules(gpu):
             phase_fields: tuple[Field[PhaseJoules], ...] = (
@@ -55,6 +41,37 @@ def answer_energy(capture: CaptureSummary) -> Iterator[Block]:
             yield make_table(phase_fields, rows, f"The phases of a step on GPU {gpu.index}:", capture=title)
             yield Paragraph(_HOW_PHASES_ARE_MEASURED, title)
     yield Paragraph(_HOW_MEASURED, title)
+
+
+_GPU_FIELDS: tuple[Field[GpuEnergy], ...] = (
+    Field("GPU", "text", lambda row: f"{row.gpu} {row.index}"),
+    Field("rank", "count", lambda row: row.rank),
+    Field("steps", "count", lambda row: row.steps),
+    Field("s", "ms", lambda row: row.seconds),
+    Field("J per step", "ms", lambda row: row.joules / row.steps),
+    Field("±", "ms", lambda row: row.error_joules / row.steps),
+    Field("W", "count", lambda row: round(row.joules / row.seconds)),
+    Field("idle W", "count", lambda row: None if row.idle_watts is None else round(row.idle_watts)),
+    Field("clock MHz", "count", lambda row: row.clock_mhz),
+    Field("highest clock MHz", "count", lambda row: row.max_clock_mhz),
+    Field("limited by power", "percent", lambda row: row.limits.get("power")),
+    Field("limited by heat", "percent", lambda row: row.limits.get("heat")),
+)
+
+
+def tabulate_gpus(gpus: Sequence[GpuEnergy], title: str, caption: str = "") -> Table:
+    """Returns the table of the energy of each GPU."""
+    return make_table(_GPU_FIELDS, gpus, caption, capture=title)
+
+
+def describe_energy_of_ranks(energies: Sequence[StepEnergy]) -> str:
+    """Returns the sentence on the energy of a step on the GPUs of all ranks."""
+    joules, watts = sum(energy.joules for energy in energies), sum(energy.watts for energy in energies)
+    gpus = sum(len(energy.gpus) for energy in energies)
+    return (
+        f"Without the profiler, a step takes {rounded(joules)}{NO_BREAK_SPACE}J on {gpus} GPUs together, which is "
+        f"{rounded(watts)}{NO_BREAK_SPACE}W."
+    )
 
 
 #: A phase with its power and the error of its power in W, and its energy in a step in J.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from nsys_analyzer.analysis.ranks.run import LATE_SHARE
@@ -11,6 +11,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import CAUSE_WORDS, Evidence, make_median_cell
 from nsys_analyzer.report.model import Answer, Block, Details, Field, Listing, Paragraph, Section, make_table
 from nsys_analyzer.report.sections.bars import make_rank_bars
+from nsys_analyzer.report.sections.energy import describe_energy_of_ranks, tabulate_gpus
 from nsys_analyzer.report.sections.findings import run_finding_blocks
 from nsys_analyzer.report.sections.parallel import describe_pipeline, describe_slow_link, describe_slow_stage
 from nsys_analyzer.report.units import format_count, format_ms, format_ms_range
@@ -77,11 +78,11 @@ def answer_ranks(evidence: Evidence) -> Section:
         blocks.append(Paragraph(text))
     for run in evidence.runs:
         blocks += [Paragraph(strong(run.name))] if len(evidence.runs) > 1 else []
-        blocks += _describe_run(run)
+        blocks += _describe_run(run, evidence.captures)
     return Section("ranks", "Ranks", tuple(blocks))
 
 
-def _describe_run(run: ParallelRun) -> Iterator[Block]:
+def _describe_run(run: ParallelRun, captures: Sequence[CaptureSummary]) -> Iterator[Block]:
     """Yields how long a step takes, which rank is late and why, what would shorten the step, and the tables folded."""
     count = max(len(run.ranks), run.world_size or 0)
     noun = plural(count, "device" if all(rank.rank is None for rank in run.ranks) else "rank")
@@ -99,10 +100,16 @@ def _describe_run(run: ParallelRun) -> Iterator[Block]:
         yield Answer(describe_slow_link(run.slow_link), run.name)
     if run.pipeline:
         yield Answer(describe_pipeline(run.pipeline), run.name)
+    titles = find_rank_titles(captures, [run])
+    energies = [capture.energy for capture in captures if capture.title in titles and capture.energy]
+    if energies and len(energies) == len(titles):
+        yield Answer(describe_energy_of_ranks(energies), run.name)
     if bars := make_rank_bars(run):
         yield bars
     yield from run_finding_blocks(run)
     detail_blocks: list[Block] = [make_table(_RANK_FIELDS, run.ranks, _RANK_CAPTION, capture=run.name)]
+    if gpus := [gpu for energy in energies for gpu in energy.gpus]:
+        detail_blocks.append(tabulate_gpus(gpus, run.name, "The energy of each GPU, without the profiler:"))
     detail_blocks += _tabulate_losses(run)
     if run.collectives:
         rows = run.collectives
