@@ -137,6 +137,7 @@ def test_nsys_samples_counters(described: str, option: str, monkeypatch: pytest.
 def test_counters_need_nsys_and_one_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"--counters is for nsys, and torch\.profiler records here"):
         plan(counters=True, profiler="torch")
+    monkeypatch.chdir(tmp_path)  # this nsys writes a report whenever it is called
     machine(monkeypatch, gpus=2, nsys=make_recording_nsys(tmp_path))
     with pytest.raises(ConfigurationError, match="--counters samples each GPU once") as refusal:
         plan(counters=True, program=("python", "a.py"), nproc=2)

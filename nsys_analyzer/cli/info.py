@@ -52,10 +52,11 @@ def _print_capture(trace: Path, header: str) -> None:
     warnings = [
         plain(text, "`") for capture in summarize(loaded_trace, trace.name) for text in say_all(capture.warnings)
     ]
+    further_records = [*_list_further_records(loaded_trace, reader)]
     for title, lines in (
         ("Capture", _list_versions(loaded_trace)),
         ("Tables (rows)", _list_tables(reader)),
-        ("Recorded besides", [*_list_further_records(loaded_trace, reader)] or ["nothing"]),
+        *([("Recorded besides", further_records)] if further_records else []),
         ("Processes", _list_processes(loaded_trace)),
         ("Ranges (count, total ms)", _list_ranges(loaded_trace)),
         ("A step without the profiler", _describe_pace(trace)),

@@ -477,6 +477,47 @@ METRIC_NAMES = Table(
     ("source", "metric", "name"),
     is_read_on_demand=True,
 )
+#: The metrics of network cards. A value is a rate in the unit of its metric.
+NIC_METRICS = Table(
+    "nic_metrics",
+    ("NET_NIC_METRIC",),
+    (
+        _START,
+        _END,
+        _column("card", "globalId", doc="global ID of the network card"),
+        _column("port", "portId", narrow=True, doc="number of the card's port"),
+        _column("metrics_list", "metricsListId", doc="ID of the list of metrics"),
+        _column("metric", "metricsIdx", narrow=True, doc="index of the metric in its list"),
+        _column("value", doc="mean rate in the time from start to end"),
+    ),
+    is_read_on_demand=True,
+)
+NIC_METRIC_NAMES = Table(
+    "nic_metric_names",
+    ("TARGET_INFO_NETWORK_METRICS",),
+    (
+        _column("metrics_list", "metricsListId", doc="ID of the list of metrics"),
+        _column("metric", "metricsIdx", doc="index of the metric in its list"),
+        _column("name", default="", doc="name of the metric"),
+        _column("unit", default="", doc="unit of its values"),
+    ),
+    is_read_on_demand=True,
+)
+NIC_NAMES = Table(
+    "nic_names",
+    ("TARGET_INFO_NIC_INFO",),
+    (_column("card", "nicId", doc="ID of the network card"), _column("name", default="", doc="its name")),
+    is_read_on_demand=True,
+)
+NIC_IDS = Table(
+    "nic_ids",
+    ("NIC_ID_MAP",),
+    (
+        _column("card", "nicId", doc="ID of the network card"),
+        _column("global_id", "globalId", doc="its global ID, which its metrics have"),
+    ),
+    is_read_on_demand=True,
+)
 CHAINED_CALLS = Table(
     "chained_calls",
     RUNTIME.aliases,

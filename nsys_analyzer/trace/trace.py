@@ -51,6 +51,7 @@ from nsys_analyzer.trace.columns import (
 )
 from nsys_analyzer.trace.gpu_counters import GpuSamples, read_gpu_counters
 from nsys_analyzer.trace.metadata import Metadata, explain_missing_cuda, read_diagnostics, read_metadata
+from nsys_analyzer.trace.network import NetworkTraffic, read_network_traffic
 from nsys_analyzer.trace.nsys_report import is_export_of
 from nsys_analyzer.trace.operator_calls import OperatorStep, find_operator_files, without_operator_steps
 from nsys_analyzer.trace.operator_shapes import LINEAR_LAYER, describe_linear_layer
@@ -109,6 +110,7 @@ class Trace:
         operator_steps: the step in which each operator has a range, by global process ID. No other attribute contains
             this step.
         counters: samples of the hardware counters of each GPU, by GPU ID. It is empty if nsys recorded none.
+        network: the traffic of each port of the network cards.
     """
 
     path: Path
@@ -136,6 +138,7 @@ class Trace:
     profiler_events: Ranges = field(default_factory=lambda: Ranges(*(np.zeros(0, np.int64),) * 4, ()))
     operator_steps: Mapping[int, OperatorStep] = field(default_factory=dict)
     counters: Mapping[int, GpuSamples] = field(default_factory=dict)
+    network: tuple[NetworkTraffic, ...] = ()
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -228,6 +231,7 @@ class Trace:
             start_end_names=frozenset(ranges.names[code] for code in distinct(ranges.name[is_start_end])),
             profiler_events=_make_profiler_events((frames["overhead"], frames["profiler_overhead"]), strings),
             counters=read_gpu_counters(reader),
+            network=read_network_traffic(reader),
         )
         trace_without_operator_steps: Self = without_operator_steps(trace)
         return trace_without_operator_steps

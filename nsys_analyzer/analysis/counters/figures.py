@@ -180,7 +180,7 @@ def summarize_counters(
         windows: the measured steps; None if they are unknown.
         operators: the calls of operators; None if they were not recorded.
     """
-    gpu_id = _find_sampled_gpu(attributed, process)
+    gpu_id = find_sampled_gpu(attributed, process)
     if gpu_id is None:
         return None
     work = SampledWork(attributed, process, gpu_id, gpu.memory_bytes_per_s if gpu else 0)
@@ -208,7 +208,7 @@ def summarize_counters(
     )
 
 
-def _find_sampled_gpu(attributed: AttributedTrace, process: int) -> int | None:
+def find_sampled_gpu(attributed: AttributedTrace, process: int) -> int | None:
     """Returns the ID of the GPU on which a process runs; None if the GPU was not sampled, or is unknown."""
     trace = attributed.trace
     devices = trace.operations.device[trace.operations.process == process]

@@ -38,6 +38,9 @@ MAX_OPERATIONS_OF_TRACKS = 1_000_000
 #: The thread ID of the track of requests, whose ranges belong to no thread.
 _REQUESTS_THREAD = ~PROCESS_MASK
 
+#: The unit of the values of a ``Level``.
+LevelUnit = Literal["%", "MHz", "B/s"]
+
 TrackKind = Literal["ranges", "calls", "lines", "stream", "idle"]
 
 
@@ -101,6 +104,23 @@ class IdleTrack(Track):
 
 
 @dataclass(frozen=True)
+class Level:
+    """A lane with a value that changes over time, such as the active SMs.
+
+    Attributes:
+        title: what the value is.
+        unit: the unit of the values.
+        time: shape (values,), the time from ``Tracks.origin_ns`` at which each value begins, ns.
+        value: shape (values,), the values; -1 while nothing was measured.
+    """
+
+    title: str
+    unit: LevelUnit
+    time: Ints
+    value: Ints
+
+
+@dataclass(frozen=True)
 class Tracks:
     """The tracks of one process of a capture.
 
@@ -116,6 +136,7 @@ class Tracks:
         stacks: the lines of the program in each stack, the innermost line first. The first stack is empty.
         memory: the times at which the memory in use changes, ns since the origin, and the bytes in use from each time
             on. Both are empty if memory was not recorded.
+        levels: the lanes of hardware counters.
     """
 
     origin_ns: int
@@ -132,6 +153,7 @@ class Tracks:
     paths: tuple[str, ...]
     stacks: tuple[tuple[str, ...], ...]
     memory: tuple[Ints, Ints]
+    levels: tuple[Level, ...] = ()
 
 
 def record_tracks(work: ProcessWork, steps: Steps, max_operations: int) -> Tracks:

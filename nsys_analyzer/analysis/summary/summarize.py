@@ -13,6 +13,7 @@ from msgspec import structs
 from nsys_analyzer.analysis.attribution.attribution import ATTRIBUTION_METHODS, UNATTRIBUTED
 from nsys_analyzer.analysis.attribution.processes import Process, find_processes
 from nsys_analyzer.analysis.counters.figures import summarize_counters
+from nsys_analyzer.analysis.counters.levels import make_levels
 from nsys_analyzer.analysis.facts import Fact
 from nsys_analyzer.analysis.intervals import NONE, contains_any_time, measure_unions
 from nsys_analyzer.analysis.kernels.class_rules import FUSED_ATTENTION, MATMUL
@@ -160,6 +161,7 @@ class _ProcessSummarizer:
             serving, tracks = summarize_serving(work, self.steps), None
             if tracked:
                 tracks = record_tracks(work, self.steps, tracked)
+                tracks = replace(tracks, levels=make_levels(self.attributed, self.process.global_pid, tracks))
             summary = replace(
                 summary,
                 step=step,

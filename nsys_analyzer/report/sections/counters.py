@@ -127,6 +127,11 @@ def _count(samples: int) -> str:
     return f"{samples:,} {plural(samples, 'sample')}"
 
 
+def _hide_noise(share: float | None) -> float | None:
+    """Returns the share of a link's bandwidth; None if it is too small to be known."""
+    return share if share is not None and share > 2 * _SMALLEST_SHARE else None
+
+
 def _tabulate(rows: tuple[CounterRow, ...], name: str, caption: str, title: str) -> Table:
     fields: tuple[Field[CounterRow], ...] = (
         Field(name, "code" if name == "module" else "text", lambda row: row.name),
@@ -136,11 +141,11 @@ def _tabulate(rows: tuple[CounterRow, ...], name: str, caption: str, title: str)
         Field("DRAM read", "percent", lambda row: row.dram_read),
         Field("DRAM write", "percent", lambda row: row.dram_write),
         Field("DRAM B/s", "bytes/s", lambda row: row.dram_bytes_per_s),
-        Field("NVLink in", "percent", lambda row: row.nvlink_received or None),
-        Field("NVLink out", "percent", lambda row: row.nvlink_sent or None),
-        Field("PCIe in", "percent", lambda row: row.pcie_received or None),
-        Field("PCIe out", "percent", lambda row: row.pcie_sent or None),
-        Field("MHz", "count", lambda row: row.sm_clock_mhz),
+        Field("NVLink in", "percent", lambda row: _hide_noise(row.nvlink_received)),
+        Field("NVLink out", "percent", lambda row: _hide_noise(row.nvlink_sent)),
+        Field("PCIe in", "percent", lambda row: _hide_noise(row.pcie_received)),
+        Field("PCIe out", "percent", lambda row: _hide_noise(row.pcie_sent)),
+        Field("MHz", "count", lambda row: row.sm_clock_mhz and round(row.sm_clock_mhz)),
         Field("limit", "text", lambda row: _LIMIT_WORDS.get(row.limited_by or "")),
         Field("samples", "count", lambda row: row.samples),
     )

@@ -390,6 +390,15 @@ def _encode_capture(capture: CaptureSummary, tracks: Tracks, labels: Mapping[str
         },
         "stacks": [list(map(visible, stack)) for stack in tracks.stacks],
         "memory": {"time": _encode_differences(tracks.memory[0]), "bytes": _encode_differences(tracks.memory[1])},
+        "levels": [
+            {
+                "title": visible(level.title),
+                "unit": level.unit,
+                "time": _encode_differences(level.time),
+                "value": _encode_differences(level.value),
+            }
+            for level in tracks.levels
+        ],
         "tracks": encoded_tracks,
     }
 

@@ -1,7 +1,7 @@
 // The lanes of the timeline, which are boxes over one axis in nanoseconds, and how each lane is drawn.
 
 /** The height of a lane of each kind, in pixels. */
-const HEIGHTS = { ranges: 20, calls: 20, lines: 20, stream: 64, idle: 26, memory: 48 };
+const HEIGHTS = { ranges: 20, calls: 20, lines: 20, stream: 64, idle: 26, memory: 48, counter: 30 };
 const LANE_GAP = 6, AXIS_HEIGHT = 22, PART_TITLE_HEIGHT = 22;
 
 /** Returns how many of the sorted times are at or before a time. */
@@ -102,14 +102,20 @@ function cumulativeSums(differences) {
 function makeLanes(capture, offset, number) {
   const lanes = [];
   const threads = [];
-  const addMemory = () => {
-    if (!capture.memory.time.length) return;
-    const time = cumulativeSums(capture.memory.time).map((time) => time + offset);
-    lanes.push({ title: "Device memory", kind: "memory", part: number, height: HEIGHTS.memory, time, bytes: cumulativeSums(capture.memory.bytes) });
+  const addLevel = (title, kind, times, values, format, most) => {
+    const time = cumulativeSums(times).map((time) => time + offset);
+    lanes.push({ title, kind, part: number, height: HEIGHTS[kind], time, values: cumulativeSums(values), format, most });
   };
-  // Memory follows the tracks of the device. Threads that launch nothing come last.
+  const addLevels = () => {
+    const { memory } = capture;
+    if (memory.time.length) addLevel("Device memory", "memory", memory.time, memory.bytes, formatBytes);
+    for (const { title, unit, time, value } of capture.levels) {
+      addLevel(title, "counter", time, value, (value) => formatLevel(value, unit), unit === "%" ? 100 : undefined);
+    }
+  };
+  // Memory and counters follow the tracks of the device. Threads that launch nothing come last.
   const lastDeviceTrack = capture.tracks.findLastIndex((track) => track.kind === "stream" || track.kind === "idle");
-  if (lastDeviceTrack < 0) addMemory();
+  if (lastDeviceTrack < 0) addLevels();
   capture.tracks.forEach((track, place) => {
     const start = cumulativeSums(track.start);
     for (let i = 0; i < start.length; i++) start[i] += offset;
@@ -124,7 +130,7 @@ function makeLanes(capture, offset, number) {
       if (track.kind === "ranges" && !depth) threads.push(lane);
       lanes.push(lane);
     });
-    if (place === lastDeviceTrack) addMemory();
+    if (place === lastDeviceTrack) addLevels();
   });
   for (const lane of lanes) lane.threads = threads;
   return lanes;
@@ -163,6 +169,12 @@ function formatBytes(bytes) {
   let power = 0;
   while (Math.abs(bytes) >= 1024 && power < units.length - 1) [bytes, power] = [bytes / 1024, power + 1];
   return `${bytes.toFixed(power ? 1 : 0)} ${units[power]}`;
+}
+
+/** Returns the value of a counter with its unit. A negative value was not measured. */
+function formatLevel(value, unit) {
+  if (value < 0) return "not sampled";
+  return unit === "B/s" ? `${formatBytes(value)}/s` : `${value.toLocaleString("en")} ${unit}`;
 }
 
 /** Draws lanes onto a canvas, in the theme of the page. */
@@ -251,7 +263,7 @@ class Painter {
   }
 
   drawLane(lane, view) {
-    if (lane.kind === "memory") this.drawMemory(lane);
+    if (lane.values) this.drawLevel(lane);
     else if (lane.kind === "stream" || lane.kind === "idle") this.drawWork(lane, view);
     else this.drawBoxes(lane, view);
     if (lane.critical) this.drawCritical(lane);
@@ -344,10 +356,12 @@ class Painter {
     }
   }
 
-  drawMemory(lane) {
+  /** Draws a value over time, such as the memory in use, and its largest value. */
+  drawLevel(lane) {
     const { context, theme } = this;
-    const { time, bytes } = lane;
-    lane.most ??= bytes.reduce((a, b) => Math.max(a, b), 1);
+    const { time, values } = lane;
+    lane.peak ??= values.reduce((a, b) => Math.max(a, b), 1);
+    lane.most ??= lane.peak;
     const height = lane.height - 2, y = (value) => lane.top + height - (Math.max(value, 0) / lane.most) * height;
     context.fillStyle = theme.box;
     context.strokeStyle = theme["box-edge"];
@@ -355,19 +369,19 @@ class Painter {
     let i = Math.max(countUntil(time, this.low) - 1, 0);
     context.moveTo(this.x(Math.max(time[i], this.low)), lane.top + height);
     while (i < time.length && time[i] < this.high) {
-      // Each pixel shows the maximum in use.
+      // Each pixel shows the maximum.
       const x = this.x(Math.max(time[i], this.low));
       const until = countUntil(time, this.low + (Math.floor(x) + 1 - this.left) / this.scale, i);
-      let most = bytes[i];
-      for (let k = i + 1; k < until; k++) most = Math.max(most, bytes[k]);
+      let most = values[i];
+      for (let k = i + 1; k < until; k++) most = Math.max(most, values[k]);
       i = Math.max(until, i + 1);
       context.lineTo(x, y(most));
-      context.lineTo(i < time.length ? Math.min(this.x(time[i]), this.width) : this.width, y(bytes[i - 1]));
+      context.lineTo(i < time.length ? Math.min(this.x(time[i]), this.width) : this.width, y(values[i - 1]));
     }
     context.lineTo(this.width, lane.top + height);
     context.fill();
     context.stroke();
-    this.write(`peak ${formatBytes(lane.most)}`, this.left + 4, lane.top + 8, 200, theme.ink);
+    this.write(`peak ${lane.format(lane.peak)}`, this.left + 4, lane.top + 8, 200, theme.ink);
   }
 
   /** Draws a mark above each pixel with a match. */

@@ -416,12 +416,12 @@ class Timeline {
     this.requestDraw();
   }
 
-  /** Describes the memory in a range, for each part of which it was recorded. */
+  /** Describes memory and counters in a range, for each part in which they were recorded. */
   describeMemory(start, end) {
-    return this.lanes.filter((lane) => lane.kind === "memory").map((lane) => {
+    return this.lanes.filter((lane) => lane.values).map((lane) => {
       const first = Math.max(countUntil(lane.time, start) - 1, 0), last = Math.max(countUntil(lane.time, end) - 1, first);
-      const most = lane.bytes.subarray(first, last + 1).reduce((a, b) => Math.max(a, b));
-      return element("p", `${this.titleOf(lane)}: ${formatBytes(lane.bytes[first])} at the start, ${formatBytes(most)} at the peak, ${formatBytes(lane.bytes[last])} at the end.`);
+      const most = lane.values.subarray(first, last + 1).reduce((a, b) => Math.max(a, b));
+      return element("p", `${this.titleOf(lane)}: ${lane.format(lane.values[first])} at the start, ${lane.format(most)} at the peak, ${lane.format(lane.values[last])} at the end.`);
     });
   }
 
@@ -515,9 +515,9 @@ class Timeline {
     const lane = this.laneAt(event.offsetY + this.scroll.scrollTop);
     if (!lane) return null;
     if (event.offsetX < this.left) return [["track", this.titleOf(lane)]]; // a long title is cut in its place
-    if (lane.kind !== "memory") return null;
-    const time = this.timeAt(event.offsetX), bytes = lane.bytes[Math.max(countUntil(lane.time, time) - 1, 0)];
-    return [["in use", formatBytes(bytes)], ["time", `${this.formatTime(time - this.parts[lane.part].start)} ms`], ["track", this.titleOf(lane)]];
+    if (!lane.values) return null;
+    const time = this.timeAt(event.offsetX), value = lane.values[Math.max(countUntil(lane.time, time) - 1, 0)];
+    return [[lane.kind === "memory" ? "in use" : "value", lane.format(value)], ["time", `${this.formatTime(time - this.parts[lane.part].start)} ms`], ["track", this.titleOf(lane)]];
   }
 
   hover(event) {
