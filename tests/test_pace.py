@@ -82,7 +82,10 @@ def test_an_estimated_length_has_a_width() -> None:
 
 
 def test_a_manifest_with_steps_of_the_recorded_process(tmp_path: Path) -> None:
-    """They replace the step of the other process, but not its phases. Those with the shorter median are used."""
+    """They replace the step of the other process, but not its phases. Those with the shorter median are used.
+
+    The first step after the capture begins with an idle GPU.
+    """
     (tmp_path / "one").mkdir()
     timings = {
         "status": "ok", "times_ms": {"forward": [1, 2], "step": [7, 7]},
@@ -93,6 +96,9 @@ def test_a_manifest_with_steps_of_the_recorded_process(tmp_path: Path) -> None:
     assert [(row.phase, row.times and row.times.median, row.in_recorded_process) for row in rows] == [
         ("forward", 1.5, False), ("step", 6, True),
     ]  # fmt: skip
+    shorter = {**timings, "steps_after_capture_ms": [9, 5, 5, 5]}
+    (tmp_path / "one/manifest.json").write_text(json.dumps({"steps": 2, "timings": shorter}))
+    assert read_sweep_timings(tmp_path).rows[1].times == Stats(3, 5, 0, 5, 5, 5)
     few = {**timings, "steps_after_capture_ms": [4, 4]}  # shorter, but fewer than three
     (tmp_path / "one/manifest.json").write_text(json.dumps({"steps": 2, "timings": few}))
     assert read_sweep_timings(tmp_path).rows == rows

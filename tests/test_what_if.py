@@ -9,9 +9,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from nsys_analyzer import render, summarize, what_if
+from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.summary.complete import diagnose_capture
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.what_if import LAUNCHING, PINNING, WhatIf
@@ -139,6 +141,43 @@ def test_copies_from_pinned_memory() -> None:
         layers = layers.copy(100, PAGEABLE_TO_DEVICE, 250_000, waits=True).kernel(1)
     # The work takes 3 · (10 + 1) µs, or 3 · 1 if the copies are hidden, and at most 10 µs lie before the next step.
     assert 0.003 < what_if(timed(layers, 333), pinned=True).new_step_ms < 0.043
+
+
+@pytest.mark.parametrize(("pause_ms", "fetching_ms", "new_step_ms"), [(7, 3, 4 + 7), (30, 0.01, 30 - 4)])
+def test_pinned_batches_are_neither_fetched_nor_freed_by_the_program(
+    pause_ms: float, fetching_ms: float, new_step_ms: float
+) -> None:
+    """A pause fetches a batch and frees it, and the copy of the batch takes 4 ms. Freeing takes as long at most.
+
+    The thread that pins takes 4 + 7 ms in place of the program. Of 30 ms, the program does other work for 26 ms.
+    """
+    steps = Steps().kernel(1_000)
+    steps = steps.copy(4_000, PAGEABLE_TO_DEVICE, 10_000_000, waits=True, after=pause_ms * 1_000, range="data")
+    capture = steps.capture(unprofiled_us=5_020 + pause_ms * 1_000)
+    assert capture.study
+    calls = capture.study.calls
+    loading_ns = np.where(calls.loading_ns > 0, int(fetching_ms * 1e6), 0)
+    capture = replace(capture, study=replace(capture.study, calls=replace(calls, loading_ns=loading_ns)))
+    found = what_if(replace(capture, diagnosis=diagnose_capture(capture)), pinned=True)
+    # A batch that is ready takes 0.05 to 0.5 ms, and launches 0.02 ms.
+    assert found.new_step_ms == pytest.approx(new_step_ms, abs=0.5)
+
+
+def test_the_spread_of_steps_of_the_recorded_process_widens_a_saving() -> None:
+    """Steps of 50 µs have a standard deviation of 5 µs, which is as large an error as any other of the saving."""
+    capture = Steps().kernel(40).kernel(10, ADD).capture(unprofiled_us=50)
+    assert capture.unprofiled
+    widths_ms = []
+    for std in (0.0, 0.005):
+        times = {"step": Stats(10, 0.05, std, 0.04, 0.05, 0.06)}
+        unprofiled = replace(capture.unprofiled, phases=times, step_in_recorded_process=True)
+        spread = replace(capture, unprofiled=unprofiled)
+        spread = replace(spread, diagnosis=diagnose_capture(spread))
+        assert spread.diagnosis
+        assert (spread.diagnosis.step_ms_low, spread.diagnosis.step_ms_high) == pytest.approx((0.05 - std, 0.05 + std))
+        found = what_if(spread, classes={"matmul": 0})
+        widths_ms.append((found.saves_ms_high - found.saves_ms_low) / 2)
+    assert widths_ms[1] == pytest.approx(math.hypot(widths_ms[0], 0.005))
 
 
 @pytest.mark.parametrize(

@@ -208,6 +208,7 @@ def _answer_question(subject: CapturesToReplay, study: Study, question: WhatIfQu
     diagnoses = [capture.diagnosis for capture in subject.captures if capture.diagnosis]
     steps = [capture.step for capture in subject.captures if capture.step]
     is_timed = all(diagnosis.is_timed for diagnosis in diagnoses)
+    step_spread = max(diagnosis.step_ms_high / diagnosis.step_ms - 1 for diagnosis in diagnoses) if is_timed else 0.0
     timed_ms = max(diagnosis.step_ms for diagnosis in diagnoses) if is_timed else None
     is_alone = len(steps) == 1
     # In a run, collectives wait for other ranks, so the time of collectives is not a lower bound of the step.
@@ -218,7 +219,7 @@ def _answer_question(subject: CapturesToReplay, study: Study, question: WhatIfQu
     names, changes = zip(*_make_changes(study, question, subject.ranks, operators), strict=True)
     length_ms = max(step.length_ms for step in steps)
     in_recorded_process = all(diagnosis.in_recorded_process for diagnosis in diagnoses)
-    replays = replay_changes(study, changes, length_ms, busy_ms, timed_ms, in_recorded_process)
+    replays = replay_changes(study, changes, length_ms, busy_ms, timed_ms, in_recorded_process, step_spread)
     before, after = sorted(replays.pairs, key=lambda pair: pair[0].step_ns)[len(replays.pairs) // 2]
     saving = replace(replays.saving, group=study.group, steps=steps[0].instances)
     scale = replays.scale
@@ -265,7 +266,7 @@ class ChangedReplays:
 
 def replay_changes(
     study: Study, changes: Iterable[ChangePair], length_ms: float, busy_ms: float, timed_ms: float | None = None,
-    in_recorded_process: bool = False,
+    in_recorded_process: bool = False, step_spread: float = 0.0,
 ) -> ChangedReplays:  # fmt: skip
     """Replays steps before and after changes.
 
@@ -276,6 +277,7 @@ def replay_changes(
         busy_ms: the time in a step in which the GPU works, ms.
         timed_ms: the measured length of a step without the profiler, ms; None if it was not measured.
         in_recorded_process: whether ``timed_ms`` was measured in the recorded process.
+        step_spread: the relative standard deviation of the steps that the recorded process made without the profiler.
     """
     baselines, scale = estimate_baselines(study, length_ms, timed_ms, in_recorded_process)
     pairs = [(replay, replay) for replay in baselines for _ in range(2)]
@@ -284,7 +286,7 @@ def replay_changes(
     ms = [(before.step_ns / NS_PER_MS * scale, after.step_ns / NS_PER_MS * scale) for before, after in pairs]
     bounds = [timed_ms or estimate_unprofiled_ms(before, busy_ms, length_ms) for before, _ in (min(ms), max(ms))]
     step_ms = sum(bounds) / 2
-    low, middle, high = estimate_interval(study, pairs, scale)
+    low, middle, high = estimate_interval(study, pairs, scale, step_spread)
     saving = Saving(
         steps=study.steps, step_ms=step_ms, saves_ms=middle, saves_ms_low=low, saves_ms_high=min(high, step_ms)
     )

@@ -250,9 +250,11 @@ class _ManifestTimings(msgspec.Struct):
         """Returns the lengths of the steps that the recorded process made without the profiler, if it measured them.
 
         If enough steps before and after the capture range were measured, the steps with the shorter median are
-        returned, because a profiler that still works outside of the range only makes steps longer.
+        returned, because a profiler that still works outside of the range only makes steps longer. The first of several
+        steps after the range begins with an idle GPU and is left out.
         """
-        measured = [steps_ms for steps_ms in (self.steps_before_capture_ms, self.steps_after_capture_ms) if steps_ms]
+        after_ms = self.steps_after_capture_ms or []
+        measured = [steps_ms for steps_ms in (self.steps_before_capture_ms, after_ms[1:] or after_ms) if steps_ms]
         reliable = [steps_ms for steps_ms in measured if len(steps_ms) >= _FEWEST_RELIABLE_STEPS]
         return min(reliable or measured, key=statistics.median, default=None)
 

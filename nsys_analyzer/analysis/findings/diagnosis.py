@@ -79,6 +79,7 @@ def diagnose(
     operators: OperatorWork | None = None,
     unprofiled_ms: float | None = None,
     in_recorded_process: bool = False,
+    step_spread: float = 0.0,
     is_torch: bool = True,
     out_of_memory: Fact | None = None,
     waits_for_ranks: bool = False,
@@ -92,6 +93,7 @@ def diagnose(
         operators: the calls of PyTorch's operators in the steps; None if they are unknown.
         unprofiled_ms: the measured length of a step without the profiler, ms; None if it was not measured.
         in_recorded_process: whether ``unprofiled_ms`` was measured in the recorded process.
+        step_spread: the relative standard deviation of the steps that the recorded process made without the profiler.
         is_torch: whether the program uses PyTorch.
         out_of_memory: the reason for missing findings if the program ran out of memory; else None.
         waits_for_ranks: whether collectives wait for other ranks. The findings of the whole run explain such waits.
@@ -119,8 +121,9 @@ def diagnose(
         priced = price_operators(study, operators) if operators else None
         reasons = find_reasons(priced) if priced else {}
         steps = StepsToExplain(
-            step, study, baselines, scale, middle_ms, is_torch, is_timed, high_ms, priced, reasons, run or Run()
-        )
+            step, study, baselines, scale, middle_ms, is_torch, is_timed, high_ms * (1 + step_spread), priced, reasons,
+            run or Run(), step_spread,
+        )  # fmt: skip
         account, findings = _explain_steps(steps)
     explained_causes = _find_explained_causes(step, findings) | ({"communication"} if waits_for_ranks else set())
     idle = _find_idle_gpu(step, profiled_ms if doubt else (low_ms + high_ms) / 2, explained_causes)
@@ -133,7 +136,11 @@ def diagnose(
         findings.insert(position, replace(idle, left_after_all_ms=left_ms, lines=lines))
     is_notable = profiled_ms - longest_ms > _NOTABLE_OVERHEAD_SHARE * profiled_ms
     overhead_ms = (profiled_ms - longest_ms, profiled_ms - shortest_ms) if is_notable else None
-    ends_ms = (low_ms, high_ms) if unprofiled_ms else widen_interval_ms(low_ms, high_ms, busy_ms, profiled_ms)
+    ends_ms = (
+        (low_ms * (1 - step_spread), high_ms * (1 + step_spread))
+        if unprofiled_ms
+        else widen_interval_ms(low_ms, high_ms, busy_ms, profiled_ms)
+    )
     return Diagnosis(
         *ends_ms, profiled_ms, busy_ms, replay_error, bool(unprofiled_ms), overhead_ms, tuple(findings), doubt,
         account, bool(unprofiled_ms) and in_recorded_process,
@@ -297,7 +304,7 @@ def _find_saving(
         most_ns = max(before.step_ns - after.step_ns for before, after in replays)
         if most_ns * steps.scale < _NEGLIGIBLE_SAVING_SHARE * steps.step_ms * NS_PER_MS:
             return _SavingInterval()  # on the other baselines, the saving would be similarly small
-    low, middle, high = estimate_interval(steps.study, replays, steps.scale)
+    low, middle, high = estimate_interval(steps.study, replays, steps.scale, steps.step_spread)
     # A candidate saves at most the time of its cause, and at most the step without the remaining work.
     study, step, replay = steps.study, steps.summary, steps.study.replay
     changed = candidate.changes[-1](replay)

@@ -138,7 +138,7 @@ class Diagnosis:
 
     Attributes:
         step_ms_low, step_ms_high: the interval of the length of a step without the profiler, ms; both are the measured
-            length if it was measured.
+            length if another process measured it.
         profiled_ms: the length of a step under the profiler, ms.
         busy_ms: the time in a step in which the GPU works, ms. Changes of the program's own time do not shorten it.
         replay_error: the length of the replayed steps divided by the length of the recorded steps, minus 1.
@@ -192,6 +192,7 @@ class StepsToExplain:
         operators: the calls of PyTorch's operators with their attainable times; None if they are unknown.
         reasons: the calls of operators whose time has each reason, by the reason; see ``find_reasons``.
         run: the manifest of the capture; an empty manifest if there is none.
+        step_spread: the relative standard deviation of the steps that the recorded process made without the profiler.
     """
 
     summary: StepSummary
@@ -205,6 +206,7 @@ class StepsToExplain:
     operators: PricedOperators | None = None
     reasons: Mapping[Reason, Bools] = field(default_factory=dict)
     run: Run = field(default_factory=Run)
+    step_spread: float = 0.0
 
     @property
     def has_data_flow(self) -> bool:

@@ -30,19 +30,20 @@ _CPU_RUN_TOLERANCE = 0.15
 
 
 def estimate_interval(
-    study: Study, replays: Sequence[tuple[Replay, Replay]], scale: float
+    study: Study, replays: Sequence[tuple[Replay, Replay]], scale: float, step_spread: float = 0.0
 ) -> tuple[float, float, float]:
     """Returns the least, the middle and the largest saving per step in another run of the program, ms.
 
     A saving is negative if a step becomes longer. If all replays agree on the sign, the interval does not contain both.
     The replays differ in the profiler's cost and in the effect of the change. The differences between runs are added to
     the spread of the replays as independent errors: of the GPU's time that the change saves, of the GPU's time after
-    the change, and of the CPU's time on the critical path that the change saves and leaves.
+    the change, of the CPU's time on the critical path that the change saves and leaves, and of the length of a step.
 
     Args:
         study: the steps.
         replays: the steps before and after the change, for each replay.
         scale: the ratio of the length of a step to the length of a replayed step.
+        step_spread: the relative standard deviation of the steps that the recorded process made without the profiler.
     """
     by_saving = sorted(replays, key=lambda pair: pair[0].step_ns - pair[1].step_ns)
     least_ns, most_ns = (before.step_ns - after.step_ns for before, after in (by_saving[0], by_saving[-1]))
@@ -53,6 +54,7 @@ def estimate_interval(
         _GPU_RUN_TOLERANCE * after_ns.gpu,
         _CPU_RUN_TOLERANCE * (before_ns.cpu - after_ns.cpu),
         _CPU_RUN_TOLERANCE * after_ns.cpu,
+        step_spread * float(np.median([before.step_ns for before, _ in replays])),
     )
     middle_ns, ms_per_ns = (least_ns + most_ns) / 2, scale / NS_PER_MS
     low_ns = max(middle_ns - half_ns, 0.0 if least_ns >= 0 else -math.inf)

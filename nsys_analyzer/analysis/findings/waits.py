@@ -59,8 +59,6 @@ MAJORITY_SHARE = 0.5
 _SMALLEST_BATCH_BYTES = 64 << 10
 #: The maximum number of runs of consecutive copies per step that count as a batch: its inputs and its targets.
 _MAX_TENSORS_OF_BATCH = 2
-#: The assumed pause for a batch that another thread has copied into pinned memory, ns.
-_PINNED_BATCH_NS = 50_000
 #: The maximum size of a device-to-host copy of a few scalars, such as for .item() or a mask for nonzero(), bytes.
 _LARGEST_SCALAR_BYTES = 4096
 #: The largest share of a copy's time that is assumed to remain if the copy runs on another stream. The copy still takes
@@ -175,28 +173,31 @@ def pin_copies(study: Study) -> tuple[ReplayChange, ReplayChange]:
 
     With the first change, the copies are faster. With the second change, they are made ahead of their use, so that
     other work hides them. After both changes, a step takes at least the time in which one thread of the CPU makes its
-    batch and copies it to pinned memory, about as fast as the driver copies pageable memory. Other data is pinned once.
+    batch, copies it to pinned memory, about as fast as the driver copies pageable memory, and frees it. Other data is
+    pinned once.
     """
     copies = find_pageable_copies(study)
     calls, is_batch = study.calls_of_copies(copies), _copies_batch(study, copies)
     faster = np.minimum(
         study.operations.size / PINNED_BYTES_PER_S * NS_PER_S / np.maximum(study.operations.duration_ns, 1), 1.0
     )
-    # If a batch is copied into pinned memory ahead of its use, the program still takes the time to make the batch, but
-    # not the time to fetch it.
+    # If a thread of its own copies batches into pinned memory, the program still takes the time to make a batch, but it
+    # neither fetches the batch nor frees its memory. Freeing is assumed to take at most as long as copying.
     longest_ns = study.operations.duration_ns[copies].max(initial=0)
-    fetching = study.is_loading & (study.replay.pause_ns <= longest_ns)
+    fetching = study.is_loading & (study.calls.loading_ns <= longest_ns)
+    fetching_ns = study.calls.loading_ns + np.where(fetching, longest_ns, 0)
 
-    def pin(replay: Replay) -> Replay:
-        """Returns the steps with copies from pinned memory on the same stream."""
-        pinned = replay.without_waits(calls).scale_work(np.where(copies, faster, 1.0))
-        loading_ns = np.minimum(study.calls.loading_ns, replay.pause_ns).sum()
-        pinning_ns = float(loading_ns + replay.work_ns[copies].sum()) / replay.steps
-        return replace(pinned, least_step_ns=pinning_ns if is_batch else 0.0)
+    def pin(replay: Replay, ready_batch_ns: float = READY_BATCH_NS[0]) -> Replay:
+        """Returns the steps with copies from pinned memory on the same stream, and with batches that are ready."""
+        remaining_ns = np.maximum(replay.pause_ns - fetching_ns, 0.0) + ready_batch_ns
+        pinned = replay.without_waits(calls).limit_pauses(fetching, remaining_ns)
+        moved_ns = np.minimum(fetching_ns, replay.pause_ns)[study.is_loading].sum() + replay.work_ns[copies].sum()
+        pinned = replace(pinned, least_step_ns=float(moved_ns) / replay.steps if is_batch else 0.0)
+        return pinned.scale_work(np.where(copies, faster, 1.0))
 
     def prefetch(replay: Replay) -> Replay:
         """Returns the steps with batches that were copied ahead of their use."""
-        ready = pin(replay).limit_pauses(fetching, _PINNED_BATCH_NS)
+        ready = pin(replay, READY_BATCH_NS[1])
         return ready.without_calls(calls & (study.calls.kind == COPY)).scale_work(np.where(copies, 0.0, 1.0))
 
     return pin, prefetch

@@ -98,12 +98,18 @@ def diagnose_capture(capture: CaptureSummary) -> Diagnosis | None:
     if step is None or study is None or capture.on_cpu:
         return None
     ran_out = Fact("findings_out_of_memory", failure=capture.message) if capture.status == "oom" else None
+    unprofiled = capture.unprofiled
+    timed_step = unprofiled.trusted(STEP) if unprofiled else None
+    in_recorded_process = unprofiled is not None and unprofiled.step_in_recorded_process
     return diagnose(
         step,
         study,
         operators=capture.operators,
-        unprofiled_ms=capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None,
-        in_recorded_process=capture.unprofiled is not None and capture.unprofiled.step_in_recorded_process,
+        unprofiled_ms=timed_step.typical if timed_step else None,
+        in_recorded_process=in_recorded_process,
+        step_spread=(timed_step.std or 0.0) / timed_step.typical
+        if timed_step and timed_step.typical and in_recorded_process
+        else 0.0,
         is_torch=capture.is_torch,
         out_of_memory=ran_out,
         waits_for_ranks=any(len(member.collectives) and member.world_size != 1 for member in capture.members),
