@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from nsys_analyzer.text import plain
 from nsys_analyzer.trace.gpu_counters import find_counter
 from tests.conftest import Main
 from tests.support.export import ADD, GEMM, Export, global_pid, shared_copy
+from tests.support.operators import record_operators
 
 REAL = "gpu_metrics_small256"
 SHARES = (
@@ -368,6 +370,14 @@ def test_a_process_without_counters_is_not_summarized(step_trace: Path) -> None:
     assert summarize_counters(attributed, global_pid(), None, None, None) is None
 
 
+def test_columns_of_kernels(real_capture: Callable[[str], Path], step_trace: Path, run_main: Main) -> None:
+    rows = json.loads(run_main("kernels", real_capture(REAL), "--format", "json").out)
+    sampled = [row for row in rows if row["samples"]]
+    assert [row["samples"] for row in sampled] == [45, 23]
+    assert all(row["sms_active"] > 0.9 for row in sampled)
+    assert "samples" not in json.loads(run_main("kernels", step_trace, "--format", "json").out)[0]
+
+
 def levels_of(path: Path) -> dict[str, tuple[str, list[int], list[int]]]:
     (summary,) = summarize(Trace.load(path), "capture", tracked=1_000)
     assert summary.tracks
@@ -422,3 +432,27 @@ def test_many_samples_are_averaged(tmp_path: Path) -> None:
     assert times[:3] == [0, 200, 400]
     assert len(times) == 20_001  # the last one begins at the end of the samples
     assert set(values[:-1]) == {20}
+
+
+def test_traffic_of_operators(tmp_path: Path, run_main: Main) -> None:
+    """The matmul of 400 µs uses 10 % of 1 TB/s, which are 40 MB, although three matrices in bf16 have 100.7 MB."""
+    path = record_operators(tmp_path)
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE TARGET_INFO_GPU SET memoryBandwidth = 1000000000000")
+        (gpu_id,) = database.execute("SELECT id FROM TARGET_INFO_GPU").fetchone()
+        database.execute("CREATE TABLE TARGET_INFO_GPU_METRICS (typeId, metricId, metricName TEXT)")
+        database.execute("CREATE TABLE GPU_METRICS (timestamp INT, typeId INT, metricId INT, value INT)")
+        names = ("DRAM Read Bandwidth [Throughput %]", "DRAM Write Bandwidth [Throughput %]")
+        metrics = [(256 + gpu_id, number, name) for number, name in enumerate(names)]
+        database.executemany("INSERT INTO TARGET_INFO_GPU_METRICS VALUES (?, ?, ?)", metrics)
+        samples = [(time, 256 + gpu_id, metric, 5) for time in range(0, 4_000_000, 5_000) for metric in (0, 1)]
+        database.executemany("INSERT INTO GPU_METRICS VALUES (?, ?, ?, ?)", samples)
+    (summary,) = summarize(Trace.load(path), "capture")
+    assert summary.counters
+    traffic = {row.operator: row for row in summary.counters.operators}
+    assert traffic["aten::mm"].dram_bytes == pytest.approx(40e6)
+    assert traffic["aten::mm"].least_bytes == 3 * 2 * 4_096**2
+    assert traffic["aten::mm"].samples == 3 * 400 // 5
+    printed = run_main("operators", path).out.replace("\N{NO-BREAK SPACE}", " ")
+    assert "DRAM bytes" in printed
+    assert "38.1 MiB" in printed  # 40,000,000 ÷ 2²⁰

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 #: A row of the table in JSON and CSV: values by the names of columns.
 _Row = dict[str, Any]
 _COLUMNS = ("capture", "process", "name", "class", "launches", "ms", "avg_us", "share")
+#: The columns of the hardware counters, which the table has only if a capture has counters and no phase is selected.
+_COUNTER_COLUMNS = ("sms_active", "tensor_active", "dram_bytes_per_s", "samples")
 
 
 @command(epilog="Example: nsys-analyze kernels capture.sqlite --phase forward --class matmul --top 10")
@@ -86,12 +88,17 @@ def list_kernels(
         )
     capture_parts = [(capture, capture.whole if phase is None else capture.phase(phase)) for capture in captures]
     rows = []
+    has_counters = phase is None and any(capture.counters for capture in captures)
     for capture, part in capture_parts:
+        counters = {row.name: row for row in capture.counters.kernels} if capture.counters else {}
         kernels = [row for row in (part.kernels if part else ()) if kernel_class in (None, row.kernel_class)]
         for row in kernels[:top]:
             names_of_row = (capture.name, capture.process or "", row.name, row.kernel_class)
             figures = (row.launches_per_instance, row.ms_per_instance, row.avg_us, row.share)
-            rows.append(dict(zip(_COLUMNS, (*names_of_row, *figures), strict=True)))
+            cells = dict(zip(_COLUMNS, (*names_of_row, *figures), strict=True))
+            if has_counters:
+                cells |= {name: getattr(counters.get(row.name), name, None) for name in _COUNTER_COLUMNS}
+            rows.append(cells)
     if len({capture.name for capture in captures}) == 1:
         for cells in rows:
             del cells["capture"]
@@ -136,5 +143,9 @@ def _make_table(rows: list[_Row]) -> Table:
         Field("ms", "ms", lambda row: row["ms"]),
         Field("avg µs", "us", lambda row: row["avg_us"]),
         Field("share", "percent", lambda row: row["share"]),
+        Field("SMs active", "percent", lambda row: row.get("sms_active")),
+        Field("tensor cores", "percent", lambda row: row.get("tensor_active")),
+        Field("DRAM B/s", "bytes/s", lambda row: row.get("dram_bytes_per_s")),
+        Field("samples", "count", lambda row: row.get("samples")),
     )
     return make_table(fields, rows, names=2)

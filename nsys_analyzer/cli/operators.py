@@ -60,7 +60,7 @@ def operators(trace: Path, by: str, top: int | None, output_format: str, names: 
     if output_format == "text":
         for capture, rows in tables:
             caption = f"{f'{capture.title}: ' if len(tables) > 1 else ''}ms per step, the largest excess first:"
-            print_table(tabulate_operators(rows, caption, capture.title, by))
+            print_table(tabulate_operators(rows, caption, capture.title, by, capture.counters))
     elif output_format == "json":
         print_json(operators_data(tables))
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from nsys_analyzer.analysis.counters.figures import Counters
 from nsys_analyzer.analysis.operators.account import OperatorRow, StepAccount, fold_rows
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.errors import RECORD_COMMAND
@@ -81,7 +82,7 @@ def answer_operators(capture: CaptureSummary) -> Iterator[Block]:
     rows_without_estimate = sorted((row for row in rows if row.attainable_ms is None), key=lambda row: -row.ms)
     caption = "The operators with the largest excess, ms per step:"
     if rows_above_limit:
-        yield tabulate_operators(rows_above_limit[:_FIRST_ROWS], caption, title)
+        yield tabulate_operators(rows_above_limit[:_FIRST_ROWS], caption, title, counters=capture.counters)
     folded_blocks: list[Block] = []
     if rows_above_limit[_FIRST_ROWS:]:
         folded_blocks.append(
@@ -171,9 +172,24 @@ _OTHER_FIELDS: tuple[Field[OperatorRow], ...] = (
 )
 
 
-def tabulate_operators(rows: Sequence[OperatorRow], caption: str, title: str, by: str = "operator") -> Table:
-    """Returns a table of operators, modules or lines with their measured and attainable times per step."""
-    fields = (*_NAME_FIELDS[by], *_OTHER_FIELDS)
+def tabulate_operators(
+    rows: Sequence[OperatorRow], caption: str, title: str, by: str = "operator", counters: Counters | None = None
+) -> Table:
+    """Returns a table of operators, modules or lines with their measured and attainable times per step.
+
+    If the hardware counters show the DRAM traffic of operators, it stands beside the bytes that they move at least.
+    """
+    bytes_of_call = {(row.operator, row.shapes): row.dram_bytes for row in counters.operators} if counters else {}
+
+    def find_traffic(row: OperatorRow) -> float | None:
+        """Returns the bytes that the memory moves for all calls of a row in a step; None if they were not sampled."""
+        return row.calls * bytes_of_call.get((row.operator, row.shapes), 0.0) or None
+
+    traffic_fields: tuple[Field[OperatorRow], ...] = (
+        Field("DRAM bytes", "bytes", find_traffic),
+        Field("bytes at least", "bytes", lambda row: row.bytes if find_traffic(row) else None),
+    )
+    fields = (*_NAME_FIELDS[by], *_OTHER_FIELDS, *(traffic_fields if by == "operator" else ()))
     return make_table(fields, rows, caption, capture=title, names=min(len(_NAME_FIELDS[by]), 2))
 
 
