@@ -500,6 +500,65 @@ def test_a_program_on_a_cpu_makes_no_more_steps(tmp_path: Path) -> None:
     assert not (tmp_path / "energy.json").exists()
 
 
+#: Lets the hooks take the clock of the CPU for that of a GPU.
+CPU_AS_GPU = """
+import sys, time, torch
+
+class Mark:
+    def __init__(self):
+        self.ns = time.monotonic_ns()
+    def elapsed_time(self, end):
+        return (end.ns - self.ns) / 1e6
+
+class Clock:
+    mark_time = staticmethod(Mark)
+
+def begin(self):
+    self._clock, self._start_ns = Clock(), time.monotonic_ns()
+    self._start = self._end = self._clock.mark_time()
+
+sys.modules["_nsys_analyze_hooks.energy_steps"].EnergySteps.note_range_closed = begin
+torch.cuda.device_count, torch.cuda.synchronize = (lambda: 0), (lambda: None)
+torch.cuda.is_current_stream_capturing = lambda: False
+"""
+
+
+@pytest.mark.slow
+def test_a_program_makes_steps_for_the_wanted_time(tmp_path: Path) -> None:
+    """Each step sleeps for 20 ms between backward and the optimizer, so 0.5 s contain at most 25 whole steps, and one
+    more ends after this time.
+    """
+    variables = make_hook_variables(ASKED, tmp_path / "results.json")
+    program = CPU_AS_GPU + LOOP.format(steps=100, after_step="")
+    ran = run_program(tmp_path, program, **variables, **{VARIABLE: f"0.5:100:{tmp_path / 'energy.json'}"})
+    assert (ran.code, ran.err) == (0, "")
+    values = json.loads((tmp_path / "energy.json").read_text())
+    assert 1 <= values["steps"] <= 26
+    assert len(ran.out.split()) == 3 + 4 + values["steps"]
+    assert (values["end_ns"] - values["start_ns"]) / S >= 0.5
+    # The measured steps of the results are only the 4 before.
+    assert len(json.loads((tmp_path / "results.json").read_text())["times_ms"]["step"]) == 4
+    names = [name for name, _, _ in values["phases"]]
+    assert {name: names.count(name) for name in ("forward", "backward", "optimizer")} == dict.fromkeys(
+        ("forward", "backward", "optimizer"), values["steps"]
+    )
+    assert all(values["start_ns"] <= start <= end <= values["end_ns"] for _, start, end in values["phases"])
+
+
+def test_a_target_marks_its_phases(torch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 measured steps, and 3 steps whose energy is read, with two phases each."""
+    harness = pytest.importorskip("profiling_targets.harness", reason="the target needs PyTorch")
+    monkeypatch.setenv(VARIABLE, f"0:3:{tmp_path / 'energy.json'}")
+    monkeypatch.setattr(harness, "observe_steps", lambda _: EnergySteps(torch))
+    phases = {"forward": lambda: None, "backward": lambda: None}
+    workload = type("Workload", (), {"phases": lambda _: phases})
+    options = Run(device="cpu", steps=2, warmup_steps=1, cuda_graph=False)
+    assert harness.run(workload, options, Run(), tmp_path / "results.json", ranges=False) == 0
+    values = json.loads((tmp_path / "energy.json").read_text())
+    assert (values["steps"], [name for name, _, _ in values["phases"]]) == (3, ["forward", "backward"] * 3)
+    assert len(json.loads((tmp_path / "results.json").read_text())["times_ms"]["step"]) == 2
+
+
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_on_a_gpu_the_joules_are_those_of_the_counter() -> None:
