@@ -71,7 +71,7 @@ def test_steps_of_another_process_tell_only_the_length() -> None:
 
 
 def test_an_estimated_length_has_a_width() -> None:
-    """3 % of the GPU's work and 15 % of the rest beside the range of the replays, between the GPU's work and the profile."""
+    """3 % of the GPU's work and 15 % of the rest beside the replays, between the GPU's work and the profiled step."""
     assert widen_interval_ms(100, 100, 100, 100) == (97, 103)
     # the middle is 70: 10 + 0.03 · 40 + 0.15 · 30 = 15.7
     assert widen_interval_ms(60, 80, 40, 90) == pytest.approx((54.3, 85.7))

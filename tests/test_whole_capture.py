@@ -50,8 +50,8 @@ test_whole_capture = make_case_test(
 def test_the_step_without_what_the_profiler_notes(tmp_path: Path) -> None:
     """Steps of 10 ms: kernels run [0.2, 1.7), [4.1, 7.1) and on to 9.9; the second's launch takes from 1.0 to 4.0.
 
-    The profiler notes 3.0 ms in that launch. Without it the second kernel starts at 1.7, 2.4 ms earlier: 7.6 ms. Two runs
-    differ by 3 % of the GPU's 7.3 ms and by 15 % of the other 0.3 ms: 0.264 ms.
+    The profiler notes 3.0 ms in that launch. Without it the second kernel starts at 1.7, 2.4 ms earlier: 7.6 ms. Two
+    runs differ by 3 % of the GPU's 7.3 ms and by 15 % of the other 0.3 ms: 0.264 ms.
     """
     trace = Kineto().gpu()
     for number in range(5):
