@@ -28,6 +28,9 @@ _GPU_RUN_TOLERANCE = 0.01
 #: ten savings of each of the two programs are in their intervals.
 _CPU_RUN_TOLERANCE = 0.15
 
+#: The columns of a replay whose times a change can remove from a step.
+_REMOVED_COLUMNS = ("cpu_ns", "min_wait_ns", "return_ns", "latency_ns", "spacing_ns", "work_ns", "join_gap_ns")
+
 
 def estimate_interval(
     study: Study, replays: Sequence[tuple[Replay, Replay]], scale: float, step_spread: float = 0.0
@@ -58,8 +61,20 @@ def estimate_interval(
     )
     middle_ns, ms_per_ns = (least_ns + most_ns) / 2, scale / NS_PER_MS
     low_ns = max(middle_ns - half_ns, 0.0 if least_ns >= 0 else -math.inf)
-    high_ns = min(middle_ns + half_ns, 0.0 if most_ns <= 0 else math.inf)
+    high_ns = min(middle_ns + half_ns, 0.0 if most_ns <= 0 else max(most_ns, *map(_measure_removed_ns, replays)))
     return low_ns * ms_per_ns, middle_ns * ms_per_ns, high_ns * ms_per_ns
+
+
+def _measure_removed_ns(replays: tuple[Replay, Replay]) -> float:
+    """Returns the time per step that a change removes, ns, which a step cannot save more than.
+
+    If the change removes waits or the work of another thread, their time is not known from the columns.
+    """
+    before, after = replays
+    if before.least_step_ns > after.least_step_ns or not np.array_equal(before.awaited, after.awaited):
+        return math.inf
+    removed_ns = (np.maximum(getattr(before, name) - getattr(after, name), 0.0).sum() for name in _REMOVED_COLUMNS)
+    return float(sum(removed_ns)) / before.steps * (1 + _CPU_RUN_TOLERANCE)
 
 
 class _PathTimes(NamedTuple):
