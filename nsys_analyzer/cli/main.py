@@ -31,6 +31,7 @@ _COMMANDS = {
         "kernels": "Prints the kernels of a capture.",
         "modules": "Prints the time of each module of the model.",
         "operators": "Prints what each operator costs, and what it should cost.",
+        "memory": "Prints what fills the memory of a GPU, and why it ran out.",
         "info": "Prints the contents of a capture.",
         "ask": "Prints single figures by their names.",
         "check": "Checks each line of a text against a capture.",

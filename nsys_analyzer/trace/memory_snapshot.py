@@ -143,6 +143,8 @@ def read_snapshot(path: Path) -> MemorySnapshot:
     Raises:
         TraceError: the file is missing, damaged, no snapshot, or contains something other than data.
     """
+    if path.exists() and not path.is_file():  # opening a named pipe blocks until a process writes
+        raise TraceError(f"{path} is not a regular file", _RECORD_HINT)
     try:
         with _open_plain(path) as file, _without_garbage_collection():
             unpickler = _SnapshotUnpickler(_HookedFile(file, path.stat().st_size))

@@ -162,9 +162,9 @@ _CHROME_TRACE_HINT = "With PyTorch's profiler, write a Chrome trace: prof.export
 _UNSUPPORTED_FILES = {
     (".pftrace", ".perfetto-trace"): ("a trace in Perfetto's own format", _CHROME_TRACE_HINT),
     (".xplane.pb",): ("an XPlane file, which the profilers of TensorFlow and JAX write", _RECORD_HINT),
-    (".pickle", ".pkl"): (
-        "a pickle file, such as a memory snapshot of PyTorch (see https://pytorch.org/memory_viz)",
-        _RECORD_HINT,
+    tuple(f".{ending}{packed}" for ending in ("pickle", "pkl") for packed in ("", ".gz", ".xz", ".zst")): (
+        "a pickle file, such as a memory snapshot of PyTorch, which contains no kernels",
+        "Read a snapshot with: nsys-analyze memory FILE",
     ),
     (".ncu-rep",): ("a report of Nsight Compute", _RECORD_HINT),
     (".qdrep",): (
@@ -260,14 +260,14 @@ def _check_header(path: Path) -> None:
         raise TraceError(f"{path}: {error.strerror}", "Give the path of a .sqlite or .nsys-rep file") from error
     if not header:
         raise TraceError(f"{path} is empty", "Export the report again")
-    if archive := next(
-        (name for (at, magic), name in _COMPRESSED_FORMATS.items() if header.startswith(magic, at)), None
-    ):
-        raise TraceError(f"{path} is compressed or an archive ({archive})", "Unpack it, and give the capture in it")
     if header[:16] != b"SQLite format 3\x00":
         for endings, (description, remedy) in _UNSUPPORTED_FILES.items():
             if path.name.lower().endswith(endings):
                 raise TraceError(f"{path} cannot be read: it is {description}", remedy)
+        if archive := next(
+            (name for (at, magic), name in _COMPRESSED_FORMATS.items() if header.startswith(magic, at)), None
+        ):
+            raise TraceError(f"{path} is compressed or an archive ({archive})", "Unpack it, and give the capture in it")
         raise TraceError(f"{path} is not a SQLite file", f"To make one, {_EXPORT_HINT}")
     page_size, page_count = int.from_bytes(header[16:18], "big"), int.from_bytes(header[28:32], "big")
     page_count_is_valid = header[24:28] == header[92:96]

@@ -19,6 +19,8 @@ from nsys_analyzer.trace.memory_snapshot import ALLOCATION, OUT_OF_MEMORY, Memor
 _RECORD_EVENTS = "torch.cuda.memory._record_memory_history()"
 #: Memory grows if blocks of at least this number of steps, without the last step, are in use at the end.
 _LEAST_GROWING_STEPS = 3
+#: Memory grows if a step adds at least this share of what is in use at the end. Numbers that a log keeps add less.
+_LEAST_GROWTH_SHARE = 0.001
 
 
 def account_memory(
@@ -87,4 +89,6 @@ def find_growth(
         if len(bytes_of_step) >= max(_LEAST_GROWING_STEPS, times.steps / 2):
             per_step, held = int(np.median(bytes_of_step)), int(bytes_of_step.sum())
             rows.append(MemoryGrowth(places.places[place], per_step, len(bytes_of_step), held))
-    return tuple(sorted(rows, key=lambda row: -row.held_bytes))
+    in_use_bytes = int(blocks.size_bytes[blocks.in_use(end)].sum())
+    is_relevant = sum(row.bytes_per_step for row in rows) >= _LEAST_GROWTH_SHARE * in_use_bytes
+    return tuple(sorted(rows, key=lambda row: -row.held_bytes)) if is_relevant else ()

@@ -73,6 +73,8 @@ def find_remedies(
     if growth:
         held = sum(row.held_bytes for row in growth)
         yield MemoryRemedy("growth", held, held >= missing, tuple(row.place for row in growth[:_MOST_PLACES]))
+        if held >= missing:  # anything else only delays the failure by a few steps
+            return
     unused = moment.fragmented_bytes + moment.cached_bytes
     if unused and unused + requested - missing >= requested and not snapshot.settings.get("expandable_segments"):
         yield MemoryRemedy("expandable_segments", unused, True)

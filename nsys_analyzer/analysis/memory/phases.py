@@ -10,7 +10,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.memory.account import MemoryPhase
 from nsys_analyzer.analysis.memory.places import is_of_torch, list_python_frames
-from nsys_analyzer.trace.arrays import Ints
+from nsys_analyzer.trace.arrays import Integers
 from nsys_analyzer.trace.memory_snapshot import ALLOCATION, Frame, MemoryEvents, MemorySnapshot
 
 #: The phases, and their codes. ``UNKNOWN`` is the code of an event between phases.
@@ -38,8 +38,8 @@ class PhasesOfEvents:
         source: how the phases are known.
     """
 
-    phase: Ints
-    step: Ints
+    phase: Integers
+    step: Integers
     steps: int | None
     source: Literal["ranges", "stacks"] | None
 
