@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,9 +23,15 @@ from nsys_analyzer.analysis.counters.figures import (
 )
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.analysis.transformer.attention import AttentionSummary
+from nsys_analyzer.inputs.saved_reports import read_saved_report
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.renderers.json_report import report_data
 from nsys_analyzer.report.sections import build_report
+from nsys_analyzer.report.sections.counters import describe_clock_change, describe_clocks_of_ranks
+from nsys_analyzer.report.sections.kernels import describe_bandwidth
+from nsys_analyzer.system.machine import Nsys, count_gpus
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.gpu_counters import find_counter
 from tests.conftest import Main
@@ -314,11 +321,46 @@ def test_info_lists_what_else_was_recorded(
     assert "Recorded besides" not in run_main("info", step_trace).out
 
 
-def test_json_is_read_back(real_capture: Callable[[str], Path]) -> None:
-    report = build_report(Evidence(summarize(Trace.load(real_capture(REAL)), "capture")))
-    counters = json.loads(json.dumps(report_data(report)))["captures"][0]["counters"]
-    assert counters["classes"][0]["name"] == "matmul"
-    assert counters["classes"][0]["limited_by"] == "compute"
+def test_json_is_read_back(real_capture: Callable[[str], Path], tmp_path: Path, run_main: Main) -> None:
+    report = tmp_path / "report.json"
+    assert run_main("report", real_capture(REAL), "--format", "json", "-o", report).code == 0
+    (summary,) = read_saved_report(report)
+    assert summary.counters == counters_of(real_capture(REAL))
+
+
+@pytest.mark.gpu
+@pytest.mark.nsys
+@pytest.mark.slow
+def test_counters_of_this_gpu(nsys: Nsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_main: Main) -> None:
+    """Matmuls in bf16 keep the tensor cores of this GPU busy, and additions of 4 GiB keep its memory busy."""
+    if not count_gpus():
+        pytest.skip("no GPU on this machine")
+    monkeypatch.setenv("NSYS", str(nsys.path))
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import torch\n"
+        "a = torch.randn(8192, 8192, device='cuda', dtype=torch.bfloat16); b = torch.empty(1 << 30, device='cuda')\n"
+        "for step in range(8):\n"
+        "    if step == 3: torch.cuda.profiler.start()\n"
+        "    with torch.cuda.nvtx.range('step'):\n"
+        "        for _ in range(5): a @ a\n"
+        "        for _ in range(5): b.add_(1)\n"
+        "        torch.cuda.synchronize()\n"
+        "torch.cuda.profiler.stop()\n"
+    )
+    runs = tmp_path / "runs"
+    result = run_main("run", "--counters", "--profiler", "nsys", "--output-dir", runs, "--", sys.executable, program)
+    if "nsys may not sample" in result.out + result.err:
+        pytest.skip("this user may not sample the counters of the GPU")
+    assert result.code == 0, result.err
+    (path,) = runs.rglob("capture*.sqlite")
+    counters = counters_of(path)
+    assert counters
+    matmul, addition = counters.of_class("matmul"), counters.of_class("elementwise")
+    assert matmul
+    assert addition
+    assert (matmul.limited_by, addition.limited_by) == ("compute", "memory")
+    assert (matmul.tensor_active or 0) > 0.5
 
 
 @pytest.mark.parametrize(
@@ -456,3 +498,44 @@ def test_traffic_of_operators(tmp_path: Path, run_main: Main) -> None:
     printed = run_main("operators", path).out.replace("\N{NO-BREAK SPACE}", " ")
     assert "DRAM bytes" in printed
     assert "38.1 MiB" in printed  # 40,000,000 ÷ 2²⁰
+
+
+def with_clock(title: str, clock_mhz: float | None) -> CaptureSummary:
+    whole = CounterRow("all work", 100, sm_clock_mhz=clock_mhz)
+    return CaptureSummary(
+        title, None, title, "ok", counters=Counters(0, 100, 100.0, 132, 1_980.0, whole, (), (), (), ())
+    )
+
+
+def test_a_rank_with_a_low_clock() -> None:
+    """1,500 MHz are 79 % of 1,900 MHz; 1,850 MHz are 97 %."""
+    ranks = [with_clock("rank 0", 1_900.0), with_clock("rank 1", 1_500.0), with_clock("rank 2", 1_900.0)]
+    (sentence,) = describe_clocks_of_ranks(ranks)
+    assert sentence.startswith(
+        "While the GPU works, the clock of the SMs of rank 1 is 1,500 MHz, and that of the other ranks 1,900 MHz "
+        "(median). So the kernels of rank 1 take longer."
+    )
+    assert not [*describe_clocks_of_ranks([with_clock("rank 0", 1_900.0), with_clock("rank 1", 1_850.0)])]
+    assert not [*describe_clocks_of_ranks([with_clock("rank 0", 1_900.0), with_clock("rank 1", None)])]
+
+
+def test_a_run_with_a_low_clock() -> None:
+    before, after = with_clock("a", 1_900.0), with_clock("b", 1_500.0)
+    (sentence,) = describe_clock_change([before], [after])
+    assert sentence.startswith("While the GPU works, the clock of its SMs is 1,900 → 1,500 MHz. A lower clock makes")
+    assert not [*describe_clock_change([before], [before])]
+    assert not [*describe_clock_change([before], [with_clock("b", None)])]
+
+
+@pytest.mark.parametrize(
+    ("read", "sentence"),
+    [
+        (0.5, "By the GPU's counters, softmax uses 80 % of the memory's peak bandwidth, and is memory-bound."),
+        (0.1, "By the GPU's counters, softmax uses 40 % of the memory's peak bandwidth, and is not memory-bound."),
+    ],
+)
+def test_softmax_is_judged_by_counters(read: float, sentence: str) -> None:
+    row = CounterRow("softmax", 100, sm_issue=0.2, dram_read=read, dram_write=0.3)
+    attention = AttentionSummary(1.0, 1.0, None, 1, 1, 0, "ranges", 1.0, None, None, None)
+    assert describe_bandwidth(attention, row).strip().replace("\N{NO-BREAK SPACE}", " ") == sentence
+    assert describe_bandwidth(attention, None) == ""

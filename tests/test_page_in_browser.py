@@ -17,6 +17,7 @@ from tests.support.export import AUTOGRAD, GEMM, Export, global_pid, training_st
 from tests.support.hostile import WORST
 from tests.support.operators import record_operators
 from tests.support.pages import EXAMPLES, View, browser, built, find_browser, tabbed, unpack_ranks, write_page
+from tests.test_counters import with_network
 from tests.test_lines import LOADING, clocked, waiting, write_stacks
 from tests.test_tracks import tracks_of
 
@@ -56,6 +57,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory, real_capture: Callable[[str]
             return (Path(shutil.copy(DATA / "cpu_train.pt.trace.json.gz", folder)),)
         if name == "memory":
             return (memory_capture(folder / "memory.sqlite"),)
+        if name == "network":
+            export = Export().gpu().range("step", 0, 400).kernel(GEMM, 1, 10, 390)
+            return (with_network(export).write(folder / "network.sqlite"),)
         if name == "hours":
             export = training_step(training_step(Export().gpu()), 10_000_000_000_000)
             return (export.write(folder / "hours.sqlite"),)
@@ -478,6 +482,21 @@ def test_memory_is_told_by_mouse_and_by_keyboard(view: Callable[..., View]) -> N
     marked_sums(shown)
     said = "Device memory: 0 B at the start, 3.0 MiB at the peak, 1.0 MiB at the end."
     assert page.locator("#selection p").last.inner_text() == said
+
+
+def test_traffic_is_told_by_mouse_and_by_keyboard(view: Callable[..., View]) -> None:
+    """A card sends 250 bytes/ms in the first half of a step, and 500 bytes/ms in the second half: 244 and 488 KiB/s."""
+    shown = view("network")
+    page = shown.page
+    page.evaluate("document.getElementById('timeline').scrollIntoView()")
+    box = page.locator("#canvas").bounding_box()
+    wide = box["width"] - 186
+    for share, expected in ((0.25, "244.1 KiB/s"), (0.75, "488.3 KiB/s")):
+        page.mouse.move(box["x"] + 186 + share * wide, box["y"] + box["height"] - 20)
+        assert page.locator("#tip b").inner_text() == expected
+    marked_sums(shown)
+    said = page.locator("#selection p").last.inner_text()
+    assert said.startswith("mlx5_0 IB sent: 244.1 KiB/s at the start, 488.3 KiB/s at the peak")
 
 
 def test_the_axis_tells_moments_apart(view: Callable[..., View]) -> None:

@@ -35,6 +35,7 @@ from nsys_analyzer.report.model import (
     Table,
     make_table,
 )
+from nsys_analyzer.report.sections.counters import describe_clock_change
 from nsys_analyzer.report.units import (
     format_cell,
     format_change,
@@ -241,6 +242,7 @@ def _list_remarks(pair: Comparison, limit: float) -> Iterator[StrOrText]:
         cell = _make_change_cell(joules)
         by = format_change(cell, "percent", "95\N{NO-BREAK SPACE}% interval ") if isinstance(cell, SignedChange) else ""
         yield f"Without the profiler, a step takes {before_joules} → {after_joules}{f', {by}' if by else ''}."
+    yield from describe_clock_change(pair.before.runs, pair.after.runs)
     for run in runs if pair.unprofiled is None else ():
         if run.unprofiled and (doubts := run.unprofiled.doubts.get(STEP)):
             reasons = "; ".join(map(plain, say_all(doubts)))

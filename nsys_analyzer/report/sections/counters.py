@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 
 from nsys_analyzer.analysis.counters.figures import LOW_CLOCK, MIN_SAMPLES, CounterRow, Counters, OperatorTraffic
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, MATMUL
-from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, Summary
 from nsys_analyzer.report.model import Answer, Block, Details, Field, Paragraph, Table, make_table
 from nsys_analyzer.report.units import format_ms
 from nsys_analyzer.text import join_names, phrase, plural, rounded_percent
@@ -16,6 +17,7 @@ from nsys_analyzer.text import join_names, phrase, plural, rounded_percent
 _SMALLEST_SHARE = 0.01
 #: A class without figures is named if it takes at least this share of the kernel time.
 _LARGE_SHARE = 0.05
+_CLOCK_CAUSES = "A limit of power, of temperature or of an administrator lowers the clock."
 _LIMIT_WORDS = {"memory": "memory-bound", "compute": "compute-bound", "neither": "neither"}
 
 
@@ -113,14 +115,44 @@ def _describe_clocks(counters: Counters) -> Iterator[str]:
     if whole and whole.sm_clock_mhz and peak_mhz and whole.sm_clock_mhz < LOW_CLOCK * peak_mhz:
         yield (
             f"While the GPU works, the clock of its SMs is {whole.sm_clock_mhz:,.0f} MHz, which is "
-            f"{rounded_percent(whole.sm_clock_mhz / peak_mhz)} of its highest clock ({_count(whole.samples)}). A limit "
-            "of power, of temperature or of an administrator lowers the clock."
+            f"{rounded_percent(whole.sm_clock_mhz / peak_mhz)} of its highest clock ({_count(whole.samples)}). "
+            f"{_CLOCK_CAUSES}"
         )
     for step in counters.slow_steps[:3]:
         yield (
             f"Step {step.number} takes {format_ms(step.ms)}, longer than the median step, and the clock of the SMs "
             f"falls to {step.sm_clock_mhz:,.0f} MHz in it ({_count(step.samples)})."
         )
+
+
+def describe_clock_change(before: Sequence[Summary], after: Sequence[Summary]) -> Iterator[str]:
+    """Yields a sentence if the SMs' clock of one side is lower than that of the other side, which makes it slower."""
+    clocks_mhz = [[clock for run in side if (clock := _find_clock_mhz(run))] for side in (before, after)]
+    if not all(clocks_mhz):
+        return
+    before_mhz, after_mhz = map(median, clocks_mhz)
+    if min(before_mhz, after_mhz) < LOW_CLOCK * max(before_mhz, after_mhz):
+        yield (
+            f"While the GPU works, the clock of its SMs is {before_mhz:,.0f} → {after_mhz:,.0f} MHz. A lower clock "
+            "makes kernels slower, whatever the program does."
+        )
+
+
+def describe_clocks_of_ranks(captures: Sequence[Summary]) -> Iterator[str]:
+    """Yields a sentence on each rank whose SMs have a lower clock than those of the other ranks."""
+    clocks_mhz = {capture.title: clock for capture in captures if (clock := _find_clock_mhz(capture))}
+    for title, clock_mhz in clocks_mhz.items():
+        others = [other for name, other in clocks_mhz.items() if name != title]
+        if others and clock_mhz < LOW_CLOCK * median(others):
+            yield (
+                f"While the GPU works, the clock of the SMs of {title} is {clock_mhz:,.0f} MHz, and that of the other "
+                f"ranks {median(others):,.0f} MHz (median). So the kernels of {title} take longer. {_CLOCK_CAUSES}"
+            )
+
+
+def _find_clock_mhz(capture: Summary) -> float | None:
+    """Returns the mean clock of the SMs while the GPU works; None if it was not sampled."""
+    return capture.counters.whole.sm_clock_mhz if capture.counters and capture.counters.whole else None
 
 
 def _count(samples: int) -> str:

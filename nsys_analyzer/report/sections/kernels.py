@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from nsys_analyzer.analysis.counters.figures import CounterRow
 from nsys_analyzer.analysis.kernels.class_rules import FUSED_ATTENTION, MATMUL, UNKNOWN
 from nsys_analyzer.analysis.summary.complete import select_compared_phases, split_compared_phases
 from nsys_analyzer.analysis.summary.kernel_tables import ClassShares, Leader, MatmulShare, merge_kernels
@@ -206,12 +207,14 @@ def answer_attention(capture: CaptureSummary) -> Iterator[Block]:
     attention = capture.attention
     if attention is None:
         return
-    yield Answer(_describe_attention(attention), capture.title)
+    forward = capture.phase(FORWARD)
+    has_softmax_kernels = forward is not None and forward.share_of("softmax")
+    sampled = capture.counters.of_class("softmax") if capture.counters and has_softmax_kernels else None
+    yield Answer(_describe_attention(attention, sampled), capture.title)
     figures = make_table(_ATTENTION_FIELDS, [attention], capture=capture.title)
     if len(figures.columns) > 2:  # one column is the time of fused attention, which the sentence gives
         yield figures
-    forward = capture.phase(FORWARD)
-    if attention.softmax_ms and forward and not forward.share_of("softmax"):
+    if attention.softmax_ms and forward and not has_softmax_kernels:
         text = "Inside its ranges, softmax runs as kernels that other tables list as elementwise and reduction."
         yield Paragraph(text, capture.title)
 
@@ -220,7 +223,7 @@ def _count_ranges(attention: AttentionSummary) -> str:
     return format_count(attention.occurrences or 0, "attention range")
 
 
-def _describe_attention(attention: AttentionSummary) -> str:
+def _describe_attention(attention: AttentionSummary, sampled: CounterRow | None) -> str:
     softmax, matmul = attention.softmax_ms, attention.matmul_ms
     unit = {FORWARD: "one forward pass", CAPTURE: _count_ranges(attention)}.get(attention.per, "one step")
     if softmax is None or matmul is None or attention.runtime_ratio is None:
@@ -234,11 +237,19 @@ def _describe_attention(attention: AttentionSummary) -> str:
     if attention.flop_ratio is not None:
         flops = f"{rounded(attention.flop_ratio)}×"
         comparison = f"The attention matmuls do {flops} the FLOPs of softmax in {ratio} the time of softmax."
-    return f"{comparison} {times}{_describe_bandwidth(attention)}"
+    return f"{comparison} {times}{describe_bandwidth(attention, sampled)}"
 
 
-def _describe_bandwidth(attention: AttentionSummary) -> str:
-    """Returns the bandwidth of softmax, its share of the memory's peak, and whether softmax is memory-bound."""
+def describe_bandwidth(attention: AttentionSummary, sampled: CounterRow | None) -> str:
+    """Returns the bandwidth of softmax, its share of the memory's peak, and whether softmax is memory-bound.
+
+    The hardware counters ``sampled`` of softmax tell that. Without them, a lower bound of its traffic does.
+    """
+    if sampled and sampled.dram_share is not None:
+        share, verdict = rounded_percent(sampled.dram_share), "is" if sampled.limited_by == "memory" else "is not"
+        return (
+            f" By the GPU's counters, softmax uses {share} of the memory's peak bandwidth, and {verdict} memory-bound."
+        )
     traffic = attention.softmax_traffic
     if traffic is None or traffic.peak_share is None:
         return ""

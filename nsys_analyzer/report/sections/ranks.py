@@ -11,6 +11,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import CAUSE_WORDS, Evidence, make_median_cell
 from nsys_analyzer.report.model import Answer, Block, Details, Field, Listing, Paragraph, Section, make_table
 from nsys_analyzer.report.sections.bars import make_rank_bars
+from nsys_analyzer.report.sections.counters import describe_clocks_of_ranks
 from nsys_analyzer.report.sections.energy import describe_energy_of_ranks, tabulate_gpus
 from nsys_analyzer.report.sections.findings import run_finding_blocks
 from nsys_analyzer.report.sections.parallel import describe_pipeline, describe_slow_link, describe_slow_stage
@@ -104,6 +105,8 @@ def _describe_run(run: ParallelRun, captures: Sequence[CaptureSummary]) -> Itera
     energies = [capture.energy for capture in captures if capture.title in titles and capture.energy]
     if energies and len(energies) == len(titles):
         yield Answer(describe_energy_of_ranks(energies), run.name)
+    for sentence in describe_clocks_of_ranks([capture for capture in captures if capture.title in titles]):
+        yield Answer(sentence, run.name)
     if bars := make_rank_bars(run):
         yield bars
     yield from run_finding_blocks(run)
