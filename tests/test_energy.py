@@ -251,27 +251,33 @@ def torch() -> Any:
 
 
 def test_steps_last_for_the_wanted_time(torch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of 400 ms until 1 s has passed: 3. The phase of the last step is noted, too."""
+    """Steps of 400 ms run until 3 × 1 s have passed, because 20 steps take longer: 8. The last phase is noted, too."""
     now_s = 0.0
     monkeypatch.setattr("nsys_analyzer.capture.hooks.energy_steps.time.monotonic_ns", lambda: round(now_s * S))
     monkeypatch.setenv(VARIABLE, f"1.0:100:{tmp_path / 'energy.json'}")
     observed = EnergySteps(torch)
     assert observed.mark_phase_start() is None
-    assert not observed.note_step_end()
+    assert not observed.note_step_end()  # the measured steps
     observed.note_range_closed()
     ended = []
-    for _ in range(3):
+    while observed.is_measuring:
         start = observed.mark_phase_start()
         torch.now_ms += 300
         observed.note_phase("forward", start)
         now_s += 0.4
         torch.now_ms += 100
         ended.append(observed.note_step_end())
-    assert (ended, observed.is_measuring) == ([False, False, True], False)
+    assert ended == [False] * 7 + [True]
     values = json.loads((tmp_path / "energy.json").read_text())
-    assert (values["steps"], values["end_ns"] - values["start_ns"]) == (3, round(1.2 * S))
+    assert (values["steps"], values["end_ns"] - values["start_ns"]) == (8, round(3.2 * S))
     assert values["gpus"] == ["uuid-1"]  # the program has no memory on GPU 0
-    assert values["phases"][-1] == ["forward", round(0.8 * S), round(1.1 * S)]
+    assert values["phases"][-1] == ["forward", round(2.8 * S), round(3.1 * S)]
+    # Steps of 40 ms end after 1 s.
+    observed = EnergySteps(torch)
+    observed.note_range_closed()
+    for count in range(1, 26):
+        now_s += 0.04
+        assert observed.note_step_end() == (count == 25)
 
 
 def test_ranks_run_equally_many_steps(torch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -466,6 +472,14 @@ def test_run_records_the_energy_of_unprofiled_steps(
     assert "Power limited the clock of the NVIDIA H200 in 100" in report
     data = run_main("report", desk.runs, "--format", "json", "-o", "-")
     assert json.loads(data.out)["captures"][0]["energy"]["watts"] == pytest.approx(500, rel=0.1)
+    assert run_main("baseline", "save", "main", desk.runs).code == 0
+    (tmp_path / "budgets.toml").write_text("step_joules = 1\n")
+    compared = run_main(
+        "compare", ".nsys-analyze/baselines/main", desk.runs, "--budgets", tmp_path / "budgets.toml", "--format", "json"
+    )
+    assert (compared.code, "Budgets exceeded: energy" in compared.err) == (3, True)
+    (pair,) = json.loads(compared.out)["comparisons"]
+    assert pair["joules"]["before_ms"] == pair["joules"]["after_ms"] == pytest.approx(25, rel=0.2)
     screen = outcome.out.replace("\N{NO-BREAK SPACE}", " ")
     assert re.search(r"· 2[0-9.]+ J a step", " ".join(screen.split()))
 
@@ -526,7 +540,7 @@ torch.cuda.is_current_stream_capturing = lambda: False
 @pytest.mark.slow
 def test_a_program_makes_steps_for_the_wanted_time(tmp_path: Path) -> None:
     """Each step sleeps for 20 ms between backward and the optimizer, so 0.5 s contain at most 25 whole steps, and one
-    more ends after this time.
+    more ends after this time. A busy machine makes fewer than 20 steps in 0.5 s, and then runs for longer.
     """
     variables = make_hook_variables(ASKED, tmp_path / "results.json")
     program = CPU_AS_GPU + LOOP.format(steps=100, after_step="")

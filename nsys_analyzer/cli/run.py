@@ -81,8 +81,8 @@ def run(**options: Any) -> None:
     Your own PyTorch program needs no change. nsys-analyze finds the steps, forward passes, backward passes and
     optimizer steps of the program while the program runs. The program first runs --warmup steps that are not measured.
     Then --steps steps are measured, and the program ends. On a GPU whose energy can be read, the run without a profiler
-    first makes steps for five more seconds, in which the energy is read. In the recorded run, one more step shows which
-    operators the program calls, and the steps before and after the recording are timed, because processes of one
+    first makes steps for 5 to 15 more seconds, in which the energy is read. In the recorded run, one more step shows
+    which operators the program calls, and the steps before and after the recording are timed, because processes of one
     program differ. If the program calls cudaProfilerStart itself, it is recorded from there to cudaProfilerStop
     instead.
     """

@@ -18,6 +18,9 @@ from .step_times import StepTimes
 #: The environment variable with the seconds that the steps should take, the largest number of steps, and the file for
 #: when they ran, separated by colons. The seconds are 0 if only the number counts. Without it, no steps are marked.
 VARIABLE = "NSYS_ANALYZE_ENERGY_STEPS"
+#: Long steps run for up to three times the wanted time, until there are so many of them, because the power of a phase
+#: needs many instances.
+_ENOUGH_STEPS, _LONGEST_FACTOR = 20, 3
 #: The spans of phases are dropped if so many of them were noted, because such short phases cannot be told apart.
 _MOST_PHASE_SPANS = 2_000
 
@@ -71,7 +74,8 @@ class EnergySteps:
         self._end = self._clock.mark_time()
         self._steps += 1
         elapsed_s = (time.monotonic_ns() - self._start_ns) / 1e9
-        is_last = self._steps >= self._most_steps or (bool(self._seconds) and elapsed_s >= self._seconds)
+        wanted_s = self._seconds * (1 if self._steps >= _ENOUGH_STEPS else _LONGEST_FACTOR)
+        is_last = self._steps >= self._most_steps or 0 < wanted_s <= elapsed_s
         if is_last:
             self.finish()
         return is_last
