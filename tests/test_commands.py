@@ -22,6 +22,7 @@ from nsys_analyzer.verify.ledger import Entry, append_entry
 from tests.conftest import Outcome
 from tests.support.commands import make_command_test
 from tests.support.export import ADD, AUTOGRAD, GEMM, SOFTMAX, Export, training_step
+from tests.support.snapshot import Snapshot
 
 RealCapture = Callable[[str], Path]
 MS = 1_000_000
@@ -119,6 +120,7 @@ def test_the_example_runs(command: click.Command, tmp_path: Path, monkeypatch: p
     export = Export().thread(AUTOGRAD, "pt_autograd_0").gpu()
     for path in ("capture.sqlite", "small_ctx128.sqlite", "small_ctx256.sqlite", "before.sqlite", "after.sqlite"):
         training_step(export).write(tmp_path / path)
+    Snapshot().alloc(0x1000, 512).write(tmp_path / "snapshot.pickle")
     (tmp_path / "claims.txt").write_text("kernels phase=forward = 2 count", encoding="utf-8")
     append_entry(Entry("faster", "2026-01-02T03:04:05+00:00", "a", "b", 10.0, 9.0, -1.0, -1.5, -0.5, 4, "0.2.0"))
     # A server goes on until it is left, and two programs take turns for a minute.
@@ -135,7 +137,10 @@ def test_group_help() -> None:
     groups = [block.splitlines() for block in text.split("\n\n") if re.match(r"(Record|Read|Compare|Exchange):", block)]
     assert [(block[0], [line.split()[0] for line in block[1:]]) for block in groups] == [
         ("Record:", ["doctor", "run", "bench"]),
-        ("Read:", ["report", "explain", "what-if", "kernels", "modules", "operators", "info", "ask", "check"]),
+        (
+            "Read:",
+            ["report", "explain", "what-if", "kernels", "modules", "operators", "memory", "info", "ask", "check"],
+        ),
         ("Compare:", ["compare", "verify", "history", "baseline"]),
         ("Exchange:", ["export", "share", "mcp"]),
     ]
