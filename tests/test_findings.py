@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from nsys_analyzer import api, summarize
 from nsys_analyzer.analysis.facts import Fact
 from nsys_analyzer.analysis.findings import kernels as kernels_module
-from nsys_analyzer.analysis.findings import kernels_without_operators, waits
+from nsys_analyzer.analysis.findings import kernels_without_operators, values_on_host, waits
 from nsys_analyzer.analysis.findings.finding import (
     Candidate,
     Diagnosis,
@@ -35,10 +35,9 @@ from nsys_analyzer.analysis.findings.finding import (
     FindingTexts,
     Rule,
 )
+from nsys_analyzer.analysis.findings.values_on_host import find_device_to_host_copy, find_host_sync
 from nsys_analyzer.analysis.findings.waits import (
     find_allocator,
-    find_device_to_host_copy,
-    find_host_sync,
 )
 from nsys_analyzer.analysis.steps.step import IdleTime
 from nsys_analyzer.analysis.summary.complete import complete_captures, diagnose_capture
@@ -215,7 +214,7 @@ MI355X = replace(H200, name="AMD Instinct MI355X")
 #: The rules by their names in the case file.
 RULES: dict[str, Rule] = {
     name.removeprefix("find_"): rule
-    for module in (kernels_module, kernels_without_operators, waits)
+    for module in (kernels_module, kernels_without_operators, values_on_host, waits)
     for name, rule in vars(module).items()
     if name.startswith("find_")
 }

@@ -13,7 +13,8 @@ import pytest
 
 from nsys_analyzer.analysis.findings.finding import Candidate, StepsToExplain
 from nsys_analyzer.analysis.findings.host_lines import HostLineFigures, find_host_lines
-from nsys_analyzer.analysis.findings.waits import find_data_loading, find_host_stall, find_host_sync
+from nsys_analyzer.analysis.findings.values_on_host import find_host_sync
+from nsys_analyzer.analysis.findings.waits import find_data_loading, find_host_stall
 from nsys_analyzer.analysis.operators.pricing import PricedOperators
 from nsys_analyzer.analysis.steps.lines import StackSamples
 from nsys_analyzer.analysis.summary.complete import diagnose_capture

@@ -44,14 +44,19 @@ class OperatorSteps:
         instance: int = 1, line: str = "train.py:1 in step",
         module: str = "", arguments: Sequence[str] = (), keeps_graph: bool = True, kernels: int = 1, after: float = 10,
         blocks: int = MANY, kernel: str = "", resources: BlockResources | None = None,
+        way: int = 0, size: int = 0,
     ) -> OperatorSteps:  # fmt: skip
-        """A call with its kernels, which take ``us`` together."""
+        """A call with its kernels, which take ``us`` together, or with a copy one ``way`` and a wait for it."""
         self.signatures.append(Signature(f"aten::{name}", inputs, tuple(out), tuple(arguments)))
         self.rows.append(
             {"phase": phase, "instance": instance, "line": line, "module": module, "keeps_graph": keeps_graph,
              "reads": tuple(reads), "writes": tuple(writes)}
         )  # fmt: skip
         self.steps.phase = phase
+        if way:
+            self.steps.copy(us, way, size, 1).sync(after)
+            self.launched_by.append(len(self.rows) - 1)
+            return self
         for _ in range(kernels):
             self.steps.kernel(us / kernels, kernel or f"{name}_kernel", after, blocks=blocks, resources=resources)
             self.launched_by.append(len(self.rows) - 1)

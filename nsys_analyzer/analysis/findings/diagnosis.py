@@ -10,7 +10,13 @@ from typing import TypeAlias
 import numpy as np
 
 from nsys_analyzer.analysis.facts import Fact
-from nsys_analyzer.analysis.findings import fewer_operators, kernels, kernels_without_operators, waits
+from nsys_analyzer.analysis.findings import (
+    fewer_operators,
+    kernels,
+    kernels_without_operators,
+    values_on_host,
+    waits,
+)
 from nsys_analyzer.analysis.findings import operators as operator_rules
 from nsys_analyzer.analysis.findings.finding import (
     Candidate,
@@ -42,7 +48,7 @@ from nsys_analyzer.trace.schema import NS_PER_MS
 #: All rules, except the one on idle time that no other rule explains. If two findings save equal time, the finding of
 #: the earlier rule comes first.
 RULES: tuple[Rule, ...] = (
-    *waits.RULES, find_redundant_work, find_zeros, *operator_rules.RULES, *fewer_operators.RULES,
+    *waits.RULES, *values_on_host.RULES, find_redundant_work, find_zeros, *operator_rules.RULES, *fewer_operators.RULES,
     *kernels_without_operators.RULES, *kernels.RULES,
 )  # fmt: skip
 #: A finding is reported only if it saves at least this share of a step.
@@ -322,7 +328,7 @@ def _find_saving(
     pace = max(steps.step_ms / step.length_ms, 1.0) if step.length_ms else 1.0
     rest_ms = max(steps.longest_step_ms, steps.step_ms) - remaining_work_ms - earlier_ms
     limit_ms = max(min((max(work_ms, waits_ms) + idle_ms) * pace, rest_ms, steps.step_ms), 0.0)
-    return _SavingInterval(low, middle, high).limit(limit_ms)
+    return _SavingInterval(max(low, 0.0), middle, high).limit(limit_ms)
 
 
 @dataclass(frozen=True)

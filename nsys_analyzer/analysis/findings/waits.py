@@ -22,7 +22,6 @@ from nsys_analyzer.analysis.findings.finding import (
     StepsToExplain,
     distinct_names,
 )
-from nsys_analyzer.analysis.steps.lines import parse_line
 from nsys_analyzer.analysis.steps.process import CAUSES
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.study import Study
@@ -30,10 +29,7 @@ from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.columns import (
     ALLOCATE,
     COPY,
-    DEVICE_TO_PAGEABLE,
     FREE,
-    INTO_HOST,
-    KERNEL,
     PAGEABLE_TO_DEVICE,
     SYNCHRONIZE,
 )
@@ -59,11 +55,6 @@ MAJORITY_SHARE = 0.5
 _SMALLEST_BATCH_BYTES = 64 << 10
 #: The maximum number of runs of consecutive copies per step that count as a batch: its inputs and its targets.
 _MAX_TENSORS_OF_BATCH = 2
-#: The maximum size of a device-to-host copy of a few scalars, such as for .item() or a mask for nonzero(), bytes.
-_LARGEST_SCALAR_BYTES = 4096
-#: The largest share of a copy's time that is assumed to remain if the copy runs on another stream. The copy still takes
-#: memory bandwidth from other work.
-_REMAINING_COPY_SHARE = 0.15
 #: Idle time limits a step only if the GPU is idle for at least this share of the step without the profiler.
 LEAST_IDLE_SHARE = 0.3
 #: Two waits with at most this number of calls between them count as one wait, since a CUDA graph would contain too few
@@ -204,151 +195,6 @@ def pin_copies(study: Study) -> tuple[ReplayChange, ReplayChange]:
 
 
 @dataclass(frozen=True)
-class DeviceToHostCopyFigures(FindingFigures):
-    """The device-to-host copies that are larger than a few scalars, per step.
-
-    Attributes:
-        copies: the number of these copies per step.
-        bytes: the size of these copies per step, bytes.
-        ms: the time of these copies per step, ms.
-        pageable_share: the share of these bytes that is copied to pageable memory.
-        range_names: the ranges around these copies.
-        is_torch: whether the program uses PyTorch.
-        is_pass: whether the whole capture counts as one step.
-    """
-
-    copies: float
-    bytes: float
-    ms: float
-    pageable_share: float
-    range_names: tuple[str, ...]
-    is_torch: bool
-    is_pass: bool
-
-
-def find_device_to_host_copy(steps: StepsToExplain) -> Iterator[Candidate]:
-    """Finds device-to-host copies that are larger than a few scalars: a checkpoint, or outputs that are logged."""
-    study = steps.study
-    copies = steps.without_work_after_loop(np.isin(study.operations.copy, INTO_HOST) & ~_find_scalar_copies(study))
-    if not copies.any():
-        return
-    calls = study.calls_of_copies(copies)
-    copying_calls = calls | _is_range_around(study, calls, study.calls.range)
-    # Between two of these copies, the program allocates memory for the next copy.
-    pausing = _is_range_around(study, calls, study.calls.pause_range) | (calls & np.append(calls[1:], False))
-    if (copying_calls & study.calls_of(study.operations.kind == KERNEL)).any():  # the ranges contain other work, too
-        copying_calls = calls
-
-    def make_asynchronous(replay: Replay) -> Replay:
-        """Returns the steps with copies that the program does not wait for."""
-        return replay.without_waits(calls).scale_work(np.where(copies, _REMAINING_COPY_SHARE, 1.0))
-
-    def remove_copies(replay: Replay) -> Replay:
-        """Returns the steps without the copies."""
-        shorter = replay.without_calls(copying_calls).limit_pauses(pausing, 0.0)
-        return shorter.scale_work(np.where(copies, 0.0, 1.0))
-
-    pageable = copies & (study.operations.copy == DEVICE_TO_PAGEABLE)
-    figures = DeviceToHostCopyFigures(
-        study.operations_per_step(copies),
-        float(study.operations.size[copies].sum()) / study.steps,
-        float(study.operations.duration_ns[copies].sum()) / study.steps / NS_PER_MS,
-        float(study.operations.size[pageable].sum() / max(study.operations.size[copies].sum(), 1)),
-        distinct_names(study.range_names(study.calls.range[calls])),
-        steps.is_torch,
-        steps.summary.is_pass,
-    )
-    yield Candidate("device_to_host_copy", figures, (make_asynchronous, remove_copies), Place("idle", "copy"))
-
-
-def _find_scalar_copies(study: Study) -> Bools:
-    """Returns True for each device-to-host copy of a few scalars, such as a loss; shape (operations,)."""
-    scalars: Bools = np.isin(study.operations.copy, INTO_HOST) & (study.operations.size <= _LARGEST_SCALAR_BYTES)
-    return scalars
-
-
-def _is_range_around(study: Study, calls: Bools, range_codes: Ints) -> Bools:
-    """Returns True for each element of ``range_codes`` that is the range around one of ``calls``.
-
-    The result is False for ranges that are phases.
-    """
-    codes = [code for code in np.unique(study.calls.range[calls]).tolist() if code >= 0]
-    no_phases = [code for code in codes if study.ranges[code] not in study.phase_ranges]
-    inside: Bools = np.isin(range_codes, no_phases)
-    return inside
-
-
-@dataclass(frozen=True)
-class HostSyncFigures(FindingFigures):
-    """The calls in which the program waits for the GPU, per step.
-
-    Attributes:
-        waits: the number of these calls per step.
-        apis: the names of these calls.
-        range_names: the ranges around these calls.
-        values_read: the number of device-to-host copies of a few scalars per step.
-        callers: the functions of PyTorch that make these calls.
-        is_torch: whether the program uses PyTorch.
-        is_pass: whether the whole capture counts as one step.
-        trains: whether the program trains a model.
-        warned_lines: the lines that wait for the GPU according to a warning of PyTorch, and their number of waits in a
-            step.
-    """
-
-    waits: float
-    apis: tuple[str, ...]
-    range_names: tuple[str, ...]
-    values_read: float
-    callers: tuple[Caller, ...]
-    is_torch: bool
-    is_pass: bool
-    trains: bool
-    warned_lines: tuple[tuple[str, int], ...]
-
-
-def find_host_sync(steps: StepsToExplain) -> Iterator[Candidate]:
-    """Finds synchronizations and device-to-host copies of a few scalars, in which the program waits for the GPU."""
-    study = steps.study
-    scalars = _find_scalar_copies(study)
-    reading = study.calls_of(scalars)
-    # A synchronization directly after a larger copy waits for this copy, so it does not count.
-    copying = study.calls_of((study.operations.copy > 0) & ~scalars) & (study.calls.kind == COPY)
-    after_copy = np.append(False, copying[:-1])
-    # A synchronization directly after a copy of scalars does count, like the copy itself.
-    waiting = (study.calls.kind == SYNCHRONIZE) & ~after_copy | (reading & (study.calls.kind == COPY))
-    waits = waiting & (study.replay.awaited >= 0)
-    if not waits.any():
-        return
-    half_the_time, without_scalars = np.where(waiting, 0.5, 1.0), np.where(scalars, 0.0, 1.0)
-
-    def remove_waits(replay: Replay) -> Replay:
-        """Returns a replay in which the program does not wait for the scalars that it copies from the GPU."""
-        return replay.without_waits(waiting).scale_launches(half_the_time)
-
-    def remove_calls(replay: Replay) -> Replay:
-        """Returns the steps without the calls and the copies of the scalars."""
-        return replay.without_calls(waiting).scale_work(without_scalars)
-
-    most_often = _list_most_frequent(steps.run.waits or {})
-    figures = HostSyncFigures(
-        study.calls_per_step(waits),
-        distinct_names(study.api_names(waiting)),
-        distinct_names(study.range_names(study.calls.range[waiting])),
-        study.operations_per_step(scalars),
-        steps.callers_of(waiting),
-        steps.is_torch,
-        steps.summary.is_pass,
-        steps.trains,
-        most_often,
-    )
-    # Samples during the idle time show where the program waits. Without such samples, PyTorch's warnings do.
-    total = sum(count for _, count in most_often)
-    warned = [parse_line(text, count / total) for text, count in most_often] if not study.lines.get("sync") else []
-    lines = tuple(filter(None, warned))
-    yield Candidate("host_sync", figures, (remove_waits, remove_calls), Place("idle", "sync"), lines=lines)
-
-
-@dataclass(frozen=True)
 class HostStallFigures(FindingFigures):
     """The long pauses of the program outside the input pipeline, per step.
 
@@ -400,14 +246,14 @@ def find_host_stall(steps: StepsToExplain) -> Iterator[Candidate]:
         steps.off_cpu_share(stalls),
     )
     changes = tuple(_shorten_pauses(stalls, study.replay.pause_ns - pause_ns + ns) for ns in REMAINING_PAUSE_NS)
-    recompiles = _list_most_frequent(steps.run.compiled.recompiles) if steps.run.compiled else ()
+    recompiles = list_most_frequent(steps.run.compiled.recompiles) if steps.run.compiled else ()
     if recompiles and figures.longest_ms >= _SHORTEST_COMPILATION_MS:
         yield Candidate("recompilation", RecompilationFigures(figures, recompiles), changes, Place("idle", "host"))
     else:
         yield Candidate("host_stall", figures, changes, Place("idle", "host"))
 
 
-def _list_most_frequent(counts: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+def list_most_frequent(counts: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     """Returns the most frequent texts with their counts."""
     return tuple(sorted(counts.items(), key=lambda item: -item[1])[:_MAX_NAMED_LINES])
 
@@ -542,7 +388,7 @@ def find_launch_bound(steps: StepsToExplain) -> Iterator[Candidate]:
     figures = LaunchBoundFigures(operations, gpu_us, program_us, idle_ms["launch"])
     changes, place = (scale_launches(study, 0.0),), Place("idle", "launch")
     if steps.run.compiled and (breaks := steps.run.compiled.graph_breaks):
-        of_breaks = GraphBreakFigures(figures, len(breaks), _list_most_frequent(breaks))
+        of_breaks = GraphBreakFigures(figures, len(breaks), list_most_frequent(breaks))
         yield Candidate("graph_breaks", of_breaks, changes, place)
     else:
         yield Candidate("launch_bound", figures, changes, place)
@@ -593,6 +439,5 @@ def _shorten_pauses(calls: Bools, ns: float | Floats) -> ReplayChange:
 
 #: The rules of this file. If two findings save equal time, the finding of the earlier rule comes first.
 RULES: tuple[Rule, ...] = (
-    find_data_loading, find_host_sync, find_launch_bound, find_pageable_copy, find_device_to_host_copy,
-    find_allocator, find_host_stall, find_between_steps,
+    find_data_loading, find_launch_bound, find_pageable_copy, find_allocator, find_host_stall, find_between_steps,
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -97,9 +98,10 @@ def _find_unused(calls: OperatorCalls) -> Bools:
 def _find_monitoring(calls: OperatorCalls) -> Bools:
     """Returns True for each call on whose values neither a backward pass, nor an optimizer, nor a state depends.
 
-    An operator that changes memory in place updates a state if the memory outlives the step, for example an average of
-    weights. A small tensor is no state: metrics are added up in such tensors. The mask is empty for a step without an
-    optimizer.
+    If a copy to the host is followed by a copy of a tensor that no operator made, the program may have made this tensor
+    from the copied values, for example with NumPy. An operator that changes memory in place updates a state if the
+    memory outlives the step, for example an average of weights. A small tensor is no state: metrics are added up in
+    such tensors. The mask is empty for a step without an optimizer.
     """
     if not calls.in_phase("optimizer").any():
         return np.zeros(len(calls), np.bool_)
@@ -111,7 +113,18 @@ def _find_monitoring(calls: OperatorCalls) -> Bools:
         is_needed[index] |= "c10d" in signature.name or (
             signature.name.endswith("_") and not is_small and outlives_step
         )
+    written = {value for writes in calls.writes for value in writes}
+    moves = [_find_devices(signature) for signature in calls.signatures]
+    for index, (code, next_code) in enumerate(itertools.pairwise(calls.signature.tolist())):
+        comes_back = moves[next_code] == ("cpu", "cuda") and written.isdisjoint(calls.reads[index + 1])
+        is_needed[index] |= moves[code] == ("cuda", "cpu") and comes_back
     return ~_find_needed(calls, is_needed, frozenset())
+
+
+def _find_devices(signature: Signature) -> tuple[str, str]:
+    """Returns the device of the first tensor that an operator reads, and that of the first tensor that it returns."""
+    read, returned = Call(signature).tensors(), signature.outputs or ()
+    return read[0].device if read else "", returned[0].device if returned else ""
 
 
 def _find_needed(calls: OperatorCalls, is_needed: Bools, values: frozenset[int]) -> Bools:

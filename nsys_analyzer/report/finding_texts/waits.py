@@ -9,6 +9,13 @@ from typing import Any
 from nsys_analyzer.analysis.findings.diagnosis import GpuIdleFigures
 from nsys_analyzer.analysis.findings.finding import Caller, FindingFigures, FindingTexts
 from nsys_analyzer.analysis.findings.host_lines import HostLineFigures
+from nsys_analyzer.analysis.findings.values_on_host import (
+    FORWARD_LAUNCHES,
+    DeviceToHostCopyFigures,
+    GradientChecksFigures,
+    HostSyncFigures,
+    RoundTripsFigures,
+)
 from nsys_analyzer.analysis.findings.waits import (
     LONG_PAUSE_NS,
     NODE_GAP_NS,
@@ -19,10 +26,8 @@ from nsys_analyzer.analysis.findings.waits import (
     AllocatorFigures,
     BetweenStepsFigures,
     DataLoadingFigures,
-    DeviceToHostCopyFigures,
     GraphBreakFigures,
     HostStallFigures,
-    HostSyncFigures,
     LaunchBoundFigures,
     PageableCopyFigures,
     RecompilationFigures,
@@ -180,6 +185,44 @@ def describe_host_sync(figures: HostSyncFigures) -> FindingTexts:
         remedy=remedy,
         disproof="Comment the calls out for one run: if the step is no shorter, the GPU has enough queued work to stay "
         "busy during the waits.",
+    )
+
+
+def describe_round_trips(figures: RoundTripsFigures) -> FindingTexts:
+    """Returns the sentences of the finding on values that are copied to the host and back."""
+    return FindingTexts(
+        title="The GPU waits for a computation on the CPU between two copies",
+        evidence=(
+            f"In each step, the program copies values from the GPU to the host {format_count(figures.trips, 'time')} "
+            f"({format_bytes(figures.bytes)}), works on them for {format_ms(figures.cpu_ms)}, and copies the result to "
+            "the GPU. The GPU first runs out of work, and then waits for the result.",
+        ),
+        derivation="The step is replayed without these copies, the waits for them, and the time on the CPU between "
+        "them, as if the GPU did this work in no time.",
+        remedy=(
+            "order = values.argsort()            # PyTorch's operators, instead of NumPy or a Python loop",
+            "y = table[values]                   # a table on the GPU, instead of one lookup for each value",
+        ),
+        disproof="Let the function return a constant tensor on the GPU for one run: if the step is no shorter, the GPU "
+        "has enough queued work.",
+    )
+
+
+def describe_gradient_checks(figures: GradientChecksFigures) -> FindingTexts:
+    """Returns the sentences of the finding on the anomaly detection of autograd."""
+    most, least = FORWARD_LAUNCHES
+    return FindingTexts(
+        title="Autograd's anomaly detection is on",
+        evidence=(
+            f"In each backward pass, the program waits for {format_count(figures.checks, 'check')} of gradients for "
+            f"NaN, which take {format_ms(figures.ms)} on the GPU. In the forward pass, anomaly detection records the "
+            "stack of each operator.",
+        ),
+        derivation="The step is replayed without the checks and the waits for them. A call in the forward pass then "
+        f"takes at most {most:g} or {least:g} usual launches.",
+        remedy=("torch.autograd.set_detect_anomaly(False)  # turn it on only to look for a NaN",),
+        disproof="Turn the anomaly detection off for one run: if the step is no shorter, the gradients are checked by "
+        "the program itself.",
     )
 
 
@@ -391,6 +434,8 @@ def describe_gpu_idle(figures: GpuIdleFigures) -> FindingTexts:
 TEXTS: dict[type[FindingFigures], Callable[[Any], FindingTexts]] = {
     DataLoadingFigures: describe_data_loading,
     HostSyncFigures: describe_host_sync,
+    RoundTripsFigures: describe_round_trips,
+    GradientChecksFigures: describe_gradient_checks,
     HostLineFigures: describe_host_line,
     LaunchBoundFigures: describe_launch_bound,
     PageableCopyFigures: describe_pageable_copy,
