@@ -277,6 +277,7 @@ class Run(Options[None]):
         stacks: the names of the files with Python stacks that were sampled during the recording.
         operators: the names of the files that list the operator calls of one extra step, which ran after the measured
             steps.
+        memory: the names of the memory snapshots of PyTorch, from a further run of the program.
         rank: the rank of the capture's process.
         world_size: the number of ranks of the run.
         rank_pids: the process ID of each rank, if one capture records all of them.
@@ -321,6 +322,7 @@ class Run(Options[None]):
     capture: str | None = None
     stacks: tuple[str, ...] | None = None
     operators: tuple[str, ...] | None = None
+    memory: tuple[str, ...] | None = None
     rank: CountFromZero | None = None
     world_size: Count | None = None
     rank_pids: tuple[CountFromZero, ...] | None = None

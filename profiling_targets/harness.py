@@ -32,6 +32,7 @@ import torch
 
 from nsys_analyzer.analysis.transformer.models import ModelSize, find_model, list_model_names
 from nsys_analyzer.capture.hooks.energy_steps import EnergySteps, observe_steps
+from nsys_analyzer.capture.hooks.memory import MemoryHistory
 from nsys_analyzer.configuration import DIMENSIONS, OPTIONS, Option, Options, Run, manifest_values
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.inputs.rows import CaseTarget, to_json_values
@@ -132,20 +133,22 @@ def run(
 
     def measure(times: Times) -> Mapping[str, Any]:
         """Warms up and measures the phases of each step."""
+        memory = MemoryHistory(torch)
         original_phases, device, step_times = build().phases(), options.device, observe_steps(torch)
         phases = original_phases
         with annotate("warmup"):
             if options.cuda_graph:
                 phases = capture_graphs(phases)
             for _ in range(options.warmup_steps):
-                run_step_ns(phases, device)
+                run_step_ns(phases, device, memory)
                 step_times.note_step_end()
             synchronize(device)  # so that earlier work of the device is no part of the first measured step
         step_times.finish()
         switch_profiler("start", device)
         for _ in range(options.steps):
-            for phase, ns in run_step_ns(phases, device).items():
+            for phase, ns in run_step_ns(phases, device, memory).items():
                 times.setdefault(phase, []).append(ns / NS_PER_MS)
+        memory.finish()
         if finish:
             finish(original_phases)
         switch_profiler("stop", device)
@@ -206,17 +209,21 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY_MESSAGES)
 
 
-def run_step_ns(phases: Phases, device: str) -> dict[str, int]:
+def run_step_ns(phases: Phases, device: str, memory: MemoryHistory | None = None) -> dict[str, int]:
     """Runs one step, and synchronizes at the end of each phase. Returns the times of the phases and the step in ns."""
     ns = {}
     step_start = time.perf_counter_ns()
     with annotate("step"):
         for name, phase in phases.items():
-            phase_start = time.perf_counter_ns()
+            phase_start, start_ns = time.perf_counter_ns(), time.time_ns()
             with annotate(name):
                 phase()
                 synchronize(device)
             ns[name] = time.perf_counter_ns() - phase_start
+            if memory:
+                memory.add_phase(name, start_ns)
+    if memory:
+        memory.note_step_end()
     return {**ns, "step": time.perf_counter_ns() - step_start}
 
 

@@ -27,6 +27,7 @@ from typing import Any
 
 from nsys_analyzer.capture.energy import ENERGY_SECONDS, MOST_STEPS, STEPS_OF_RANKS, EnergyReader, Steps, open_nvml
 from nsys_analyzer.capture.hooks import energy_steps, step_times
+from nsys_analyzer.capture.hooks.memory import FILE_VARIABLE as FILE_VARIABLE_OF_MEMORY
 from nsys_analyzer.capture.hooks.operators import FILE_VARIABLE
 from nsys_analyzer.capture.launcher import rank_log, take_process_ids
 from nsys_analyzer.capture.nsys import PROCESS_ID_VARIABLE
@@ -42,6 +43,7 @@ from nsys_analyzer.system.atomic_write import check_regular, remove_unfinished, 
 from nsys_analyzer.system.machine import read_provenance
 from nsys_analyzer.system.process import Job, JobResult, Progress, read_last_lines, run_job
 from nsys_analyzer.system.strict_json import decode_json
+from nsys_analyzer.trace.memory_snapshot import SNAPSHOT_SUFFIX, find_snapshot_files
 from nsys_analyzer.trace.operator_calls import OPERATORS_SUFFIX, find_operator_files
 from nsys_analyzer.trace.stacks import STACKS_SUFFIX, find_stack_files
 
@@ -57,6 +59,10 @@ _MOVE_AWAY_HINT = "Move it away, or choose another --output-dir"
 _LOCK = ".lock"
 #: Matches the hidden files of a process of an experiment: the cases that it reads, and the rows that it writes.
 _CASE_FILE_NAME = re.compile(r"\.[0-9a-f]{32}\.(cases\.json|rows\.jsonl)")
+#: The largest number of steps of the warm-up, and after it, in a run that records memory. What grows is seen in three.
+_MEMORY_STEPS = 3
+#: Matches the message of a program that ran out of the memory of a GPU.
+_GPU_OUT_OF_MEMORY = re.compile(r"CUDA|CUBLAS|HIP|OutOfMemoryError")
 #: The message for a program in which the hooks saw no PyTorch model.
 _NO_MODEL_SEEN = "no call of a PyTorch model was seen, so no step and no phase is known"
 
@@ -240,6 +246,10 @@ def _run_target(
         result, step_lengths = _record_target(target, work_folder, profiler, timeout_s)
         if result.message:  # the message may name files in the folder that the caller renames
             result = replace(result, message=result.message.replace(str(work_folder), str(result_folder)))
+    ran_out_of_memory = result.status == "oom" and _GPU_OUT_OF_MEMORY.search(result.message or "")
+    if target.is_timed and (ran_out_of_memory or (target.memory and result.status == "ok")):
+        progress.started(target.name, "recording memory")
+        _record_memory(target, work_folder, timeout_s, is_failing=result.status == "oom")
     processes = [
         (description, {"status": "ok", "times_ms": {}, **(timings or {}), **lengths} if lengths else timings)
         for (description, timings), lengths in zip(processes, step_lengths, strict=True)
@@ -251,7 +261,8 @@ def _run_target(
         described = update_run(run, description)
         if target.annotation:  # the user's description of a program replaces what the hooks observed
             described = update_run(described, replace(target.run, steps=None, warmup_steps=None))
-        described = replace(described, status=result.status, message=result.message)
+        snapshots = tuple(path.name for path in find_snapshot_files(work_folder / stem))
+        described = replace(described, status=result.status, message=result.message, memory=snapshots or None)
         if profiler:
             capture = f"{stem}{profiler.suffix}"
             stacks = tuple(path.name for path in find_stack_files(work_folder / capture))
@@ -349,6 +360,29 @@ def _record_target(
         except NsysAnalyzerError as error:
             result = JobResult("failed", str(error)) if result.status == "ok" else result
     return result, step_lengths
+
+
+def _record_memory(target: Target, work_folder: Path, timeout_s: float | None, *, is_failing: bool) -> None:
+    """Runs a target once more, without a profiler, to write a snapshot of its memory, or of that of each rank.
+
+    A program that runs out of memory does so again, and leaves the snapshot of that moment. Any other program ends
+    after a few steps.
+    """
+    rank = RANK_SUFFIX if target.ranks else ""
+    path = work_folder.absolute() / f"capture{rank}{SNAPSHOT_SUFFIX}"
+    annotation = target.annotation
+    if annotation and not is_failing:
+        annotation = replace(
+            annotation,
+            warmup_steps=min(annotation.warmup_steps, _MEMORY_STEPS),
+            steps=min(annotation.steps, _MEMORY_STEPS),
+            run_to_end=False,
+            waits_for_steady_steps=False,
+            modules=False,
+        )
+    variables = {**make_hook_variables(annotation), FILE_VARIABLE_OF_MEMORY: str(path)}
+    command = make_timed_command(target, work_folder.absolute())
+    run_job(Job(command, variables, timeout_s), work_folder / LOG)
 
 
 def _take_results(path: Path, ranks: Ranks | None) -> list[bytes]:

@@ -152,7 +152,10 @@ def _limit_unprofiled_steps(
     limits = [min(steps, _MOST_UNPROFILED_STEPS) for steps in recorded_steps]
     if recording.unprofiled_steps is not None:
         limits = [recording.unprofiled_steps] * len(targets)
-    return tuple(replace(target, unprofiled_steps=limit) for target, limit in zip(targets, limits, strict=True))
+    return tuple(
+        replace(target, unprofiled_steps=limit, memory=recording.memory)
+        for target, limit in zip(targets, limits, strict=True)
+    )
 
 
 def choose_device(requested: str | None, *, with_torch: bool = True, dry_run: bool = False) -> str:

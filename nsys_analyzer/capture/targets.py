@@ -84,6 +84,7 @@ class Target:
         ranks: the processes of the program; None if the program is started once.
         unprofiled_steps: the largest number of steps before the capture range, and after it, whose lengths the recorded
             process measures.
+        memory: whether a further run records the history of PyTorch's allocator.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Target:
     annotation: Annotation | None = None
     ranks: Ranks | None = None
     unprofiled_steps: int = 0
+    memory: bool = False
 
     @property
     def is_timed(self) -> bool:

@@ -34,7 +34,9 @@ _SPACE_HINT = "Free some space, or name another --output-dir; finished results s
 )  # fmt: skip
 @option(RECORDING, "--profiler", type=click.Choice(["nsys", "torch", "none"]),
               help="The profiler. Default: nsys if this machine has nsys and a GPU, else torch.")  # fmt: skip
-@option(RECORDING, "--memory", is_flag=True, help="Also record when memory is allocated and freed.")
+@option(RECORDING, "--memory", is_flag=True,
+        help="Also record when memory is allocated and freed, and run the program once more for a snapshot of "
+        "PyTorch's memory, with the lines that allocate it.")  # fmt: skip
 @option(
     RECORDING,
     "--counters",

@@ -26,7 +26,7 @@ _MAX_NAME_LENGTH = 100
 )  # fmt: skip
 @option(SELECTION, "--keep-all-names", is_flag=True, help="Keep all names.")
 @option(SELECTION, "--keep-source", is_flag=True,
-              help="Keep the stacks and operators of the program, with their paths, lines and modules.")  # fmt: skip
+              help="Keep the stacks, operators and memory of the program, with paths, lines and modules.")  # fmt: skip
 @option(OUTPUT, "--force", is_flag=True, help="Replace an existing file, and make a missing folder.")
 def share(
     trace: Path, output: Path, keep: tuple[str, ...], keep_all_names: bool, keep_source: bool, force: bool

@@ -31,6 +31,7 @@ from nsys_analyzer.system.atomic_write import atomic_write, check_parent_folder,
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Frame, Ints, arrow_integers, arrow_table, iterate_rows
 from nsys_analyzer.trace.gpu_counters import find_counter, select_samples
+from nsys_analyzer.trace.memory_snapshot import find_snapshot_files
 from nsys_analyzer.trace.operator_calls import find_operator_files
 from nsys_analyzer.trace.ranks import read_nccl_calls, read_nccl_ranges, read_ranks
 from nsys_analyzer.trace.reader import Reader, write_sqlite
@@ -86,8 +87,8 @@ def share(
         output: the copy, with the suffix ``.sqlite``. Its folder is created if needed.
         force: whether to replace an existing file. The trace itself is never replaced.
         keep: patterns of names that remain unchanged. A pattern must match the whole name.
-        keep_source: whether to copy the files of stacks and operators beside the trace, which contain paths, lines and
-            modules of the program.
+        keep_source: whether to copy the files of stacks, operators and memory beside the trace, which contain paths,
+            lines and modules of the program.
 
     Raises:
         TraceError: the trace cannot be read.
@@ -95,7 +96,9 @@ def share(
     """
     files = {
         path: output.with_name(path.name.replace(trace_stem(trace), output.stem, 1))
-        for path in ((*find_stack_files(trace), *find_operator_files(trace)) if keep_source else ())
+        for path in (
+            (*find_stack_files(trace), *find_operator_files(trace), *find_snapshot_files(trace)) if keep_source else ()
+        )
     }
     _check_copy_path(trace, output, force=force)
     for path, target in list(files.items()):

@@ -26,6 +26,7 @@ import numpy as np
 
 from nsys_analyzer.errors import TraceError
 from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.trace.sources import find_files_beside
 
 #: What an event can be. An event of another kind has the code ``len(ACTIONS)``.
 ACTIONS = (
@@ -41,6 +42,10 @@ _MAX_EXPANSION, _ALWAYS_READ_BYTES = 500, 256 << 20
 _MAX_PIECE_BYTES = 256 << 20
 _RECORD_HINT = "Write a snapshot with torch.cuda.memory._dump_snapshot(PATH)"
 _NS_PER_US = 1_000
+#: The suffix of the snapshots that ``nsys-analyze run`` keeps beside a capture.
+SNAPSHOT_SUFFIX = ".memory.pickle.gz"
+#: The key of the phases that ``nsys-analyze run`` adds to a snapshot.
+PHASES_KEY = "nsys_analyze_phases"
 
 
 class Frame(NamedTuple):
@@ -131,6 +136,8 @@ class MemorySnapshot:
     stacks: tuple[tuple[int, ...], ...]
     settings: Mapping[str, str | int | float]
     annotations: tuple[Annotation, ...]
+    #: The phases that ``nsys-analyze run`` recorded: the name, the number of the step, the start and the end, ns.
+    phases: tuple[tuple[str, int, int, int], ...] = ()
 
     def list_frames(self, stack: int) -> list[Frame]:
         """Returns the frames of a stack, the innermost first."""
@@ -164,6 +171,11 @@ def read_snapshot(path: Path) -> MemorySnapshot:
         raise TraceError(
             f"{path} is damaged or is no memory snapshot of PyTorch: {error or type(error).__name__}", _RECORD_HINT
         ) from error
+
+
+def find_snapshot_files(capture: Path) -> list[Path]:
+    """Returns the snapshots that belong to a capture, including those of its ranks."""
+    return find_files_beside(capture, rf"(_rank\d+)?{re.escape(SNAPSHOT_SUFFIX)}")
 
 
 class _UnsafePickleError(Exception):
@@ -390,6 +402,7 @@ def _make_snapshot(path: Path, document: dict[str, Any], columns: _EventColumns)
         tuple(columns.stacks),
         {str(name): value for name, value in settings.items() if isinstance(value, str | int | float)},
         tuple(_pair_annotations(document.get("external_annotations") or ())),
+        tuple((str(name), int(step), int(start), int(end)) for name, step, start, end in document.get(PHASES_KEY, ())),
     )
 
 

@@ -43,7 +43,7 @@ def account_memory(
     is_of_device = snapshot.events.device == device
     events = snapshot.events if is_of_device.all() else snapshot.events.select(is_of_device)
     blocks, places = find_blocks(snapshot, events, device), Places(snapshot)
-    times = find_phases(snapshot, events, phases)
+    times = find_phases(snapshot, events, phases or [MemoryPhase(*phase) for phase in snapshot.phases] or None)
     failures = np.flatnonzero(events.action == OUT_OF_MEMORY).tolist()
     categories = categorize(blocks, times, places, failures)
     peak_event = int(measure_levels(blocks, len(events)).argmax()) - 1

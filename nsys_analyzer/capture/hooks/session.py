@@ -25,6 +25,7 @@ from typing import Any, TypeVar, cast
 from .compiled import CompiledCode, has_compiled
 from .energy_steps import EnergySteps, observe_steps
 from .flops import CountedStep
+from .memory import MemoryHistory
 from .modules import Backward, Modules
 from .operators import OperatorStep
 from .ranges import Clock, Ranges, Results, WarmupWork
@@ -72,13 +73,14 @@ def harmless(method: Method) -> Method:
 class Phase:
     """A phase that is active: its name, whether the hooks opened a range for it, and its start times if it is timed."""
 
-    __slots__ = ("energy_start", "has_range", "name", "start")
+    __slots__ = ("energy_start", "has_range", "name", "start", "start_ns")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.has_range = False
         self.start: Any = None
         self.energy_start: Any = None
+        self.start_ns = 0
 
 
 class Session:
@@ -122,6 +124,7 @@ class Session:
         self._operator_step = OperatorStep(
             torch, self.modules, self.ranges, settings.operators, self._counted_step.find_phase
         )
+        self._memory = MemoryHistory(torch)
         self._work = WarmupWork(torch) if settings.steps_per_turn else None
         self._step_times, self._ends_after_timed_steps = observe_steps(torch), False
         self._step_end_times_s: deque[float] = deque(maxlen=_STEADY_STEPS + 1)
@@ -194,6 +197,7 @@ class Session:
         phase.start = self._clock.mark_time() if self._clock and self._window_is_open else None
         if isinstance(self._step_times, EnergySteps):
             phase.energy_start = self._step_times.mark_phase_start()
+        phase.start_ns = time.time_ns()
         phase.has_range = self.ranges.push(phase.name)
 
     @harmless
@@ -203,9 +207,11 @@ class Session:
             self._clock.add_span(phase.name, phase.start)
         if isinstance(self._step_times, EnergySteps):
             self._step_times.note_phase(phase.name, phase.energy_start)
+        if phase.start_ns:
+            self._memory.add_phase(phase.name, phase.start_ns)
         if phase.has_range:
             self.ranges.pop()
-        phase.start, phase.energy_start, phase.has_range = None, None, False
+        phase.start, phase.energy_start, phase.start_ns, phase.has_range = None, None, 0, False
 
     @harmless
     def begin_backward_pass(
@@ -363,6 +369,7 @@ class Session:
         if self._work and self.steps < self.settings.warmup_steps:
             self._work.finish_step()
         self.steps += 1
+        self._memory.note_step_end()
         self._step_end_times_s.append(time.perf_counter())
         if self._step_times.note_step_end() and self._ends_after_timed_steps:
             raise SystemExit(0)
@@ -542,6 +549,7 @@ class Session:
 
     def _end_recording(self, *, stops: bool = False) -> None:
         self._window_is_open, self._window_was_closed = False, True
+        self._memory.finish()
         self._operator_step.close(succeeded=False)
         if self.on_recording_ended and not self.settings.modules:
             self.on_recording_ended()
