@@ -195,6 +195,10 @@ def test_a_thread_reads_the_gpus_while_a_program_runs() -> None:
     # If both ranks use one GPU, its counter does not tell them apart. A rank without steps has no energy.
     assert reader.measure([of_rank[0], of_rank[0]], has_ranks=True) == [[], []]
     assert reader.measure([None], has_ranks=False) == [[]]
+    # A process that uses both GPUs has a row for each, and none if one of its GPUs is not known.
+    both = Steps(start_ns, end_ns, 5, ["aaaa-1", "bbbb-2"], [])
+    assert [row.index for row in reader.measure([both], has_ranks=False)[0]] == [0, 1]
+    assert reader.measure([both._replace(gpus=["aaaa-1", "cccc-3"])], has_ranks=False) == [[]]
     # An old PyTorch names no GPU, and here are two.
     assert reader.measure([Steps(start_ns, end_ns, 5, [""], [])], has_ranks=False) == [[]]
 
@@ -349,6 +353,7 @@ def test_each_rank_has_the_energy_of_its_own_gpus() -> None:
     second = add_energy(replace(CAPTURE, rank=1, run=Run(energy=rows)), NO_PRICES)
     assert second.energy
     assert (second.energy.joules, second.warnings) == (20.0, ())
+    assert add_energy(replace(CAPTURE, run=Run(energy=rows)), NO_PRICES).energy is None  # the rank is not known
 
 
 def test_the_manifest_keeps_the_energy(tmp_path: Path) -> None:

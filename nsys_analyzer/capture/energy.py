@@ -123,31 +123,36 @@ class EnergyReader:
     def measure(self, steps_of_processes: Sequence[Steps | None], *, has_ranks: bool) -> list[list[GpuEnergy]]:
         """Returns the energy of each GPU that each process used during its steps.
 
-        A GPU is left out if several processes used it, because its counter does not tell them apart.
+        If the energy of one of its GPUs is not known, that of a step is not known, so nothing is returned for the
+        process. A GPU that several processes used does not tell them apart.
         """
         uuids_of_processes = [self._name_gpus(steps) if steps else [] for steps in steps_of_processes]
         counts = Counter(uuid for uuids in uuids_of_processes for uuid in uuids)
-        measured: list[list[GpuEnergy]] = []
+        measured = []
         for rank, (steps, uuids) in enumerate(zip(steps_of_processes, uuids_of_processes, strict=True)):
-            measured.append([])
-            for uuid in uuids:
-                figures = measure_steps(self._readings[uuid], steps) if steps and counts[uuid] == 1 else None
-                if figures:
-                    index, gpu = self._gpus[uuid]
-                    name = self._nvml.nvmlDeviceGetName(gpu)
-                    max_clock_mhz = self._ask(self._nvml.nvmlDeviceGetMaxClockInfo, gpu, self._nvml.NVML_CLOCK_SM)
-                    measured[-1].append(
-                        GpuEnergy(
-                            gpu=name.decode() if isinstance(name, bytes) else name, index=index,
-                            rank=rank if has_ranks else None, max_clock_mhz=max_clock_mhz, **figures,
-                        )
-                    )  # fmt: skip
+            is_alone = steps is not None and all(uuid in self._gpus and counts[uuid] == 1 for uuid in uuids)
+            figures = [measure_steps(self._readings[uuid], steps) for uuid in uuids] if steps and is_alone else []
+            measured.append(
+                [
+                    GpuEnergy(**self._describe_gpu(uuid), rank=rank if has_ranks else None, **figures_of_gpu)
+                    for uuid, figures_of_gpu in zip(uuids, figures, strict=False)
+                    if figures_of_gpu and all(figures)
+                ]
+            )
         return measured
 
+    def _describe_gpu(self, uuid: str) -> dict[str, Any]:
+        """Returns the name, the number and the highest clock of a GPU."""
+        index, gpu = self._gpus[uuid]
+        name = self._nvml.nvmlDeviceGetName(gpu)
+        max_clock_mhz = self._ask(self._nvml.nvmlDeviceGetMaxClockInfo, gpu, self._nvml.NVML_CLOCK_SM)
+        name_text = name.decode() if isinstance(name, bytes) else name
+        return {"gpu": name_text, "index": index, "max_clock_mhz": max_clock_mhz}
+
     def _name_gpus(self, steps: Steps) -> list[str]:
-        """Returns the readable GPUs of a process. An old PyTorch names none, which does not matter for a single GPU."""
+        """Returns the GPUs of a process. An old PyTorch names none, which does not matter for a single GPU."""
         if any(steps.gpus):
-            return [uuid for uuid in map(_shorten_uuid, steps.gpus) if uuid in self._gpus]
+            return [_shorten_uuid(uuid) for uuid in steps.gpus]
         is_only_gpu = self._nvml.nvmlDeviceGetCount() == 1 and len(steps.gpus) == 1
         return [*self._gpus] if is_only_gpu else []
 

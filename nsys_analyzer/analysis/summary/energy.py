@@ -23,7 +23,7 @@ def add_energy(capture: CaptureSummary, prices: Prices) -> CaptureSummary:
     The energy of a call that generates several tokens is not the energy of a step that generates one.
     """
     rows = capture.run.energy if capture.run and capture.run.energy and not capture.times_calls else ()
-    gpus = tuple(row for row in rows if capture.rank in (None, row.rank) or row.rank is None)
+    gpus = tuple(row for row in rows if row.rank in (None, capture.rank))
     energy = _sum_gpus(gpus, capture.tokens_per_step) if gpus else None
     warnings = [
         Fact("clock_limited", gpu=row.gpu, cause=cause, share=share, clock_mhz=row.clock_mhz, max_mhz=row.max_clock_mhz)
