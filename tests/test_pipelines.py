@@ -66,13 +66,11 @@ def test_the_bubble_of_two_stages(tmp_path: Path) -> None:
     )
     text = describe_pipeline(pipeline)
     assert "has 2\u00a0stages and 2\u00a0micro-batches per step (schedule: GPipe or 1F1B)" in text
-    assert "in 16\u00a0% of a step (bubble). If all stages took equally long, this would be 33\u00a0%" in text
-    assert (
-        "Stage 2 is the longest: its own time is 0.89\u00a0ms per step, and the shortest stage has 0.79\u00a0ms" in text
-    )
+    assert "in 16\u00a0% of a step (bubble). If all stages took equally long, this share would be 33\u00a0%" in text
+    assert "its own time is 0.89\u00a0ms per step, and that of the shortest stage is 0.79\u00a0ms" in text
 
 
-#: The messages of a step in their order, as sender and receiver.
+#: The messages of a step in their order, each as the positions of the sender and the receiver.
 Messages = Sequence[tuple[int, int]]
 FORTH, BACK = (0, 1), (1, 0)
 #: Two chunks of layers on each of three stages, three micro-batches: the last stage sends the activations of the first

@@ -1,6 +1,6 @@
-"""Rules for operators that fewer operators with the same result could do: chains, copies, and parts of one operator.
+"""Rules for operators that fewer operators with the same result could replace: chains, copies, and parts of a whole.
 
-The values that operators read and write tell which of them follow each other. Each rule consists of a type of figures
+The values that operators read and write show which operators follow each other. Each rule consists of a type of figures
 and a function that finds them. ``report/finding_texts/operators.py`` makes sentences from the figures.
 """
 
@@ -31,36 +31,38 @@ from nsys_analyzer.trace.arrays import Bools
 from nsys_analyzer.trace.schema import NS_PER_MS
 
 FusedFunction: TypeAlias = Literal["log_softmax", "softmax", "rms_norm", "gelu"]
-#: The smallest and the largest share of the time of copies that is saved without them.
+#: The smallest and the largest share of the time of copies that is assumed to be saved if they are removed.
 COPY_SAVINGS = (0.3, 1.0)
-#: The fewest equal calls on parts of the data that are reported.
+#: The smallest number of equal calls on parts of the data that is reported.
 _FEWEST_PARTS = 4
-#: Functions of PyTorch that replace a chain with these operators.
+#: Functions of PyTorch, each with the operators of a chain that the function replaces.
 _FUSED_FUNCTIONS: Mapping[FusedFunction, frozenset[str]] = {
     "log_softmax": frozenset({"exp", "log", "sum"}),
     "softmax": frozenset({"exp", "sum", "div"}),
     "rms_norm": frozenset({"mean", "rsqrt"}),
     "gelu": frozenset({"tanh", "pow"}),
 }
-#: Chains are reported by class of modules if fusing the chains of one class saves at least this share of all modules.
+#: Chains are reported by class of modules if the chains of one class make up at least this share of the time that
+#: fusing saves in all modules.
 _LEAST_SHARE_OF_CLASS = 0.5
 
 
 @dataclass(frozen=True)
 class UnfusedChainsFigures(OperatorsFigures):
-    """Chains of operators that one kernel could do, at the lines of one class or function.
+    """Chains of operators, each of which one kernel could replace, in one class of modules or one function.
 
     Attributes:
         place: the class of the modules, or the function outside of modules; empty for the modules of several classes.
         chains: the number of chains.
         longest_chain: the names of the operators in the chain with the most time, in order.
-        function: the function of PyTorch that replaces this chain; None if there is none, or outside of one place.
+        function: the function of PyTorch that replaces this chain; None if there is none, or if ``place`` is empty.
         moved_bytes: the bytes that the chains read and write.
         needed_bytes: the bytes without the values that only the chain itself reads.
-        least_ms: the total time of the longest operator of each chain, or the attainable time of its function, ms. It
-            is at least the time for ``needed_bytes``.
-        two_longest_ms: the total time of the two longest operators of each chain, ms. It is at least the same time.
-        saves_launches: whether the launches of the other operators are saved as well.
+        least_ms: the total time of the longest operator of each chain, or the attainable time of the function that
+            replaces the chain, ms; at least the time for ``needed_bytes``.
+        two_longest_ms: the total time of the two longest operators of each chain, ms; at least the time for
+            ``needed_bytes``.
+        saves_launches: whether the saving includes the launches of all operators of a chain but one.
     """
 
     place: str
@@ -77,9 +79,10 @@ class UnfusedChainsFigures(OperatorsFigures):
 def find_unfused_chains(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds chains of operators that pass over the same data, by class of modules or function.
 
-    Of a chain, one kernel remains. It takes between the time of the longest and of the two longest operators, and at
-    least the time for the values that enter and leave the chain. Each eager model has chains, so they are common unless
-    a function of PyTorch replaces them. Such a function takes at least its attainable time.
+    One kernel could replace a chain. The kernel takes between the time of the longest operator and that of the two
+    longest operators, and at least the time for the values that enter and leave the chain. Each eager model has chains,
+    so the finding is common unless a function of PyTorch replaces the chain. Such a function takes at least its
+    attainable time.
     """
     operators = steps.operators
     if operators is None or not steps.has_data_flow:
@@ -125,8 +128,8 @@ def _find_function(operators: PricedOperators, chain: Sequence[int]) -> FusedFun
 def _group_chains(operators: PricedOperators, unexplained: Bools) -> Mapping[str, list[list[int]]]:
     """Returns the chains of the given calls by class of modules, and by function outside of modules.
 
-    If no class has most of the time that fusing saves in modules, the classes are one group with an empty name, because
-    one compiler fuses all of them.
+    If no class has most of the time that fusing saves in modules, all classes are one group with an empty name, because
+    torch.compile fuses the chains of all classes together.
     """
     groups, saved_ns = defaultdict[str, list[list[int]]](list), defaultdict[str, float](float)
     copies = find_copies(operators)
@@ -157,7 +160,8 @@ class CopiesFigures(OperatorsFigures):
 def find_copied_tensors(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds operators that only copy tensors, by class of modules or function.
 
-    Of copies that follow each other, one or none is needed. Copies among other operators belong to the chains of these.
+    A step needs at most one of several consecutive copies. A copy between other operators belongs to the chain of these
+    operators, which ``find_unfused_chains`` reports.
     """
     operators = steps.operators
     if operators is None or not steps.has_data_flow:
@@ -182,11 +186,11 @@ def find_copied_tensors(steps: StepsToExplain) -> Iterator[Candidate]:
 
 @dataclass(frozen=True)
 class SplitOperatorsFigures(OperatorsFigures):
-    """Operators that run on many parts of their data, none of which needs the result of another part.
+    """Operators that run on many parts of their data, although no part needs the result of another part.
 
     Attributes:
-        parts: the number of calls that could be one call.
-        merged_ms: the attainable time of the operators if they were one call each, ms.
+        parts: the number of calls of each operator, which could be one call.
+        merged_ms: the total attainable time of the operators if each ran in one call, ms.
     """
 
     parts: int
@@ -196,7 +200,8 @@ class SplitOperatorsFigures(OperatorsFigures):
 def find_split_operators(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds operators that could run once on all of their data, one finding per number of parts.
 
-    The attainable time of one call and of all calls differ for small operators only. Launches are saved as well.
+    One call on all data has a shorter attainable time than the calls on parts only if the parts are small. The launches
+    of all calls but one are saved in any case.
     """
     operators = steps.operators
     if operators is None or operators.rates is None or not steps.has_data_flow:

@@ -1,7 +1,7 @@
 """Rules for kernels of captures without operators: with tensor cores, or with fewer passes over the data.
 
-The names, classes and order of kernels tell what they do. If operators are known, their rules know more, and the rules
-of this file find nothing. ``report/finding_texts/kernels.py`` makes sentences from the figures.
+The names, classes and order of kernels show what they do. If operators are known, the rules on operators are more
+exact, and the rules of this file find nothing. ``report/finding_texts/kernels.py`` makes sentences from the figures.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from nsys_analyzer.analysis.transformer.peaks import find_peaks
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import KERNEL, ON_DEVICE
 
-#: The smallest and the largest share of the theoretical speedup of TF32, which follows from the peaks, that is assumed.
+#: The peaks of a GPU give a theoretical speedup of TF32 over fp32. The gain over 1 is assumed to be between these
+#: shares of the theoretical gain.
 TF32_GAIN_SHARE = (0.3, 0.8)
 #: The minimum ratio of the TF32 peak to the fp32 peak for which a finding is reported.
 _LEAST_TF32_SPEEDUP = 1.5
@@ -121,8 +122,8 @@ class UnfusedElementwiseFigures(FindingFigures):
 def find_unfused_elementwise(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds elementwise kernels, casts, norms and reductions outside the optimizer that no compiler generated.
 
-    A compiler fuses a chain of consecutive kernels into one kernel. It takes between the time of the longest kernel and
-    that of the two longest kernels.
+    A compiler fuses a chain of consecutive kernels into one kernel. This kernel takes between the time of the longest
+    kernel of the chain and that of the two longest kernels.
     """
     if steps.has_data_flow:  # the rule on chains of operators knows more
         return

@@ -17,14 +17,15 @@ from nsys_analyzer.analysis.operators.waves import find_idle_shares
 from nsys_analyzer.trace.arrays import Bools
 from nsys_analyzer.trace.operator_calls import Signature
 
-#: Some reasons explain only an excess of at least this share of a call's time.
+#: The reasons that do not follow from redundant work, shapes or unfused attention explain a call only if the call
+#: exceeds its attainable time by at least this share of its time.
 _LEAST_EXCESS_SHARE = 0.15
-#: Idle multiprocessors are the reason if they waste at least this share of the excess. The number of kernels is the
-#: reason if the kernels except for the longest one take at least this share of the excess.
+#: Idle multiprocessors are the reason if they explain at least this share of a call's excess. The number of kernels is
+#: the reason if a call's kernels without the longest kernel take at least this share of the excess.
 _LEAST_SHARE_OF_EXCESS = 0.5
 #: A call consists of many kernels if it launches at least this number.
 _MANY_KERNELS = 4
-#: The position of the dimensions among the arguments of operators that combine the elements of dimensions.
+#: Names of operators that reduce dimensions, and the position of these dimensions among the operator's arguments.
 _REDUCED_DIMENSIONS = (
     (re.compile(r"::(?:sum|mean|prod|amax|amin|max|min|argmax|argmin|any|all|std|var|var_mean|std_mean|logsumexp|"
                 r"cumsum|cumprod|_softmax|_log_softmax|_safe_softmax)$"), 1),
@@ -33,7 +34,7 @@ _REDUCED_DIMENSIONS = (
 
 
 def find_reasons(operators: PricedOperators) -> Mapping[Reason, Bools]:
-    """Returns the calls whose time has each reason, by the reason; shape (calls,). A call has at most one reason."""
+    """Returns for each reason which calls it explains; shape (calls,). A call has only the first reason that fits."""
     calls, study = operators.calls, operators.study
     pending, reasons = operators.measured_ns > 0, dict[Reason, Bools]()
 
@@ -49,7 +50,7 @@ def find_reasons(operators: PricedOperators) -> Mapping[Reason, Bools]:
     add_reason("attention", operators.measure_ns(find_unfused_scores(study)) > 0)
     has_excess = operators.excess_ns >= _LEAST_EXCESS_SHARE * operators.measured_ns
     add_reason("efficient_attention", has_excess & _find_signatures(operators, _is_efficient_attention))
-    add_reason("reduction", has_excess & _find_signatures(operators, _reduces_apart))
+    add_reason("reduction", has_excess & _find_signatures(operators, _reduces_strided_elements))
     copies = find_copies(operators)
     add_reason("unfused", _find_chained_calls(operators, find_unexplained_calls(operators, reasons), copies))
     add_reason("copies", copies)
@@ -59,26 +60,27 @@ def find_reasons(operators: PricedOperators) -> Mapping[Reason, Bools]:
     is_called, longest_ns = operators.call >= 0, np.zeros(len(calls))
     kernels_per_call = np.bincount(operators.call[is_called], minlength=len(calls)) / study.steps
     np.maximum.at(longest_ns, operators.call[is_called], study.operations.exposed_ns[is_called])
-    are_slow_together = operators.measured_ns - longest_ns >= least_ns
-    add_reason("many_kernels", has_excess & (kernels_per_call >= _MANY_KERNELS) & are_slow_together)
+    other_kernels_are_slow = operators.measured_ns - longest_ns >= least_ns
+    add_reason("many_kernels", has_excess & (kernels_per_call >= _MANY_KERNELS) & other_kernels_are_slow)
     return reasons
 
 
 def find_unexplained_calls(operators: PricedOperators, reasons: Mapping[Reason, Bools]) -> Bools:
-    """Returns True for each call with work that a step needs, if none of the first reasons applies.
+    """Returns True for each call with work that a step needs, unless shapes or unfused attention explain its time.
 
-    The first reasons are told by the shapes and by unfused attention. Fewer operators could do some of these calls.
+    Fewer operators could do the work of some of these calls.
     """
-    explained = [reasons[reason] for reason in ("precision", "memory_format", "alignment", "attention")]
-    unexplained: Bools = find_needed_calls(operators) & ~np.any(explained, axis=0)
+    is_explained = [reasons[reason] for reason in ("precision", "memory_format", "alignment", "attention")]
+    unexplained: Bools = find_needed_calls(operators) & ~np.any(is_explained, axis=0)
     return unexplained
 
 
 def _find_chained_calls(operators: PricedOperators, unexplained: Bools, copies: Bools) -> Bools:
-    """Returns True for each call in a chain that one kernel could do, without chains that only copy.
+    """Returns True for each call of a chain that one kernel could replace, except for chains that only copy.
 
-    The longest call of a chain keeps its time, so the chain is not the reason for a large excess of this call. If the
-    values of operators are unknown, consecutive kernels are a chain, as the rule on unfused kernels assumes.
+    One kernel takes at least as long as the longest call of the chain. So the chain explains the excess of this call
+    only if the other calls take a large share of the excess. If the values of operators are unknown, consecutive
+    kernels are a chain, as the rule on unfused kernels assumes.
     """
     chains: Iterable[Sequence[int]] = find_chains(operators, unexplained)
     if not operators.calls.reads:
@@ -114,8 +116,8 @@ def _is_efficient_attention(signature: Signature) -> bool:
     return "_efficient_attention" in signature.name
 
 
-def _reduces_apart(signature: Signature) -> bool:
-    """Returns whether an operator combines elements that are not stored one after the other, as over rows."""
+def _reduces_strided_elements(signature: Signature) -> bool:
+    """Returns whether an operator reduces over elements that are not adjacent in memory, such as columns."""
     inputs, arguments = Call(signature).tensors(), signature.arguments
     position = next((position for names, position in _REDUCED_DIMENSIONS if names.search(signature.name)), 0)
     if not inputs or inputs[0].strides is None or not 0 < position < len(arguments):

@@ -18,10 +18,11 @@ from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.trace.arrays import Bools
 
-#: A tensor is mostly zeros from this share of zeros on. Buffers of experts usually have up to two rows for each token.
+#: A tensor is mostly zeros if at least this share of its elements is 0. The share is the usual limit of the empty rows
+#: in the buffers of experts, which have up to two rows for each token.
 LEAST_ZERO_SHARE = 0.5
-#: The smallest and the largest share of the work on zeros that is saved. What replaces it takes time as well: rows that
-#: are moved by their index, and spare rows.
+#: The smallest and the largest share of the work on zeros that a fix is assumed to save. A fix has a cost, too: it
+#: moves rows by their index, or keeps some spare rows.
 ZERO_WORK_SAVINGS = (0.5, 1.0)
 
 
@@ -31,8 +32,8 @@ class RedundantWorkFigures(OperatorsFigures):
 
     Attributes:
         kind: the kind.
-        modules: the number of modules that run again or in vain, without the modules inside of them.
-        kept_bytes: the bytes of the recomputed values that memory would keep otherwise; 0 if they are unknown.
+        modules: the number of modules with redundant calls, without the modules inside of these modules.
+        kept_bytes: the size of the values that would stay in memory without recomputation; 0 if it is unknown.
     """
 
     kind: Redundancy
@@ -41,7 +42,7 @@ class RedundantWorkFigures(OperatorsFigures):
 
 
 def find_redundant_work(steps: StepsToExplain) -> Iterator[Candidate]:
-    """Finds work that a step does not need: recomputed, repeated, undone or unused work, and forward passes in vain."""
+    """Finds work that a step does not need: recomputed, repeated, undone or unused work, and unused forward passes."""
     operators = steps.operators
     if operators is None:
         return
@@ -60,7 +61,7 @@ def find_redundant_work(steps: StepsToExplain) -> Iterator[Candidate]:
                 lines = samples.find_callers(f"{module}.forward")
             elif kind == "no_backward":
                 lines = samples.find_first_line(steps.study.calls_of(operations), steps.study.work_ms(operations))
-        is_one_call = kind == "recomputed"  # in which the backward pass runs no other code of the program
+        is_one_call = kind == "recomputed"  # the backward pass, in which no other code of the program runs
         changes = tuple(
             _without_calls(steps, operations, prepares=prepares, pauses=prepares or is_one_call)
             for prepares in (False, True)
@@ -73,8 +74,8 @@ class WorkOnZerosFigures(OperatorsFigures):
     """The operators that work on tensors which are mostly zeros.
 
     Attributes:
-        zero_share: the mean share of the zeros, weighted by time.
-        in_rows: whether most of the time is for rows of zeros, and not for single elements.
+        zero_share: the mean share of zeros in the tensors, weighted by the time of the operators.
+        in_rows: whether most of the work on zeros is on whole rows of zeros, and not on single elements.
     """
 
     zero_share: float
@@ -82,7 +83,7 @@ class WorkOnZerosFigures(OperatorsFigures):
 
 
 def find_zeros(steps: StepsToExplain) -> Iterator[Candidate]:
-    """Finds operators on tensors that are mostly zeros, and the lines that write the few other elements."""
+    """Finds operators on tensors that are mostly zeros, and the lines that write the few nonzero elements."""
     operators = steps.operators
     if operators is None or not steps.has_data_flow:
         return
@@ -106,7 +107,7 @@ def find_zeros(steps: StepsToExplain) -> Iterator[Candidate]:
 
 
 def _find_outer_modules(operators: PricedOperators, calls: Bools) -> list[str]:
-    """Returns the modules that make the given calls, without the modules that are inside of others."""
+    """Returns the modules that make the given calls, without the modules that are inside of other such modules."""
     names = [
         operators.calls.modules[index] for index in np.unique(operators.calls.module[calls]).tolist() if index >= 0
     ]
@@ -127,8 +128,8 @@ def _without_calls(steps: StepsToExplain, operations: Bools, *, prepares: bool, 
     Args:
         steps: the steps.
         operations: shape (operations,), True for the removed operations.
-        prepares: whether the program prepares the removed work before its first launch, so that only the usual time of
-            a launch remains there.
+        prepares: whether the time before the first removed launch is for preparing the removed work. If so, only the
+            usual time of a launch remains of it.
         pauses: whether pauses between the removed launches are part of the removed work.
     """
     calls, launch = len(steps.study.calls), steps.study.replay.launch

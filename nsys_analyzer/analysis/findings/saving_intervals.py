@@ -17,12 +17,12 @@ from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.trace.columns import DEVICE_TO_PAGEABLE, PAGEABLE_TO_DEVICE
 from nsys_analyzer.trace.schema import NS_PER_MS
 
-#: The assumed relative difference of the GPU's time that a change saves or adds between two runs of one program.
+#: The assumed relative difference between two runs of one program in the GPU's time that a change saves or adds.
 GPU_TIME_TOLERANCE = 0.03
-#: The assumed relative difference of the GPU's time in a step between two runs. In the rounds of the timed pairs, steps
+#: The assumed relative difference between two runs in the GPU's time of a step. In the rounds of the timed pairs, steps
 #: that the GPU fills have a standard deviation of 0 to 2 %.
 _GPU_RUN_TOLERANCE = 0.01
-#: The assumed relative difference of the CPU's time on the critical path between two runs. In the rounds of the timed
+#: The assumed relative difference between two runs in the CPU's time on the critical path. In the rounds of the timed
 #: pairs, the steps that are not filled by the GPU have a standard deviation of 1 to 21 %, of which the median is 8 %.
 #: Processes differ more than rounds: 0.15 is the smallest of 0.08, 0.1, 0.12, 0.15 and 0.2 with which at least eight of
 #: ten savings of each of the two programs are in their intervals.
@@ -37,7 +37,8 @@ def estimate_interval(
 ) -> tuple[float, float, float]:
     """Returns the least, the middle and the largest saving per step in another run of the program, ms.
 
-    A saving is negative if a step becomes longer. If all replays agree on the sign, the interval does not contain both.
+    A saving is negative if a step becomes longer. If the saving has the same sign in all replays, the interval contains
+    no values of the other sign.
     The replays differ in the profiler's cost and in the effect of the change. The differences between runs are added to
     the spread of the replays as independent errors: of the GPU's time that the change saves, of the GPU's time after
     the change, of the CPU's time on the critical path that the change saves and leaves, and of the length of a step.
@@ -66,9 +67,10 @@ def estimate_interval(
 
 
 def _measure_removed_ns(replays: tuple[Replay, Replay]) -> float:
-    """Returns the time per step that a change removes, ns, which a step cannot save more than.
+    """Returns the time per step that a change removes, ns. The change cannot save more than this time.
 
-    If the change removes waits or the work of another thread, their time is not known from the columns.
+    The result is infinite if the change removes waits or the work of another thread, because the columns of a replay do
+    not contain their time.
     """
     before, after = replays
     if before.least_step_ns > after.least_step_ns or not np.array_equal(before.awaited, after.awaited):

@@ -1,4 +1,4 @@
-"""Computes the waves in which the blocks of a kernel run, and the share of its time that idle multiprocessors waste."""
+"""Computes in how many waves the blocks of a kernel run, and in which share of its time multiprocessors are idle."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REGISTERS_OF_WARP, _REGISTER_FILE_PARTS, _SHARED_BYTES = 256, 4, 128
 #: guides for the Ampere and the Hopper architecture.
 _RESERVED_BYTES, _FIRST_CAPABILITY_THAT_RESERVES = 1024, 8
 _THREADS_OF_WARP = 32
-#: The number of blocks that a multiprocessor runs at once, if the capture does not contain it, as on an H100.
+#: The largest number of blocks that a multiprocessor runs at once, if the capture does not contain it: that of an H100.
 _USUAL_BLOCKS_PER_SM = 32
 
 
@@ -47,10 +47,10 @@ def _round_up(number: int, multiple: int) -> int:
 
 
 class IdleShares(NamedTuple):
-    """The share of the time of kernels in which multiprocessors have no block. Each has the shape (operations,).
+    """The share of each kernel's time that multiprocessors spend without a block; arrays of shape (operations,).
 
     Attributes:
-        least, most: the least and the greatest share.
+        least, most: the bounds of the share.
         is_small: True for each kernel with fewer blocks than the GPU has multiprocessors.
         blocks_per_wave: the number of the kernel's blocks that the GPU runs at once; 0 if it is unknown.
     """
@@ -64,11 +64,11 @@ class IdleShares(NamedTuple):
 def find_idle_shares(study: Study) -> IdleShares:
     """Returns the share of the time of each kernel in which multiprocessors have no block; 0 for other operations.
 
-    A grid with fewer blocks than multiprocessors leaves the others idle. A grid of more than one wave leaves places of
-    its last wave empty. At least, the idle share is the difference between the mean number of blocks of a
-    multiprocessor and the next integer, as if blocks shared the speed of their multiprocessor. At most, it is the share
-    of the empty places, as if each wave took the same time. Any other grid fills the GPU with one wave, as persistent
-    kernels choose their grids. Collectives need no more blocks than they have.
+    If a grid has fewer blocks than the GPU has multiprocessors, the remaining multiprocessors are idle. If a grid needs
+    more than one wave, its last wave may not fill the GPU. The lower bound assumes that the blocks of a multiprocessor
+    share its speed: with n blocks per multiprocessor on average, the share is 1 − n / ⌈n⌉. The upper bound assumes that
+    each wave takes equally long: with n waves, the share is 1 − n / ⌈n⌉. Any other grid runs in one wave, as the grids
+    of persistent kernels do, and its share is 0. Collectives are left out, because more blocks would not help them.
     """
     operations, gpu = study.operations, study.gpu
     resident = [count_resident_blocks(block, gpu) if gpu else 0 for block in study.resources]
@@ -79,6 +79,6 @@ def find_idle_shares(study: Study) -> IdleShares:
     per_multiprocessor, waves = blocks / max(multiprocessors, 1), blocks / np.maximum(blocks_per_wave, 1)
     is_small = (blocks > 0) & (blocks < multiprocessors)
     has_tail = (blocks_per_wave > 0) & (waves > 1)
-    shares = [1 - number / np.maximum(np.ceil(number), 1) for number in (per_multiprocessor, waves)]
+    shares = [1 - count / np.maximum(np.ceil(count), 1) for count in (per_multiprocessor, waves)]
     least = np.where(is_small | has_tail, shares[0], 0.0)
     return IdleShares(least, np.where(has_tail, np.maximum(*shares), least), is_small, blocks_per_wave)

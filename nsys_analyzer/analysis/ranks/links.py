@@ -1,4 +1,4 @@
-"""Finds a group of ranks whose collectives take longer than the same collectives of the other groups."""
+"""Finds a group of ranks whose collectives take longer than equal collectives of other groups of ranks."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from nsys_analyzer.analysis.steps.member import Member
 from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.schema import NS_PER_MS
 
-#: The smallest number of groups among which one can be slower than usual.
+#: The smallest number of groups of ranks whose median is the usual time of a transfer.
 _MIN_GROUPS = 3
-#: A link counts as slow if its transfers take at least this many times the usual time, and if they take longer by at
-#: least this share of a step.
+#: A group of ranks counts as slow if its transfers take at least this many times the usual time, and if the additional
+#: time is at least this share of a step.
 _SLOW_RATIO, _SLOW_SHARE = 1.25, 0.02
 
 
 def find_slow_link(
     members: Sequence[Member], matches: Sequence[Match], steps: Sequence[Ints], step_ns: float
 ) -> SlowLink | None:
-    """Returns the group of ranks that transfers slowest, compared with groups of as many ranks; None if none is slow.
+    """Returns the group of ranks with the slowest transfers among groups of equal size; None if no group is slow.
 
-    The time of a transfer is the duration on the rank that starts the collective last, which is the shortest duration.
+    The time of a transfer is the shortest duration of the collective on any rank, because the rank that starts the
+    collective last does not wait.
 
     Args:
         members: the members of the run.
@@ -33,7 +34,7 @@ def find_slow_link(
         steps: the indices of the compared steps among the steps of each member.
         step_ns: the length of a step, ns.
     """
-    # The durations of equal transfers, by what is transferred among how many ranks, and by the ranks of the group.
+    # The durations of transfers by the collective's kind, its size and its number of ranks, and then by the ranks.
     durations_ns: dict[tuple[int, int, int], dict[tuple[int, ...], Ints]] = defaultdict(dict)
     for match in matches:
         place, index = next(iter(match.items()))

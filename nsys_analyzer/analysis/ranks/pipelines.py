@@ -17,12 +17,11 @@ from nsys_analyzer.analysis.steps.member import SEND_RECEIVE, Member
 from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.schema import NS_PER_MS
 
-#: A rank counts as slower than the other ranks of its stage if it is the slowest of them in at least this share of the
-#: steps, and if its own time is longer than their median by at least this share of a step.
+#: A rank counts as slower than the other ranks of its stage if it has the longest own time of the stage in at least the
+#: first share of the steps, and if its own time exceeds the stage's median by at least the second share of a step.
 _STEADILY_SLOWEST_SHARE, _SLOWER_SHARE = 0.75, 0.02
 
-
-#: The messages of each step from one rank to another, by the positions of both ranks in the run.
+#: The number of messages per step, by the positions of the sending and of the receiving rank in the run.
 _Messages: TypeAlias = "dict[tuple[int, int], int]"
 
 
@@ -30,7 +29,7 @@ def find_pipeline(
     members: Sequence[Member], matches: Sequence[Match], steps: Sequence[Ints], waits: Sequence[Waits],
     own_ns: npt.NDArray[Any],
 ) -> Pipeline | None:  # fmt: skip
-    """Returns the pipeline that the ranks form; None if they form none, or if it is not known which rank waits.
+    """Returns the pipeline that the ranks form; None if they form no pipeline, or if waiting times are not known.
 
     In a pipeline, the first message of a step between two ranks goes to the later stage, and the first stage sends
     before it receives.
@@ -73,7 +72,8 @@ def find_pipeline(
     in_pipeline = np.concatenate(chains)
     equal_stages_share = (stage_count - 1) / (micro_batches * chunks + stage_count - 1)
     length_ms = float(np.median(step_ns[in_pipeline])) / NS_PER_MS
-    # Half of the bubble of the longest stage would go. What other stages wait for the longest stage would stay.
+    # Twice as many micro-batches remove half of the bubble of the longest stage, but not the time in which other stages
+    # wait for the longest stage.
     longest = max(stages, key=lambda stage: stage.own_ms)
     return Pipeline(
         "interleaved" if chunks > 1 else _find_schedule(members, exchanges, steps, chains[0], micro_batches),
@@ -90,7 +90,10 @@ def find_pipeline(
 def _count_messages(
     members: Sequence[Member], exchanges: Sequence[Match], steps: Sequence[Ints]
 ) -> tuple[_Messages, dict[int, set[int]]]:
-    """Counts the messages per step of each pair of ranks, and finds the ranks that each rank sends to first."""
+    """Counts the messages per step of each pair of ranks, and finds the ranks of the later stages.
+
+    If a rank begins each step with a message to another rank, the other rank runs a later stage.
+    """
     messages: _Messages = {}
     later_stages: dict[int, set[int]] = defaultdict(set)
     for match in exchanges:
@@ -103,7 +106,7 @@ def _count_messages(
 
 
 def _rows_of_steps(member: Member, index: Ints, steps: Ints) -> tuple[Ints, Ints, Ints]:
-    """Returns the sends and receives of each exchange of the steps, and the first exchange of each step."""
+    """Returns the number of sends and receives in each exchange of the steps, and the first exchange of each step."""
     collectives = member.collectives
     index = index[np.isin(collectives.step[index], steps)]
     index = index[np.argsort(collectives.launched[index], kind="stable")]
@@ -114,7 +117,7 @@ def _rows_of_steps(member: Member, index: Ints, steps: Ints) -> tuple[Ints, Ints
 def _find_chains(messages: _Messages, later_stages: Mapping[int, set[int]]) -> Iterator[tuple[int, ...]]:
     """Yields the ranks of each replica of the pipeline in the order of its stages.
 
-    An empty chain follows if a rank sends first to several ranks, or if some ranks are in no chain.
+    The last chain is empty if a rank begins steps with messages to several ranks, or if some ranks are in no chain.
     """
     has_earlier_stage = {later for stages in later_stages.values() for later in stages}
     heads = [place for place in later_stages if place not in has_earlier_stage]
@@ -139,7 +142,7 @@ def _find_schedule(
     members: Sequence[Member], exchanges: Sequence[Match], steps: Sequence[Ints], chain: Sequence[int],
     micro_batches: int,
 ) -> Schedule:  # fmt: skip
-    """Returns the schedule, from the number of messages that the first stage sends before it receives one."""
+    """Returns the schedule, from the number of messages that the first stage sends before it receives a message."""
     match = next(match for match in exchanges if set(match) == set(chain[:2]))
     sends, receives, first_rows = _rows_of_steps(members[chain[0]], match[chain[0]], steps[chain[0]])
     has_received = np.append(np.flatnonzero(receives), len(sends) - 1)
@@ -152,7 +155,7 @@ def _find_schedule(
 
 
 def _measure_bubble(member: Member, waits: Waits, steps: Ints) -> Ints:
-    """Returns the time in each step in which a rank does nothing but wait in sends and receives, ns."""
+    """Returns the time in each step in which a rank only waits in sends and receives, ns."""
     collectives = member.collectives
     begin = np.where(collectives.kind == SEND_RECEIVE, waits.transfer_start_ns, collectives.start)
     order = np.argsort(begin, kind="stable")
@@ -163,7 +166,10 @@ def _measure_bubble(member: Member, waits: Waits, steps: Ints) -> Ints:
 def _find_slow_rank(
     members: Sequence[Member], chains: Sequence[tuple[int, ...]], own_ns: npt.NDArray[Any], step_ms: float
 ) -> tuple[str, int, float]:
-    """Returns the label, stage and delay of the rank that is slower than the others of its stage, if there is one."""
+    """Returns the label, the stage and the delay, in ms, of the rank that is slower than the other ranks of its stage.
+
+    Returns an empty label if there is no such rank. Of several such ranks, the rank with the longest delay counts.
+    """
     slow_rank = ("", 0, 0.0)
     for number, places in enumerate(zip(*chains, strict=True), 1):
         own_of_stage = own_ns[list(places)]

@@ -32,7 +32,8 @@ from nsys_analyzer.trace.columns import MEMCPY, ON_DEVICE
 from nsys_analyzer.trace.phase_names import STEP
 from nsys_analyzer.trace.schema import NS_PER_MS
 
-#: The largest number of ranks that are replayed. Of more ranks, some are replayed, whose own times are evenly spread.
+#: The largest number of ranks that are replayed. Of a larger run, ranks at equal distances in the order of own times
+#: are replayed.
 _MAX_REPLAYED_RANKS = 8
 
 
@@ -50,7 +51,7 @@ def find_runs(captures: Sequence[CaptureSummary]) -> tuple[ParallelRun, ...]:
 
 
 def _add_losses(run: ParallelRun, captures: Sequence[CaptureSummary]) -> ParallelRun:
-    """Adds to the run the losses of the slowest rank, and corrects the lateness of all ranks."""
+    """Adds what the slowest rank loses to the fastest rank, and corrects how late ranks are; see ``find_losses``."""
     if run.slowest is None or run.fastest is None or run.slowest == run.fastest:
         return run
     pairs = list(zip(run.ranks, captures, strict=True))
@@ -85,7 +86,7 @@ def _add_work(run: ParallelRun, captures: Sequence[CaptureSummary]) -> ParallelR
 def _replay_run(run: ParallelRun, join: JoinedRanks, captures: Sequence[CaptureSummary]) -> ParallelRun:
     """Adds to the run the measured step without the profiler, and the replay of all ranks at this pace.
 
-    There is no replay if it is not known which rank waits for which.
+    There is no replay if it is not known which ranks wait for each other.
     """
     times = [capture.unprofiled.trusted(STEP) if capture.unprofiled else None for capture in captures]
     timed = [stats for stats in times if stats and stats.typical]
@@ -225,8 +226,8 @@ def _shorten_to_zero(replay: Replay, operations: Bools) -> Replay:
 def _find_bucket_work(study: Study, reductions: Bools) -> Bools:
     """Returns True for each operation that writes a gradient to its bucket, or back from it after the reduction.
 
-    After the last reduction of a pass, each gradient is copied back on the device. If the pass launches one kernel as
-    often, the kernel is the one that scales each gradient and writes it to its bucket.
+    After the last reduction of a pass, each gradient is copied back on the device. A kernel that runs exactly as often
+    as these copies in the pass is the kernel that scales each gradient and writes it to its bucket.
     """
     kernel, phase, (_, rank) = study.operations.kernel, study.operations.phase, study.replay.rank_of
     starts_pass = np.append(True, (phase[1:] != phase[:-1]) | (rank[1:] != rank[:-1]))
@@ -238,7 +239,7 @@ def _find_bucket_work(study: Study, reductions: Bools) -> Bools:
         if len(reductions_in_pass):
             copies = is_copy[first:end] & (np.arange(end - first) > reductions_in_pass[-1])
             counts = np.bincount(kernel[first:end] + 1)
-            counts[0] = 0  # of operations that are not kernels
+            counts[0] = 0  # the count of operations that are not kernels
             is_scaling = (counts == copies.sum())[kernel[first:end] + 1] & copies.any()
             is_bucket_work[first:end] = copies | is_scaling
     return is_bucket_work

@@ -21,7 +21,7 @@ _GRAPH_LAUNCH_NS = 50_000.0
 _NODE_RECORDING_NS = 420.0
 #: Two lengths of steps count as equal if they differ by at most this share.
 _STEP_LENGTH_TOLERANCE = 0.03
-#: The assumed relative spread of the median step of one process.
+#: A replayed step agrees with the median measured step of the same process if it differs by at most this share.
 _STEP_SPREAD = 0.01
 #: The relative differences between two runs of a program: of the GPU's work, and of the rest of a step. With them, the
 #: interval of the estimated length contains the measured length of 35 of the 40 pairs in examples/faults, which is not
@@ -51,8 +51,8 @@ def estimate_baselines(
         study: the steps that are replayed.
         length_ms: the length of a step under the profiler, ms.
         timed_ms: the measured length of a step without the profiler, ms; None if it was not measured.
-        in_recorded_process: whether ``timed_ms`` was measured in the recorded process. The pace of the program is then
-            the same, and only the profiler's cost for each event makes the profiled steps longer.
+        in_recorded_process: whether ``timed_ms`` was measured in the recorded process. If so, the profiled steps have
+            the program's pace, and only the profiler's cost for each event makes them longer.
     """
     # The baselines differ in the profiler's cost: its lower bound, its upper bound, and its upper bound with a faster
     # CPU.
@@ -93,9 +93,9 @@ def estimate_unprofiled_ms(replayed_ms: float, busy_ms: float, profiled_ms: floa
 def widen_interval_ms(low_ms: float, high_ms: float, busy_ms: float, profiled_ms: float) -> tuple[float, float]:
     """Returns the interval of the estimated length of a step without the profiler, ms, around the same middle.
 
-    The interval contains the lengths of the replays. The GPU's work and the remaining time, which the CPU determines,
-    are widened by what runs of a program differ. The interval neither begins below the GPU's work nor ends above the
-    length under the profiler by more than the GPU's work differs between runs.
+    The interval contains the lengths of the replays. It is wider by the assumed differences between runs of a program,
+    of the GPU's work and of the remaining time, which the CPU determines. The interval neither begins below the GPU's
+    work nor ends above the length under the profiler by more than the GPU's work differs between runs.
     """
     middle_ms = (low_ms + high_ms) / 2
     gpu_ms, cpu_ms = _GPU_SPREAD * busy_ms, _CPU_SPREAD * max(middle_ms - busy_ms, 0.0)
@@ -105,10 +105,10 @@ def widen_interval_ms(low_ms: float, high_ms: float, busy_ms: float, profiled_ms
 
 
 def _find_costs_in_process(study: Study, step_ns: float) -> list[Replay]:
-    """Returns the steps without the profiler's cost for each event, which is such that a step takes ``step_ns``.
+    """Returns the steps without the profiler's cost for each event, for costs with which a step takes ``step_ns``.
 
     If launches limit the steps, one cost fits. If the GPU fills the steps, many costs fit, so there are two replays,
-    with the bounds of the usual cost. The list is empty if no cost fits.
+    with the smallest and the largest usual cost. The list is empty if no cost fits.
     """
     recorded = study.replay.with_graph_launches(_GRAPH_LAUNCH_NS, _NODE_RECORDING_NS)
     usual = [recorded.without_profiler_cost(cost) for cost in sorted({study.min_cost_share, 1.0})]

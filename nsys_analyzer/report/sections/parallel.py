@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 def describe_slow_link(link: SlowLink) -> Text:
     """Returns the sentences on a group of ranks that transfers data for longer than other groups."""
     return phrase(
-        "{} exchange data slowly: the transfers take {} times as long as the same transfers of other groups, {} more "
-        "per step. Compare their links with the others: `nvidia-smi topo -m`, `nvidia-smi nvlink --status`.",
+        "{} exchange data slowly: their transfers take {} times as long as equal transfers of other groups of ranks, "
+        "which adds {} to a step. `nvidia-smi topo -m` and `nvidia-smi nvlink --status` show the links of each GPU.",
         list_first(link.ranks).capitalize(), rounded(link.ratio), format_ms(link.later_ms),
     )  # fmt: skip
 
 
-def describe_slow_stage(pipeline: Pipeline) -> str:
+def describe_slow_rank_of_stage(pipeline: Pipeline) -> str:
     """Returns the sentence on a rank that is slower than the ranks that run the same stage in other replicas."""
     return (
         f"{pipeline.slow_rank.capitalize()} is slower than the other ranks of stage {pipeline.slow_rank_stage}, by "
@@ -37,10 +37,10 @@ def describe_pipeline(pipeline: Pipeline) -> str:
     shortest_ms = min(stage.own_ms for stage in stages)
     return (
         f"The pipeline{replicas} has {format_count(len(stages), 'stage')} and "
-        f"{format_count(pipeline.micro_batches, 'micro-batch')} per step ({schedule}{chunks}). Under "
-        f"the profiler, a stage only waits for other stages in {rounded_percent(pipeline.bubble_share)} of a step "
-        f"(bubble). If all stages took equally long, this would be {rounded_percent(pipeline.equal_stages_share)}. "
-        f"Stage {pipeline.longest_stage} is the longest: its own time is {format_ms(longest.own_ms)} per step, and the "
-        f"shortest stage has {format_ms(shortest_ms)}. Twice as many micro-batches of half the size would save "
-        f"at most {format_ms(pipeline.saves_ms)} per step, if smaller kernels were as efficient."
+        f"{format_count(pipeline.micro_batches, 'micro-batch')} per step ({schedule}{chunks}). Under the profiler, a "
+        f"stage only waits for other stages in {rounded_percent(pipeline.bubble_share)} of a step (bubble). If all "
+        f"stages took equally long, this share would be {rounded_percent(pipeline.equal_stages_share)}. Stage "
+        f"{pipeline.longest_stage} is the longest: its own time is {format_ms(longest.own_ms)} per step, and that of "
+        f"the shortest stage is {format_ms(shortest_ms)}. Twice as many micro-batches of half the size would save at "
+        f"most {format_ms(pipeline.saves_ms)} per step, if the smaller kernels were as efficient."
     )

@@ -14,7 +14,7 @@ from nsys_analyzer.report.sections.bars import make_rank_bars
 from nsys_analyzer.report.sections.counters import describe_clocks_of_ranks
 from nsys_analyzer.report.sections.energy import describe_energy_of_ranks, tabulate_gpus
 from nsys_analyzer.report.sections.findings import run_finding_blocks
-from nsys_analyzer.report.sections.parallel import describe_pipeline, describe_slow_link, describe_slow_stage
+from nsys_analyzer.report.sections.parallel import describe_pipeline, describe_slow_link, describe_slow_rank_of_stage
 from nsys_analyzer.report.units import format_count, format_ms, format_ms_range
 from nsys_analyzer.text import StrOrText, join_texts, phrase, plain, plural, rounded, rounded_percent, strong
 
@@ -160,7 +160,7 @@ def describe_late_rank(run: ParallelRun) -> StrOrText:
     if run.slow_link and run.is_delayed_by_link:
         return describe_slow_link(run.slow_link)
     if run.pipeline and run.pipeline.slow_rank:
-        return describe_slow_stage(run.pipeline)
+        return describe_slow_rank_of_stage(run.pipeline)
     skew, profiled = format_ms(run.skew_ms), " under the profiler" if run.unprofiled_ms or run.is_slowed else ""
     if not run.is_late:
         if run.skew_ms < LATE_SHARE * slowest.step_ms.median:
