@@ -30,6 +30,7 @@ from nsys_analyzer.analysis.operators.shape_reasons import find_misaligned_sizes
 from nsys_analyzer.analysis.operators.waves import count_resident_blocks, find_idle_shares
 from nsys_analyzer.analysis.steps.lines import StackSamples
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.configuration import CompiledCode, Run
 from nsys_analyzer.report.finding_texts import TEXTS
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.columns import BlockResources
@@ -504,6 +505,18 @@ def test_a_function_of_pytorch_takes_at_least_its_attainable_time() -> None:
     said = text_of(candidate)
     assert "A norm is computed by separate operators in loss" in said
     assert "between the attainable time of that function and the time of the two longest operators" in said
+
+
+@pytest.mark.parametrize(("function", "is_recompiled"), [("loss", True), ("other", False)])
+def test_a_chain_in_a_function_that_was_recompiled(function: str, is_recompiled: bool) -> None:
+    """torch.compile has given up the function of the chain, or compiles another function of the file."""
+    reason = f"loss.py:1 in {function}: self.n == 0  # /home/loss.py:4 in {function} (HINT: ...)"
+    compiled = CompiledCode(graph_breaks={}, recompiles={reason: 5})
+    case = replace(chain(100, 300, 200).case(lasting=[3]), run=Run(compiled=compiled))
+    candidate = only(fewer_operators.find_unfused_chains, case)
+    assert ("torch.compile recompiles a function" in text_of(candidate)) == is_recompiled
+    assert candidate.is_common != is_recompiled
+    assert places(candidate, case)[0] == ("loss.py:4" if is_recompiled else "loss.py:2")
 
 
 def test_a_value_that_is_read_outside_of_a_chain_is_written() -> None:

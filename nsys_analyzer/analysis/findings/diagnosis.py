@@ -239,7 +239,11 @@ def _rank_candidates(steps: StepsToExplain, candidates: Sequence[Candidate]) -> 
 
     The saving of the general cause of idle time is computed after the specific causes and redundant work were removed.
     """
-    specific = [candidate for candidate in candidates if candidate.is_specific_cause or candidate.is_redundant]
+    specific = [
+        candidate
+        for candidate in candidates
+        if candidate.is_specific_cause or candidate.is_redundant or candidate.saves_launches
+    ]
     ranked: list[_RankedCandidate] = []
     explained_ms = 0.0
     for candidate in sorted(candidates, key=lambda candidate: candidate.is_general_cause):

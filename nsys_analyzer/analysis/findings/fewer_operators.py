@@ -6,6 +6,7 @@ and a function that finds them. ``report/finding_texts/operators.py`` makes sent
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,10 +24,11 @@ from nsys_analyzer.analysis.findings.operators import (
     name_operator,
 )
 from nsys_analyzer.analysis.findings.reasons import find_copies, find_unexplained_calls
-from nsys_analyzer.analysis.findings.waits import LEAST_IDLE_SHARE
+from nsys_analyzer.analysis.findings.waits import LEAST_IDLE_SHARE, MAJORITY_SHARE
 from nsys_analyzer.analysis.operators.chains import FusedKernel, find_chains, find_independent_calls, fuse_chain
 from nsys_analyzer.analysis.operators.pricing import PricedOperators
 from nsys_analyzer.analysis.operators.shape_reasons import ExplainedCalls
+from nsys_analyzer.analysis.steps.lines import parse_line
 from nsys_analyzer.trace.arrays import Bools
 from nsys_analyzer.trace.schema import NS_PER_MS
 
@@ -42,6 +44,8 @@ _FUSED_FUNCTIONS: Mapping[FusedFunction, frozenset[str]] = {
     "rms_norm": frozenset({"mean", "rsqrt"}),
     "gelu": frozenset({"tanh", "pow"}),
 }
+#: Matches the lines of a recompilation: that of the function, and that of the guard that failed in the function.
+_GUARD_LINE = re.compile(r"[\w.-]+:\d+ in \w+")
 #: Chains are reported by class of modules if the chains of one class make up at least this share of the time that
 #: fusing saves in all modules.
 _LEAST_SHARE_OF_CLASS = 0.5
@@ -63,6 +67,8 @@ class UnfusedChainsFigures(OperatorsFigures):
         two_longest_ms: the total time of the two longest operators of each chain, ms; at least the time for
             ``needed_bytes``.
         saves_launches: whether the saving includes the launches of all operators of a chain but one.
+        recompiles: the recompilations of the functions that contain most of the chains' time, by the function and the
+            reason, and their number. After some recompilations, torch.compile runs a function without compiling it.
     """
 
     place: str
@@ -74,6 +80,7 @@ class UnfusedChainsFigures(OperatorsFigures):
     least_ms: float
     two_longest_ms: float
     saves_launches: bool
+    recompiles: tuple[tuple[str, int], ...] = ()
 
 
 def find_unfused_chains(steps: StepsToExplain) -> Iterator[Candidate]:
@@ -111,12 +118,39 @@ def find_unfused_chains(steps: StepsToExplain) -> Iterator[Candidate]:
             least_ms=total.least_ns / NS_PER_MS,
             two_longest_ms=total.most_ns / NS_PER_MS,
             saves_launches=steps.idle_share < LEAST_IDLE_SHARE,
+            recompiles=_find_recompiles(steps, calls),
         )
         chained = ExplainedCalls(calls, least_ns, most_ns)
         # Compiled code needs CPU time itself. So if launching limits the step, the estimate does not remove launches.
         save = partial(saved_launches, steps) if figures.saves_launches else saved_work
         for candidate in make_candidate(steps, "unfused_chains", figures, chained, save):
-            yield replace(candidate, is_common=figures.function is None)
+            is_common = figures.function is None and not figures.recompiles
+            lines = candidate.find_lines(steps)
+            ms = sum(line.ms or 0.0 for line in lines)
+            guards = [parse_line(_GUARD_LINE.findall(text)[-1], 1.0, ms) for text, _ in figures.recompiles]
+            lines = (*filter(None, guards), *lines)
+            yield replace(candidate, is_common=is_common, lines=lines if figures.recompiles else candidate.lines)
+
+
+def _find_recompiles(steps: StepsToExplain, calls: Bools) -> tuple[tuple[str, int], ...]:
+    """Returns the recompilations of the functions whose lines have at least half of the time of the given calls."""
+    operators, counts = steps.operators, steps.run.compiled.recompiles if steps.run.compiled else {}
+    if operators is None or not counts:
+        return ()
+    ns_of_function = defaultdict[str, float](float)
+    for index in np.flatnonzero(calls & (operators.calls.line >= 0)).tolist():
+        ns_of_function[_name_function(operators.calls.lines[operators.calls.line[index]])] += operators.measured_ns[
+            index
+        ]
+    recompiled = tuple(row for row in counts.items() if _name_function(row[0]) in ns_of_function)
+    ns = sum(ns_of_function[name] for name in {_name_function(text) for text, _ in recompiled})
+    return recompiled if ns >= MAJORITY_SHARE * operators.measured_ns[calls].sum() else ()
+
+
+def _name_function(line: str) -> str:
+    """Returns the file without its folder and the function of ``models/gpt.py:12 in forward: a reason``."""
+    place, _, function = line.partition(" in ")
+    return f"{place.rpartition('/')[2].partition(':')[0]} {function.partition(':')[0].partition(',')[0]}"
 
 
 def _find_function(operators: PricedOperators, chain: Sequence[int]) -> FusedFunction | None:
@@ -232,7 +266,7 @@ def find_split_operators(steps: StepsToExplain) -> Iterator[Candidate]:
             for is_limited in (True, False)
         )
         lines = operators.lines_of(operators.measured_ns * mask)
-        yield Candidate("split_operators", figures, changes, None, operations, lines)
+        yield Candidate("split_operators", figures, changes, None, operations, lines, saves_launches=True)
 
 
 def _name_place(operators: PricedOperators, chain: Sequence[int]) -> str:

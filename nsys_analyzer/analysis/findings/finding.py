@@ -284,6 +284,7 @@ class Candidate:
             of its own.
         is_common: whether programs without a fault have this cause as well, so that the finding is reported only if it
             saves much.
+        saves_launches: whether the finding says which launches are not needed, so that they are no general cause.
     """
 
     id: str
@@ -296,6 +297,7 @@ class Candidate:
     is_symptom: bool = False
     is_redundant: bool = False
     is_common: bool = False
+    saves_launches: bool = False
 
     def find_lines(self, steps: StepsToExplain) -> tuple[Line, ...]:
         """Returns the lines of the program that launch the finding's work or cause its idle time."""

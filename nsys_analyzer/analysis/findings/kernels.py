@@ -336,7 +336,8 @@ def find_unfused_optimizer(steps: StepsToExplain) -> Iterator[Candidate]:
     figures = UnfusedOptimizerFigures(kernels, study.work_ms(updates), bool(foreach.sum() > 0.5 * updates.sum()))
     calls, remaining = study.calls_of(updates), MAX_FUSED_OPTIMIZER_KERNELS / kernels
     changes = tuple(_shorten_with_calls(updates * share, calls, remaining) for share in FUSED_OPTIMIZER_SAVINGS)
-    yield Candidate("unfused_optimizer", figures, changes, Place("phase", "optimizer"), updates)
+    place = Place("phase", "optimizer")
+    yield Candidate("unfused_optimizer", figures, changes, place, updates, saves_launches=True)
 
 
 def _shorten_with_calls(share: WorkShares, calls: Bools, remaining: float) -> ReplayChange:

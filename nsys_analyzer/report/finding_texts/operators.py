@@ -29,8 +29,9 @@ from nsys_analyzer.analysis.findings.redundant_work import (
 )
 from nsys_analyzer.analysis.operators.redundancy import Redundancy
 from nsys_analyzer.analysis.operators.shape_reasons import ALIGNMENT_BYTES, MEMORY_FORMAT_SAVINGS, Reason
+from nsys_analyzer.report.finding_texts.waits import list_lines
 from nsys_analyzer.report.units import format_count, format_ms, rounded, rounded_percent, shorten_shapes
-from nsys_analyzer.text import format_bytes
+from nsys_analyzer.text import Text, format_bytes, phrase
 
 #: The most operators of a chain in a sentence.
 _MAX_OPERATORS_OF_CHAIN = 8
@@ -290,11 +291,22 @@ def describe_unfused_chains(figures: UnfusedChainsFigures) -> FindingTexts:
         remedy.append("model = torch.compile(model)  # or block.compile() for each block: it compiles faster")
     else:
         remedy.append(f"{figures.place or 'f'} = torch.compile({figures.place or 'f'})  # fuses the function")
+    recompiled: tuple[Text, ...] = ()
+    if figures.recompiles:
+        title = "torch.compile recompiles a function, and its chains of operators are not fused"
+        sentence = "torch.compile compiled this function, but its guards failed in later steps (recompilations)"
+        limit = "After 8 recompilations, torch.compile runs the function without compiling it."
+        recompiled = (phrase("{} {}", list_lines(sentence, figures.recompiles), limit),)
+        remedy = [
+            "self.step = torch.zeros((), device='cuda')  # a tensor, updated in place: no guard on its value",
+            "torch._dynamo.config.error_on_recompile = True  # raises an error at the first recompilation",
+        ]
     least_time = "attainable time of that function" if figures.function else "time of the longest operator"
     launches = "" if figures.saves_launches else " Launching limits the step, so no launch is saved."
     return FindingTexts(
         title=f"{title} in {figures.place}" if figures.place else title,
         evidence=(
+            *recompiled,
             f"In each step, {format_count(figures.calls, 'operator call')} in {format_count(figures.chains, 'chain')} "
             f"take {format_ms(figures.ms)} ({rounded_percent(figures.share)} of the step). Each chain reads what it "
             "has just written.",

@@ -52,7 +52,7 @@ def _say_callers(callers: Sequence[Caller]) -> Iterator[str]:
         yield f"Backtraces show that these calls come from {names}."
 
 
-def _list_lines(sentence: str, counts: Sequence[tuple[str, int]]) -> Text:
+def list_lines(sentence: str, counts: Sequence[tuple[str, int]]) -> Text:
     """Returns a sentence that ends with lines of the program and their counts."""
     lines = ", ".join(["`{}` {:,}×"] * len(counts))
     return phrase(f"{sentence}: {lines}.", *(value for line in counts for value in line))
@@ -176,7 +176,7 @@ def describe_host_sync(figures: HostSyncFigures) -> FindingTexts:
     evidence += _say_callers(figures.callers)
     if figures.warned_lines:
         sentence = "PyTorch warns that the program waits for the GPU at these lines (waits per step)"
-        evidence.append(_list_lines(sentence, figures.warned_lines))
+        evidence.append(list_lines(sentence, figures.warned_lines))
     return FindingTexts(
         title=f"The program waits for the GPU{_say_inside(figures.is_pass)}",
         evidence=tuple(evidence),
@@ -256,7 +256,7 @@ def describe_recompilation(figures: RecompilationFigures) -> FindingTexts:
     return replace(
         stall,
         title="torch.compile compiles functions again",
-        evidence=(_list_lines(sentence, figures.recompiles), *stall.evidence),
+        evidence=(list_lines(sentence, figures.recompiles), *stall.evidence),
         remedy=(
             "# if a size changes from batch to batch: one version of the function for all sizes",
             "torch._dynamo.mark_dynamic(batch, dim)  # or torch.compile(model, dynamic=True)",
@@ -336,7 +336,7 @@ def describe_graph_breaks(figures: GraphBreakFigures) -> FindingTexts:
     return replace(
         launches,
         title="Graph breaks split the compiled code",
-        evidence=(_list_lines(sentence, figures.reasons), *launches.evidence),
+        evidence=(list_lines(sentence, figures.reasons), *launches.evidence),
         derivation=f"{launches.derivation} This assumes that the step runs as CUDA graphs without graph breaks.",
         remedy=(
             "# take .item(), print() and changes of Python objects out of the compiled function, then:",
