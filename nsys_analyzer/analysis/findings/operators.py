@@ -8,6 +8,7 @@ the reason where it can. Each rule consists of a type of figures and a function 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +41,9 @@ from nsys_analyzer.trace.schema import NS_PER_MS
 
 #: Operators are examined only if they could save at least this share of a step.
 _LEAST_SHARE_OF_STEP = 0.02
+#: Match operators that make tensors of constants, and that keep one triangle of a matrix.
+_CONSTANT = re.compile(r"::(?:new_)?(?:ones|zeros|full|scalar_tensor)(?:_like)?$")
+_TRIANGLE = re.compile(r"::tri[lu]_?$")
 #: The maximum number of operators that a finding names.
 _MAX_OPERATORS = 3
 #: The smallest and the largest share of the time above the attainable time that is saved if no test tells the reason.
@@ -174,6 +178,39 @@ def find_fp32_operators(steps: StepsToExplain) -> Iterator[Candidate]:
         times_ms = (float(ns[explained.calls].sum()) / NS_PER_MS for ns in (explained.most_ns, explained.least_ns))
         figures = Fp32OperatorsFigures(*describe_calls(steps, explained.calls), *times_ms)
         yield from make_candidate(steps, "fp32_operators", figures, explained)
+
+
+class CausalMaskFigures(OperatorsFigures):
+    """Attention that reads a causal mask, and the operators that make the mask."""
+
+
+def find_causal_masks(steps: StepsToExplain) -> Iterator[Candidate]:
+    """Finds attention with a triangle as its mask, so that the program could pass ``is_causal`` instead.
+
+    Kernels then skip the half of the scores that is hidden: between the attainable time with all scores and half of it
+    remains. Nothing remains of the operators that make the mask.
+    """
+    operators = steps.operators
+    if operators is None or not steps.has_data_flow:
+        return
+    calls, constants, masks = operators.calls, set[int](), set[int]()
+    makes_mask, reads_mask = np.zeros((2, len(calls)), np.bool_)
+    for index, (reads, writes) in enumerate(zip(calls.reads, calls.writes, strict=True)):
+        code = calls.signature[index]
+        name, cost = calls.signatures[code].name, operators.costs[code]
+        is_mask = not masks.isdisjoint(reads) or _TRIANGLE.search(name)
+        if _CONSTANT.search(name):
+            constants.update(writes)
+        elif is_mask and constants.union(masks).issuperset(reads):
+            masks.update(writes)
+            makes_mask[index] = True
+        reads_mask[index] = bool(cost and cost.kind == "attention") and not masks.isdisjoint(reads)
+    selected = (makes_mask | reads_mask) & find_needed_calls(operators)
+    if reads_mask.any():
+        all_scores_ns = np.where(makes_mask, 0.0, np.fmin(operators.attainable_ns, operators.measured_ns))
+        explained = ExplainedCalls(selected, all_scores_ns / 2, all_scores_ns)
+        figures = CausalMaskFigures(*describe_calls(steps, selected))
+        yield from make_candidate(steps, "causal_mask", figures, explained)
 
 
 # --- operators above their attainable time for no reason that the shapes tell
@@ -322,5 +359,6 @@ def name_operator(operators: PricedOperators, index: int) -> str:
 
 #: The rules of this file. If two findings save equal time, the finding of the earlier rule comes first.
 RULES: tuple[Rule, ...] = (
-    find_padding, find_fp32_operators, find_memory_format, find_misaligned_operators, find_slow_operators,
+    find_padding, find_fp32_operators, find_memory_format, find_misaligned_operators, find_causal_masks,
+    find_slow_operators,
 )  # fmt: skip

@@ -15,6 +15,7 @@ from nsys_analyzer.analysis.findings.fewer_operators import (
 )
 from nsys_analyzer.analysis.findings.finding import FindingFigures, FindingTexts
 from nsys_analyzer.analysis.findings.operators import (
+    CausalMaskFigures,
     Fp32OperatorsFigures,
     MemoryFormatFigures,
     MisalignedFigures,
@@ -264,6 +265,23 @@ def describe_fp32_operators(figures: Fp32OperatorsFigures) -> FindingTexts:
     )
 
 
+def describe_causal_mask(figures: CausalMaskFigures) -> FindingTexts:
+    """Returns the sentences of the finding on attention with a causal mask."""
+    return FindingTexts(
+        title="Attention reads a causal mask",
+        evidence=(
+            _say_time(figures),
+            "The program makes a mask from one triangle of a matrix, and attention reads it. So attention computes all "
+            "scores. If attention knows that it is causal, its kernels skip half of them and read no mask.",
+            *_say_operators(figures)[:2],
+        ),
+        derivation="The step is replayed without the operators that make the mask. The time of attention that remains "
+        "is its attainable time with all scores, or half of it.",
+        remedy=("y = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # and no attn_mask",),
+        disproof="Compare the outputs of both calls in one run: if they differ, the mask hides other tokens as well.",
+    )
+
+
 #: The name of each function of PyTorch that replaces a chain, and a line to type.
 _FUSED_FUNCTIONS: Mapping[FusedFunction, tuple[str, str]] = {
     "log_softmax": (
@@ -401,6 +419,7 @@ TEXTS: dict[type[FindingFigures], Callable[[Any], FindingTexts]] = {
     RedundantWorkFigures: describe_redundant_work,
     PaddingFigures: describe_padding,
     WorkOnZerosFigures: describe_work_on_zeros,
+    CausalMaskFigures: describe_causal_mask,
     Fp32OperatorsFigures: describe_fp32_operators,
     MemoryFormatFigures: describe_memory_format,
     MisalignedFigures: describe_misaligned,
