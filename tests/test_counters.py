@@ -18,6 +18,7 @@ from nsys_analyzer.analysis.counters.figures import (
     MIN_SAMPLES,
     CounterRow,
     Counters,
+    OperatorTraffic,
     SampledWork,
     summarize_counters,
 )
@@ -29,7 +30,7 @@ from nsys_analyzer.inputs.saved_reports import read_saved_report
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.renderers.json_report import report_data
 from nsys_analyzer.report.sections import build_report
-from nsys_analyzer.report.sections.counters import describe_clock_change, describe_clocks_of_ranks
+from nsys_analyzer.report.sections.counters import answer_counters, describe_clock_change, describe_clocks_of_ranks
 from nsys_analyzer.report.sections.kernels import describe_bandwidth
 from nsys_analyzer.system.machine import Nsys, count_gpus
 from nsys_analyzer.text import plain
@@ -495,9 +496,19 @@ def test_traffic_of_operators(tmp_path: Path, run_main: Main) -> None:
     assert traffic["aten::mm"].dram_bytes == pytest.approx(40e6)
     assert traffic["aten::mm"].least_bytes == 3 * 2 * 4_096**2
     assert traffic["aten::mm"].samples == 3 * 400 // 5
+    assert "aten::mm" not in answer_of(path)  # its bytes come from the cache, so there is no excess
     printed = run_main("operators", path).out.replace("\N{NO-BREAK SPACE}", " ")
     assert "DRAM bytes" in printed
     assert "38.1 MiB" in printed  # 40,000,000 ÷ 2²⁰
+
+
+def test_an_operator_with_excess_traffic() -> None:
+    """2 GiB are 4 times 512 MiB."""
+    traffic = OperatorTraffic("aten::copy_", "4096×4096 bf16", 40, 2.0 * 2**30, 2.0**29)
+    counters = Counters(0, 100, 100.0, 132, None, None, (), (), (), (), (traffic,))
+    capture = CaptureSummary("capture", None, "capture", "ok", counters=counters)
+    answer = plain(next(iter(answer_counters(capture, {}))).text).replace("\N{NO-BREAK SPACE}", " ")  # type: ignore[union-attr]
+    assert answer == "A call of aten::copy_ (4096×4096 bf16) moves 2.0 GiB from and to DRAM, 4 times what it needs."
 
 
 def with_clock(title: str, clock_mhz: float | None) -> CaptureSummary:

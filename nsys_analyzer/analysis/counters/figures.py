@@ -15,7 +15,6 @@ from typing import Literal
 import numpy as np
 
 from nsys_analyzer.analysis.intervals import NONE, Cover, find_overlaps
-from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.operators.account import describe_shapes
 from nsys_analyzer.analysis.operators.costs import estimate_cost
 from nsys_analyzer.analysis.operators.matching import OperatorWork
@@ -141,7 +140,6 @@ class Counters:
         phases, classes, kernels, modules: the figures of each phase, kernel class, kernel and module of the model, the
             ones with most samples first. Layers of one kind share a module.
         operators: the bytes of operators.
-        collective_sms: the number of SMs that a collective occupies; None if no collective was sampled alone.
         slow_steps: the steps that a low clock made longer.
     """
 
@@ -156,7 +154,6 @@ class Counters:
     kernels: tuple[CounterRow, ...]
     modules: tuple[CounterRow, ...]
     operators: tuple[OperatorTraffic, ...] = ()
-    collective_sms: float | None = None
     slow_steps: tuple[SlowStep, ...] = ()
 
     def of_class(self, kernel_class: str) -> CounterRow | None:
@@ -185,9 +182,6 @@ def summarize_counters(
         return None
     work = SampledWork(attributed, process, gpu_id, gpu.memory_bytes_per_s if gpu else 0)
     samples = work.samples
-    classes = work.measure(*work.group_by_class())
-    collective = next((row for row in classes if row.name == COMMUNICATION), None)
-    sm_count = gpu.sm_count if gpu else 0
     clocks_hz = samples.values.get("sm_clock", np.zeros(0))
     highest_hz = max(gpu.clock_hz if gpu else 0, float(np.nanmax(clocks_hz, initial=0)))
     kernels = attributed.kernels
@@ -195,15 +189,14 @@ def summarize_counters(
         gpu_id=gpu_id,
         samples=len(samples.start),
         period_us=float(np.median(samples.end - samples.start)) / NS_PER_US,
-        sm_count=sm_count,
+        sm_count=gpu.sm_count if gpu else 0,
         peak_clock_mhz=highest_hz / _HZ_PER_MHZ or None,
         whole=next(iter(work.measure(np.zeros(len(work.is_own), np.int64), ("all work",))), None),
         phases=work.measure(*work.group_by_phase()),
-        classes=classes,
+        classes=work.measure(*work.group_by_class()),
         kernels=work.measure(kernels.code.astype(np.int64), kernels.names),
         modules=work.measure(*work.group_by_module()),
         operators=tuple(work.measure_operators(operators, len(windows))) if operators and windows else (),
-        collective_sms=collective.sms_active * sm_count if collective and collective.sms_active and sm_count else None,
         slow_steps=tuple(work.find_slow_steps(windows)) if windows else (),
     )
 

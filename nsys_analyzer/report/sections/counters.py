@@ -6,15 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from nsys_analyzer.analysis.counters.figures import LOW_CLOCK, MIN_SAMPLES, CounterRow, Counters, OperatorTraffic
+from nsys_analyzer.analysis.counters.figures import LOW_CLOCK, MIN_SAMPLES, CounterRow, Counters
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, MATMUL
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Summary
 from nsys_analyzer.report.model import Answer, Block, Details, Field, Paragraph, Table, make_table
-from nsys_analyzer.report.units import format_ms
-from nsys_analyzer.text import join_names, phrase, plural, rounded_percent
+from nsys_analyzer.report.units import format_ms, rounded
+from nsys_analyzer.text import format_bytes, join_names, phrase, plural, rounded_percent
 
 #: nsys stores shares as whole percents, so a smaller share than this one is not known exactly.
 _SMALLEST_SHARE = 0.01
+#: An operator is named if it moves at least this multiple of the bytes that it needs.
+_EXCESS_FACTOR = 1.2
 #: A class without figures is named if it takes at least this share of the kernel time.
 _LARGE_SHARE = 0.05
 _CLOCK_CAUSES = "A limit of power, of temperature or of an administrator lowers the clock."
@@ -29,7 +31,7 @@ def answer_counters(capture: CaptureSummary, labels: Mapping[str, str]) -> Itera
     counters, title = capture.counters, capture.title
     if counters is None:
         return
-    sentences = [*_describe_limits(counters), *_describe_collectives(counters), *_describe_clocks(counters)]
+    sentences = [*_describe_limits(counters), *_describe_traffic(counters), *_describe_clocks(counters)]
     if not sentences:
         yield Answer(
             f"The capture has {counters.samples:,} samples of the GPU's counters. No phase or kernel class runs alone "
@@ -49,8 +51,6 @@ def answer_counters(capture: CaptureSummary, labels: Mapping[str, str]) -> Itera
         )
         if rows
     ]
-    if counters.operators:
-        folded.append(_tabulate_traffic(counters.operators, title))
     measured_classes = {row.name for row in counters.classes}
     unmeasured_classes = [
         row.kernel_class
@@ -77,7 +77,7 @@ def answer_counters(capture: CaptureSummary, labels: Mapping[str, str]) -> Itera
             title,
         )
     )
-    yield Details("Counters by phase, module, kernel and operator", tuple(folded), title)
+    yield Details("Counters by phase, module and kernel", tuple(folded), title)
 
 
 def _describe_limits(counters: Counters) -> Iterator[str]:
@@ -99,13 +99,18 @@ def _describe_limits(counters: Counters) -> Iterator[str]:
         yield f"The tensor cores are active for {amount} of the matmuls' time ({_count(matmul.samples)})."
 
 
-def _describe_collectives(counters: Counters) -> Iterator[str]:
-    """Yields how many SMs collectives take from the kernels that run beside them."""
+def _describe_traffic(counters: Counters) -> Iterator[str]:
+    """Yields the operator with the most excess traffic, and how many SMs collectives take from other kernels."""
+    excess_bytes = {row: row.dram_bytes - row.least_bytes for row in counters.operators if row.least_bytes}
+    row = max(excess_bytes, key=lambda row: excess_bytes[row], default=None)
+    if row and row.least_bytes and row.dram_bytes >= _EXCESS_FACTOR * row.least_bytes:
+        factor, size = rounded(row.dram_bytes / row.least_bytes), format_bytes(row.dram_bytes)
+        yield f"A call of {row.operator} ({row.shapes}) moves {size} from and to DRAM, {factor} times what it needs."
     collective = counters.of_class(COMMUNICATION)
-    if collective and counters.collective_sms is not None:
+    if collective and collective.sms_active and counters.sm_count:
         yield (
-            f"A collective occupies {counters.collective_sms:.0f} of {counters.sm_count} SMs, which kernels that run "
-            f"beside it cannot use ({_count(collective.samples)})."
+            f"A collective occupies {collective.sms_active * counters.sm_count:.0f} of {counters.sm_count} SMs, which "
+            f"kernels that run beside it cannot use ({_count(collective.samples)})."
         )
 
 
@@ -182,16 +187,3 @@ def _tabulate(rows: tuple[CounterRow, ...], name: str, caption: str, title: str)
         Field("samples", "count", lambda row: row.samples),
     )
     return make_table(fields, rows, caption, capture=title)
-
-
-def _tabulate_traffic(operators: tuple[OperatorTraffic, ...], title: str) -> Table:
-    fields: tuple[Field[OperatorTraffic], ...] = (
-        Field("operator", "code", lambda row: row.operator),
-        Field("shapes", "text", lambda row: row.shapes),
-        Field("DRAM bytes", "bytes", lambda row: row.dram_bytes),
-        Field("at least", "bytes", lambda row: row.least_bytes),
-        Field("factor", "factor", lambda row: row.dram_bytes / row.least_bytes if row.least_bytes else None),
-        Field("samples", "count", lambda row: row.samples),
-    )
-    caption = "The bytes that the memory moves in a call of each operator, and the bytes that a call needs at least:"
-    return make_table(fields, operators, caption, capture=title, names=2)
