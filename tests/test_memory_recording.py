@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import pickle
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,15 +14,28 @@ from typing import Any
 
 import pytest
 
+from nsys_analyzer import render
 from nsys_analyzer.analysis.memory.accounting import account_memory
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.capture.hooks.memory import FILE_VARIABLE, MemoryHistory
 from nsys_analyzer.capture.plan import Recording, make_plan
 from nsys_analyzer.capture.profilers import make_hook_variables
 from nsys_analyzer.capture.targets import Target
+from nsys_analyzer.cli.run import _describe_memory
 from nsys_analyzer.configuration import Run
+from nsys_analyzer.inputs.gather import gather
+from nsys_analyzer.report.evidence import Evidence
+from nsys_analyzer.report.model import Report
+from nsys_analyzer.report.sections.decision import decision_section
 from nsys_analyzer.trace.memory_snapshot import SNAPSHOT_SUFFIX, find_snapshot_files, read_snapshot
 from tests.support.annotated import ASKED, run
 from tests.test_sweep import FakeProfiler, sweep
+
+
+def first_screen(capture: CaptureSummary) -> str:
+    section = decision_section(capture, Evidence((capture,)))
+    return " ".join(render(Report("", (section,))).replace("\N{NO-BREAK SPACE}", " ").split())
+
 
 #: A program that trains on the CPU, and in which PyTorch behaves as on a GPU whose memory can be recorded.
 PROGRAM = """
@@ -199,3 +214,42 @@ def test_a_real_gpu_leaves_a_snapshot(tmp_path: Path) -> None:
     parts = {part.category: part.bytes for part in account.parts}
     assert parts["weights"] >= 1024 * 1024 * 4
     assert account.phases_from == "ranges"
+
+
+def test_the_first_sentence_of_a_report_says_that_memory_ran_out(real_capture: Callable[[str], Path]) -> None:
+    """Idle launches are not the answer for a program that was interrupted; a snapshot beside the capture is named."""
+    (capture,) = gather((real_capture("oom_fp32"),)).captures
+    text = first_screen(capture)
+    assert text.index("The program ran out of memory: cudaMalloc failed in the range forward") < text.index("303 ms")
+    assert "idle" not in text
+    assert "What filled the memory is not recorded. If a program of `nsys-analyze run` runs out of memory" in text
+    run = replace(capture.run or Run(), memory=("capture.memory.pickle.gz",))
+    assert "`nsys-analyze memory capture.memory.pickle.gz`" in first_screen(replace(capture, run=run))
+
+
+def test_a_complete_capture_does_not_speak_of_memory(real_capture: Callable[[str], Path]) -> None:
+    (capture,) = gather((real_capture("train_small256"),)).captures
+    assert "memory" not in first_screen(capture).partition("What limits")[0]
+
+
+def test_run_prints_what_a_snapshot_shows(tmp_path: Path) -> None:
+    """One block of 512 bytes is in use when an allocation of 1,024 bytes fails."""
+    frames = [{"name": "forward", "filename": "model.py", "line": 7}]
+    event = {"stream": 0, "frames": frames}
+    events = [
+        {"action": "alloc", "addr": 4096, "size": 512, "time_us": 1_000_000, **event},
+        {"action": "oom", "device_free": 100, "size": 1024, "time_us": 2_000_000, **event},
+    ]
+    name = f"capture{SNAPSHOT_SUFFIX}"
+    with gzip.open(tmp_path / name, "wb") as file:
+        pickle.dump({"segments": [], "device_traces": [events]}, file)
+    (tmp_path / "manifest.json").write_text(json.dumps({"status": "oom", "memory": [name]}))
+    target = Target("one", ("python",), Run())
+    (line,) = _describe_memory(target, tmp_path)
+    command, sentence = line.split("\n")
+    assert command == f"nsys-analyze memory {tmp_path / name}"
+    assert sentence.startswith("An allocation of 1.0\N{NO-BREAK SPACE}KiB failed")
+    (tmp_path / "manifest.json").write_text(json.dumps({"status": "ok"}))
+    assert [*_describe_memory(target, tmp_path)] == []
+    (missing,) = _describe_memory(replace(target, memory=True), tmp_path)
+    assert missing.startswith("There is no memory snapshot")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from textwrap import shorten
@@ -14,7 +15,9 @@ from nsys_analyzer.analysis.transformer.models import list_model_names
 from nsys_analyzer.cli.help import CONFIGURATION, PROGRAM, RECORDING, command, option
 from nsys_analyzer.cli.options import list_option, price_options, quote_command_line, running_options, target_options
 from nsys_analyzer.configuration import OPTIONS, Prices
-from nsys_analyzer.errors import CaptureError, NoSpaceError
+from nsys_analyzer.errors import CaptureError, NoSpaceError, NsysAnalyzerError
+from nsys_analyzer.report.model import Answer
+from nsys_analyzer.text import plain
 
 if TYPE_CHECKING:
     from nsys_analyzer.capture.plan import Plan
@@ -152,11 +155,34 @@ def _run_plan(plan: Plan, folder: Path, timeout_s: float, resume: bool | None, p
         titles = shorten(", ".join(other_titles), _MAX_TITLES_WIDTH)
         click.echo(f"\n{folder} also contains other runs, which the report compares: {titles}")
     for target in plan.targets:
+        for line in _describe_memory(target, folder / target.name):
+            click.echo(f"\n{line}")
         if not target.timed:
             click.echo(f"\n{_summarize_execution(target, folder / target.name, is_recorded=plan.profiler is not None)}")
     click.echo(f"\n{folder / 'report.md'}")
     if any(result.status in ("failed", "timeout") for result in results):
         sys.exit(1)
+
+
+def _describe_memory(target: Target, folder: Path) -> Iterator[str]:
+    """Yields for each memory snapshot of a target where it is, and what it shows in one sentence."""
+    from nsys_analyzer.analysis.memory.accounting import account_memory
+    from nsys_analyzer.capture.targets import capture_stems
+    from nsys_analyzer.inputs.manifest import manifest_file_name, read_manifest
+    from nsys_analyzer.report.sections.memory import answer_memory
+    from nsys_analyzer.trace.memory_snapshot import read_snapshot
+
+    manifests = [folder / manifest_file_name(stem) for stem in capture_stems(target.ranks)]
+    runs = [read_manifest(path) for path in manifests if path.is_file()]
+    for path in (folder / name for run in runs for name in run.memory or ()):
+        try:
+            first = next(iter(answer_memory(account_memory(read_snapshot(path)), path.name)))
+            said = plain(first.text) if isinstance(first, Answer) else ""
+        except NsysAnalyzerError as error:
+            said = f"It shows nothing: {error.message}."
+        yield f"nsys-analyze memory {path}\n{said}"
+    if target.memory and not any(run.memory for run in runs):
+        yield "There is no memory snapshot: PyTorch used no GPU, or the program ended before its steps"
 
 
 def _summarize_execution(target: Target, folder: Path, *, is_recorded: bool) -> str:

@@ -97,12 +97,18 @@ def describe_conditions(capture: CaptureSummary) -> str:
 def _describe_step(capture: CaptureSummary) -> Iterator[Block]:
     """Yields the length of a step, what fills it, and what to do first."""
     step, title = capture.step, capture.title
+    if capture.status == "oom" and (step or capture.message):
+        yield Answer(_describe_failure(capture), title)
+        if step is None:
+            return
     if step is None:
         reason = capture.findings_missing or describe_message(capture) or "This capture contains nothing to measure."
         ms = capture.unprofiled.typical_ms(STEP) if capture.unprofiled else None
         yield Answer(f"{format_ms(ms)} a step, timed without a profiler" if ms else reason, title)
         return
     yield Answer(_describe_length(capture, step), title)
+    if capture.status == "oom":
+        return  # where the time of the interrupted steps went does not tell why memory ran out
     if capture.account:
         yield make_account_bars(capture.account, format_step_length(step), title)
         if limits := describe_limits_of_account(capture.account):
@@ -134,6 +140,20 @@ def _describe_step(capture: CaptureSummary) -> Iterator[Block]:
         yield Paragraph(capture.findings_missing, title)
     elif not first and not capture.on_cpu:
         yield Paragraph(step.adapt_to_pass(explain_no_findings(capture)), title)
+
+
+def _describe_failure(capture: CaptureSummary) -> StrOrText:
+    """Returns that memory ran out, the allocation that failed, and the command that says what filled the memory."""
+    message = describe_message(capture).rstrip(".") or "an allocation failed"
+    snapshots = capture.run.memory if capture.run else None
+    if snapshots:
+        told = phrase("A snapshot shows what filled the memory: `nsys-analyze memory {}`.", snapshots[0])
+    else:
+        told = phrase(
+            "What filled the memory is not recorded. If a program of `nsys-analyze run` runs out of memory, a snapshot "
+            "of PyTorch's memory shows it."
+        )
+    return join_texts(" ", (f"The program ran out of memory: {message}.", told))
 
 
 def _describe_length(capture: CaptureSummary, step: StepSummary) -> str:
