@@ -6,6 +6,7 @@ import json
 import sqlite3
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.attention import AttentionSummary
+from nsys_analyzer.configuration import Run
 from nsys_analyzer.inputs.saved_reports import read_saved_report
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.renderers.json_report import report_data
@@ -159,6 +161,16 @@ def test_a_capture_without_counters_says_nothing(step_trace: Path) -> None:
     report = build_report(Evidence(captures))
     assert "counters" not in report_data(report)["captures"][0]
     assert "counters" not in [section.key for section in report.sections]
+
+
+def test_counters_that_were_requested_in_vain() -> None:
+    capture = CaptureSummary(
+        "capture", None, "capture", "ok", run=Run(profile_command="nsys profile --trace=cuda a.py")
+    )
+    assert not [*answer_counters(capture, {})]
+    requested = Run(profile_command="nsys profile --gpu-metrics-devices=all a.py")
+    (answer,) = answer_counters(replace(capture, run=requested), {})
+    assert plain(answer.text).startswith("nsys was told to sample the GPU's counters, but the capture has no samples")  # type: ignore[union-attr]
 
 
 def test_figures_follow_from_the_samples(tmp_path: Path) -> None:

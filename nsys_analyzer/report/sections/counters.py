@@ -24,12 +24,17 @@ _LIMIT_WORDS = {"memory": "memory-bound", "compute": "compute-bound", "neither":
 
 
 def answer_counters(capture: CaptureSummary, labels: Mapping[str, str]) -> Iterator[Block]:
-    """Yields what the hardware counters show; nothing if no counters were recorded.
+    """Yields what the hardware counters show; nothing if no counters were requested.
 
     ``labels`` are the short labels of kernels, by their names.
     """
     counters, title = capture.counters, capture.title
     if counters is None:
+        if capture.run and "--gpu-metrics-device" in (capture.run.profile_command or ""):
+            text = (
+                "nsys was told to sample the GPU's counters, but the capture has no samples of the process's GPU. `{}` "
+            )
+            yield Answer(phrase(f"{text}prints nsys's messages about that.", "nsys-analyze info CAPTURE"), title)
         return
     sentences = [*_describe_limits(counters), *_describe_traffic(counters), *_describe_clocks(counters)]
     if not sentences:
