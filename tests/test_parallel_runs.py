@@ -16,7 +16,6 @@ from nsys_analyzer.analysis.ranks.run import CollectiveFigures, ParallelRun
 from nsys_analyzer.analysis.ranks.runs import find_runs
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.inputs.gather import gather
-from nsys_analyzer.report.finding_texts import write_run_texts
 from nsys_analyzer.report.renderers.json_report import captures_data
 from nsys_analyzer.report.sections.ranks import describe_joins
 from nsys_analyzer.text import plain
@@ -811,20 +810,10 @@ def accumulate(sizes: Sequence[Sequence[int]], folder: Path) -> ParallelRun:
 
 
 def test_gradients_that_are_reduced_in_each_backward_pass(tmp_path: Path) -> None:
-    """Four passes each reduce 25 and 8 MiB: of 4·60 µs that are transferred, three quarters are saved.
-
-    Rank 0 waits for 4·40 µs and rank 1 for nothing: 80 on average, of which three quarters may be saved as well. No
-    rank counts as late, because the programs need the whole step. The reduction that remains has 60 µs, too little for
-    a finding.
-    """
+    """Four passes each reduce 25 and 8 MiB. No saving is stated without a replay of the ranks."""
     run = accumulate([(25, 8)] * 4, tmp_path)
     assert (run.strategies, run.reductions) == (("data parallel (DDP)",), 4)
-    by_id = {one.id: one for one in run.findings}
-    saving = by_id["repeated_reductions"]
-    assert saving.saves_ms_low == pytest.approx(0.18 * 0.97)
-    assert saving.saves_ms_high == pytest.approx((0.18 + 0.06) * 1.03)
-    assert by_id.keys() == {"repeated_reductions"}
-    assert write_run_texts(run).findings[0].title == "Gradients are reduced 4 times per step"
+    assert "repeated_reductions" not in [one.id for one in run.findings]
 
 
 @pytest.mark.parametrize(

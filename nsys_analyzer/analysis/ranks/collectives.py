@@ -189,7 +189,7 @@ def count_reductions(members: Sequence[Member], steps: Sequence[Ints]) -> int:
     """
     counts: list[int] = []
     for member, steps_of_member in zip(members, steps, strict=True):
-        collectives, reduces = member.collectives, _reduces_gradients(member)
+        collectives, reduces = member.collectives, reduces_gradients(member)
         for step in steps_of_member.tolist():
             index = np.flatnonzero(reduces & (collectives.step == step))
             columns = (collectives.instance, collectives.kind, collectives.communicator, collectives.bytes)
@@ -206,14 +206,14 @@ def repeats_reduction(member: Member) -> Bools:
 
     A reduction in the last pass is sufficient, because gradients add up over the passes.
     """
-    collectives, reduces = member.collectives, _reduces_gradients(member) & (member.collectives.step != NONE)
+    collectives, reduces = member.collectives, reduces_gradients(member) & (member.collectives.step != NONE)
     last_instance = np.full(len(member), NONE)
     np.maximum.at(last_instance, collectives.step[reduces], collectives.instance[reduces])
     repeats: Bools = reduces & (collectives.instance < np.append(last_instance, NONE)[collectives.step])
     return repeats
 
 
-def _reduces_gradients(member: Member) -> Bools:
+def reduces_gradients(member: Member) -> Bools:
     """Returns True for each collective of a member that reduces gradients in a backward pass."""
     collectives = member.collectives
     is_backward = np.array([*(name == "backward" for name in collectives.names), False])[collectives.phase]

@@ -6,15 +6,23 @@ sentences.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 from nsys_analyzer.analysis.findings.diagnosis import SMALLEST_SAVING_SHARE
 from nsys_analyzer.analysis.findings.finding import FindingFigures, FindingWithFigures, Place
-from nsys_analyzer.analysis.findings.saving_intervals import GPU_TIME_TOLERANCE
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
-from nsys_analyzer.analysis.ranks.run import DATA_PARALLEL, SHARDED, LostTime, ParallelRun, Part, RankFigures
+from nsys_analyzer.analysis.ranks.run import (
+    DATA_PARALLEL,
+    SHARDED,
+    LostTime,
+    ParallelRun,
+    Part,
+    RankFigures,
+    UnusedOverlap,
+)
 from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 
@@ -25,15 +33,6 @@ _COLLECTIVES_PLACE = Place("class", COMMUNICATION)
 _CPU_TIME_TOLERANCE = 0.29
 #: The assumed relative difference of the time of equal work on two GPUs.
 _TWO_GPUS_TOLERANCE = 0.1
-#: PyTorch's default size of a bucket of gradients, bytes.
-DEFAULT_BUCKET_BYTES = 25 * 2**20
-#: A bucket is too large if its size exceeds the default size by this factor.
-_LARGE_BUCKET_FACTOR = 2
-#: Hidden collectives slow down the work beside them by at most this share of their own time: by a quarter to a third
-#: on an H200 (all-reduce of two ranks, over NVLink and over the host's memory).
-HIDDEN_COLLECTIVE_COST = 0.35
-#: The largest number of buckets that is assumed to stay exposed. The last buckets may be ready only when backward ends.
-MAX_EXPOSED_BUCKETS = 3
 #: A cause explains a loss if it makes up at least this share of the loss.
 _LEAST_EXPLAINED_SHARE = 0.5
 
@@ -151,17 +150,17 @@ def find_run_findings(run: ParallelRun) -> tuple[FindingWithFigures, ...]:
     # No step is shorter than the GPU's own work, whatever the other ranks do.
     most_ms = max(run.step_ms - slowest.compute_ms - slowest.exposed_copy_ms, 0.0)
     repeated_reduction_savings = [*_find_repeated_reductions(run, slowest)]
-    # If gradients are reduced too often, the saving of other buckets is that of this cause.
     unequal_work_savings = [*_find_unequal_work(run)]
     late_rank_savings = [] if unequal_work_savings else [*_find_late_rank(run, slowest)]
     savings = [
         *unequal_work_savings,
         *late_rank_savings,
-        *(repeated_reduction_savings or _find_large_buckets(run, slowest)),
+        *repeated_reduction_savings,
+        *_find_unused_overlaps(run),
     ]
-    # If large buckets do not explain exposed communication, all of it is assumed to be avoidable. The stages of a
+    # If no unused overlap explains exposed communication, all of it is assumed to be avoidable. The stages of a
     # pipeline wait by design.
-    if not run.is_pipeline and all(saving.id != "large_buckets" for saving in savings):
+    if not run.is_pipeline and not any(isinstance(saving.figures, UnusedOverlapFigures) for saving in savings):
         exposed_ms = (slowest.exposed_transfer_ms or 0.0) / (run.reductions if repeated_reduction_savings else 1)
         if run.replayed:
             exposed_ms = min(exposed_ms, run.replayed.without_transfers_ms[1])
@@ -234,15 +233,9 @@ def _find_late_rank(run: ParallelRun, slowest: RankFigures) -> Iterator[_RunSavi
     if not run.is_late:
         return
     late_ms = run.skew_ms or 0.0
-    if run.late_bounds_ms:
-        least_ms, most_ms = run.late_bounds_ms
-    else:  # no step is shorter than the CPU time that the programs of the other ranks need
-        others_ms = sorted(rank.late_ms.median or 0.0 for rank in run.ranks if rank is not slowest and rank.late_ms)
-        own_ms = slowest.own_ms.median or 0.0 if slowest.own_ms else 0.0
-        least_ms, most_ms = (
-            min(late_ms - other_ms, own_ms - run.least_cpu_ms)
-            for other_ms in (others_ms[-1], others_ms[(len(others_ms) - 1) // 2])
-        )
+    least_ms, most_ms = run.late_bounds_ms or (0.0, late_ms)
+    if most_ms and not run.is_slowed:  # the lateness under the profiler is then that without it
+        most_ms = late_ms
     largest_loss = run.lost[0] if run.lost else None
     tolerance = _CPU_TIME_TOLERANCE if largest_loss and largest_loss.part == "idle" else _TWO_GPUS_TOLERANCE
     figures = LateRankFigures(
@@ -303,7 +296,6 @@ class RepeatedReductionFigures(FindingFigures):
         transfer_ms: the transfer time of the slowest rank's collectives per step.
         exposed_ms: the part of the transfer time that nothing hides.
         waiting_ms: the time per step in which a rank waits for other ranks in collectives, as a mean over the ranks.
-        is_replayed: whether the saving is from replays of the ranks without the profiler.
     """
 
     reductions: int
@@ -311,70 +303,41 @@ class RepeatedReductionFigures(FindingFigures):
     transfer_ms: float
     exposed_ms: float
     waiting_ms: float
-    is_replayed: bool
 
 
 def _find_repeated_reductions(run: ParallelRun, slowest: RankFigures) -> Iterator[_RunSaving]:
-    """Yields the saving if gradients were reduced once per step, in the last of its backward passes.
-
-    Without a replay, at least the exposed transfers of the other passes are saved. At most, the ranks also wait for
-    each other in one pass only.
-    """
-    if run.reductions < 2 or {DATA_PARALLEL, SHARDED}.isdisjoint(run.strategies):
+    """Yields the saving if gradients were reduced once per step, in the last of its backward passes, from replays."""
+    saving_ms = run.replayed.reduced_once_ms if run.replayed else None
+    if run.reductions < 2 or saving_ms is None or {DATA_PARALLEL, SHARDED}.isdisjoint(run.strategies):
         return
-    exposed_ms = slowest.exposed_transfer_ms or 0.0
     waiting_ms = sum(rank.exposed_waiting_ms or 0.0 for rank in run.ranks) / len(run.ranks)
-    saved_share = (run.reductions - 1) / run.reductions
-    is_replayed = run.replayed is not None and run.replayed.reduced_once_ms is not None
     figures = RepeatedReductionFigures(
-        run.reductions, SHARDED in run.strategies, slowest.transfer_ms or 0.0, exposed_ms, waiting_ms, is_replayed
+        run.reductions, SHARDED in run.strategies, slowest.transfer_ms or 0.0, slowest.exposed_transfer_ms or 0.0,
+        waiting_ms,
+    )  # fmt: skip
+    # Two standard errors of the length of a step, because the saving is the difference of two lengths.
+    error_ms = 2 * run.replayed.spread_ms / math.sqrt(run.steps) if run.replayed else 0.0
+    low_ms, high_ms = (
+        ms + sign * math.hypot(_CPU_TIME_TOLERANCE * ms, error_ms) for ms, sign in zip(saving_ms, (-1, 1), strict=True)
     )
-    low_ms = saved_share * exposed_ms * (1 - GPU_TIME_TOLERANCE)
-    high_ms = saved_share * (exposed_ms + waiting_ms) * (1 + GPU_TIME_TOLERANCE)
-    if run.replayed and run.replayed.reduced_once_ms:
-        least_ms, most_ms = run.replayed.reduced_once_ms
-        low_ms, high_ms = least_ms * (1 - _CPU_TIME_TOLERANCE), most_ms * (1 + _CPU_TIME_TOLERANCE)
-    yield _RunSaving("repeated_reductions", figures, low_ms, high_ms)
+    yield _RunSaving("repeated_reductions", figures, max(low_ms, 0.0), high_ms)
 
 
 @dataclass(frozen=True)
-class LargeBucketsFigures(FindingFigures):
-    """The buckets of gradients that are too large to be hidden, per step.
+class UnusedOverlapFigures(FindingFigures):
+    """The collectives of a run that could run beside other work, but do not."""
 
-    Attributes:
-        largest_bytes: the size of the largest bucket.
-        transfer_ms: the time in which these buckets are transferred.
-        exposed_ms: the part of the transfer time that nothing hides.
-        default_buckets: the number of buckets of the default size.
-    """
-
-    buckets: float
-    largest_bytes: int
-    transfer_ms: float
-    exposed_ms: float
-    default_buckets: float
+    overlap: UnusedOverlap
 
 
-def _find_large_buckets(run: ParallelRun, slowest: RankFigures) -> Iterator[_RunSaving]:
-    """Yields the saving if the gradients were in smaller buckets, which need not wait for the end of backward."""
-    exposed_ms = slowest.exposed_transfer_ms or 0.0
-    # Only the all-reduces that backward launches, in a run with data parallelism alone.
-    is_data_parallel = run.strategies == (DATA_PARALLEL,)
-    rows = [row for row in run.collectives if is_data_parallel and (row.kind, row.phase) == ("all-reduce", "backward")]
-    transfer_ms = sum(row.transfer_ms or 0.0 for row in rows)
-    count = sum(row.count for row in rows)
-    sizes = sorted(row.bytes or 0 for row in rows for _ in range(min(round(row.count), 2)))
-    # One bucket may hold one large parameter, which cannot be split.
-    second_largest = sizes[-2:][0] if sizes else 0
-    if not transfer_ms or second_largest <= _LARGE_BUCKET_FACTOR * DEFAULT_BUCKET_BYTES:
-        return
-    default_buckets = max(sum((row.bytes or 0) * row.count for row in rows) / DEFAULT_BUCKET_BYTES, 1.0)
-    high_ms = exposed_ms - min(exposed_ms, transfer_ms / default_buckets)
-    low_ms = exposed_ms - min(exposed_ms, MAX_EXPOSED_BUCKETS * transfer_ms / default_buckets)
-    low_ms = max(low_ms - HIDDEN_COLLECTIVE_COST * high_ms, 0.0) * (1 - GPU_TIME_TOLERANCE)
-    high_ms = min(high_ms * (1 + GPU_TIME_TOLERANCE), exposed_ms)
-    figures = LargeBucketsFigures(count, sizes[-1], transfer_ms, min(exposed_ms, transfer_ms), default_buckets)
-    yield _RunSaving("large_buckets", figures, low_ms, high_ms)
+def _find_unused_overlaps(run: ParallelRun) -> Iterator[_RunSaving]:
+    """Yields what a step saves if collectives run beside other work of the GPU, from replays of all ranks."""
+    for overlap in run.replayed.overlaps if run.replayed else ():
+        if overlap.saves_ms_low < SMALLEST_SAVING_SHARE * run.step_ms:  # hidden at one of the paces
+            continue
+        low_ms = overlap.saves_ms_low * (1 - _TWO_GPUS_TOLERANCE)
+        high_ms = overlap.saves_ms_high * (1 + _TWO_GPUS_TOLERANCE)
+        yield _RunSaving(overlap.kind.replace(" ", "_"), UnusedOverlapFigures(overlap), low_ms, high_ms)
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,16 @@ from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranks.join import JoinedRanks, join_members, name_run
 from nsys_analyzer.analysis.ranks.matching import KINDS_WITH_COMMON_END
 from nsys_analyzer.analysis.steps.member import Member
-from nsys_analyzer.analysis.steps.replay import CALL_COLUMNS, COLLECTIVE_COLUMNS, MIN_STEPS, OPERATION_COLUMNS, Replay
+from nsys_analyzer.analysis.steps.replay import (
+    CALL_COLUMNS,
+    COLLECTIVE_COLUMNS,
+    MIN_STEPS,
+    OPERATION_COLUMNS,
+    Replay,
+)
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.trace.arrays import Ints
+from nsys_analyzer.trace.arrays import Bools, Ints
 
 #: The largest number of calls of all ranks that are replayed together, if that leaves enough steps.
 _MAX_CALLS = 60_000
@@ -140,6 +146,16 @@ def find_studied_collectives(study: Study, members: Sequence[Member]) -> list[In
         starts = member.collectives.start.tolist()
         places.append(np.array([operation_of.get(start, NONE) for start in starts], np.int64))
     return places
+
+
+def remove_operations(study: Study, operations: Bools, replay: Replay) -> Replay:
+    """Returns the steps without the given operations, their launches, and the calls that prepare these launches."""
+    removed_calls = study.calls_of(operations)
+    is_launch = study.calls_of(np.ones(len(operations), np.bool_))
+    next_launch = np.searchsorted(np.flatnonzero(is_launch), np.arange(len(is_launch)))
+    removed_calls |= np.append(removed_calls[is_launch], False)[next_launch]
+    changed = replay.without_calls(removed_calls).scale_work(np.where(operations, 0.0, 1.0))
+    return replace(changed, collective=np.where(operations, NONE, changed.collective))
 
 
 def _concatenate_studies(studies: Sequence[Study]) -> Study:

@@ -34,6 +34,11 @@ DATA_PARALLEL, SHARDED, PIPELINE = "data parallel (DDP)", "fully sharded (FSDP)"
 #: What takes the time on the critical path of all ranks.
 Limit = Literal["launching", "other CPU work", "work of the GPU", "communication"]
 
+#: A way in which collectives could run beside other work, but do not. A late gather is an all-gather that begins only
+#: after the computation before it. The other kinds are buckets of gradients: the last one of a backward pass (large, if
+#: it is larger than usual), and small buckets, which have a launch each.
+OverlapKind = Literal["late gather", "large buckets", "exposed bucket", "small buckets"]
+
 #: A rank counts as late if its lateness is at least this share of a step.
 LATE_SHARE = 0.02
 #: Ranks have unequal work if one rank has at least this many times the FLOPs, and the GPU time, of another rank.
@@ -251,27 +256,50 @@ class SlowLink:
 
 
 @dataclass(frozen=True)
-class ReplayedRun:
-    """A step of all ranks, replayed together without the profiler. Savings are (least, most) in any replay, ms.
-
-    A collective begins when its last rank arrives, and takes as long as the transfer took in the capture. If the step
-    was measured without the profiler, the CPU's pace is fitted to the measured length.
+class UnusedOverlap:
+    """Collectives that could run beside other work of the GPU, but do not.
 
     Attributes:
-        step_ms: the length of the replayed step.
-        estimated_ms: the bounds of this length from the capture alone, without the measured length.
+        kind: what the collectives are.
+        count: the number of these collectives per step and rank.
+        bytes: the median of their message sizes; -1 if it is unknown.
+        transfer_ms: their transfer time per step and rank.
+        saves_ms_low, saves_ms_high: the least and the most that a step would be shorter, in any replay.
+    """
+
+    kind: OverlapKind
+    count: float
+    bytes: int
+    transfer_ms: float
+    saves_ms_low: float
+    saves_ms_high: float
+
+
+@dataclass(frozen=True)
+class ReplayedRun:
+    """A step of all ranks, replayed together. Savings are (least, most) in any replay without the profiler, ms.
+
+    A collective begins when its last rank arrives, and takes as long as the transfer took in the capture. If the step
+    was measured without the profiler, the CPU's pace is fitted to the measured length for savings and limits.
+
+    Attributes:
+        estimated_ms: the bounds of the length of a step without the profiler, from the capture alone.
+        step_ms: the length of a step if the pace of each rank alone is fitted to the rank's own measured step, and all
+            ranks are then replayed together; None if the steps were not measured.
         spread_ms: the standard deviation of steps: of the measured steps, or else of the replayed steps.
         limits: the share of each kind of time on the critical path of all ranks, the largest share first.
         without_transfers_ms: the saving per step if the transfers of collectives took no time.
+        overlaps: the collectives that could run beside other work, but do not.
         reduced_once_ms: the saving per step if each gradient was reduced once; None if that is so already.
         equal_work_ms: the saving per step if all ranks had the mean number of FLOPs; None if they have.
     """
 
-    step_ms: float
     estimated_ms: tuple[float, float]
+    step_ms: float | None
     spread_ms: float
     limits: dict[Limit, float]
     without_transfers_ms: tuple[float, float]
+    overlaps: tuple[UnusedOverlap, ...] = ()
     reduced_once_ms: tuple[float, float] | None = None
     equal_work_ms: tuple[float, float] | None = None
 
@@ -375,14 +403,6 @@ class ParallelRun(msgspec.Struct, frozen=True):
         """Returns whether the slowest rank is one of the ranks that exchange data over a slow link."""
         slowest = self.slowest_rank
         return slowest is not None and self.slow_link is not None and slowest.label in self.slow_link.ranks
-
-    @property
-    def least_cpu_ms(self) -> float:
-        """Returns a lower bound of the length of a step, ms.
-
-        It is the longest CPU time per step among the ranks other than the slowest.
-        """
-        return max((rank.cpu_ms for rank in self.ranks if rank is not self.slowest_rank), default=0.0)
 
     @property
     def step_ms(self) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from typing import Any, TypeAlias
 
 import numpy as np
 from msgspec import structs
@@ -20,10 +21,11 @@ from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranks.collectives import repeats_reduction
 from nsys_analyzer.analysis.ranks.findings import find_losses, find_run_findings
 from nsys_analyzer.analysis.ranks.join import JoinedRanks, join_members
-from nsys_analyzer.analysis.ranks.joined_study import find_studied_collectives, join_studies
+from nsys_analyzer.analysis.ranks.joined_study import find_studied_collectives, join_studies, remove_operations
+from nsys_analyzer.analysis.ranks.overlap import find_unused_overlaps
 from nsys_analyzer.analysis.ranks.run import LATE_SHARE, Limit, ParallelRun, ReplayedRun
-from nsys_analyzer.analysis.steps.pace import estimate_baselines
-from nsys_analyzer.analysis.steps.replay import Replay
+from nsys_analyzer.analysis.steps.pace import estimate_baselines, find_profiler_cost
+from nsys_analyzer.analysis.steps.replay import COST_COLUMNS, Replay
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.configuration import Run
@@ -31,6 +33,9 @@ from nsys_analyzer.trace.arrays import Bools
 from nsys_analyzer.trace.columns import MEMCPY, ON_DEVICE
 from nsys_analyzer.trace.phase_names import STEP
 from nsys_analyzer.trace.schema import NS_PER_MS
+
+#: A replay at a pace without the profiler, and the ratio of the length of a step to that of a replayed step.
+_Pace: TypeAlias = tuple[Replay, float]
 
 #: The largest number of ranks that are replayed. Of a larger run, ranks at equal distances in the order of own times
 #: are replayed.
@@ -95,9 +100,7 @@ def _replay_run(run: ParallelRun, join: JoinedRanks, captures: Sequence[CaptureS
     positions = list(range(len(join.members)))
     if len(positions) > _MAX_REPLAYED_RANKS:
         if not len(join.own_ns) or any(len(match) < len(join.members) for match in join.matches):
-            return (
-                run  # groups of ranks, such as the stages of a pipeline, cannot be replayed without their other ranks
-            )
+            return run  # groups of ranks, such as the stages of a pipeline, cannot be replayed without other ranks
         positions.sort(key=lambda position: -np.median(join.own_ns[position]))
         positions = positions[:: -(-len(positions) // _MAX_REPLAYED_RANKS)]
         join = JoinedRanks(tuple(join.members[position] for position in positions), ())
@@ -107,58 +110,62 @@ def _replay_run(run: ParallelRun, join: JoinedRanks, captures: Sequence[CaptureS
         return run
     estimates, scale = estimate_baselines(study, profiled_ms, None)
     estimated_ms = [replay.step_ns / NS_PER_MS * scale for replay in estimates]
-    replays = estimates
+    paces = estimated_paces = [(replay, scale) for replay in estimates]
+    step_ms = None
     if run.unprofiled_ms:
         in_process = all(capture.unprofiled.step_in_recorded_process for capture in captures if capture.unprofiled)
-        replays, scale = estimate_baselines(study, profiled_ms, run.unprofiled_ms, in_process)
-    path_ns = _measure_path_ns(study, replays[0])
+        paces = [(replay, 1.0) for replay in estimate_baselines(study, profiled_ms, run.unprofiled_ms, in_process)[0]]
+        estimated_paces = [(replay, run.unprofiled_ms * NS_PER_MS / replay.step_ns) for replay in estimates]
+        step_ms = _replay_fitted_ranks(study, [timed[position].typical or 0.0 for position in positions])
+    path_ns = _measure_path_ns(study, paces[0][0])
     limit_ns = defaultdict[Limit, float](float)
     for (_, limit), ns in path_ns.items():
         limit_ns[limit] += ns
     largest_first = sorted(limit_ns.items(), key=lambda item: -item[1])
     path_length_ns = sum(limit_ns.values()) or 1.0
-    spread_ms = float(replays[0].lengths_ns.std()) / NS_PER_MS * scale
+    spread_ms = float(paces[0][0].lengths_ns.std()) / NS_PER_MS * paces[0][1]
     if run.unprofiled_ms:
         spread_ms = max(stats.std or 0.0 for stats in timed)
     is_collective = study.of_class(COMMUNICATION)
+    find_savings_ms = partial(_find_savings_ms, paces)
     replayed = ReplayedRun(
-        step_ms=sum(replay.step_ns for replay in replays) / len(replays) / NS_PER_MS * scale,
         estimated_ms=(min(estimated_ms), max(estimated_ms)),
+        step_ms=step_ms,
         spread_ms=spread_ms,
         limits={limit: ns / path_length_ns for limit, ns in largest_first},
-        without_transfers_ms=_find_savings_ms(replays, scale, lambda replay: _shorten_to_zero(replay, is_collective)),
+        without_transfers_ms=find_savings_ms(lambda replay: replay.scale_work(np.where(is_collective, 0.0, 1.0))),
+        overlaps=find_unused_overlaps(run, study, join.members, partial(_find_savings_ms, (*paces, *estimated_paces))),
     )
     is_repeated = _find_repeated_reductions(join, study)
     if is_repeated.any():
         removed = is_repeated | _find_bucket_work(study, is_repeated)
-        once_ms = _find_savings_ms(replays, scale, partial(_without_operations, study, removed))
-        replayed = replace(replayed, reduced_once_ms=once_ms)
+        once_ms = find_savings_ms(partial(remove_operations, study, removed))
+        replayed = replace(replayed, reduced_once_ms=once_ms, overlaps=())
     if run.unequal_work:
         flops = np.array([run.ranks[position].flops for position in positions], np.float64)
         factor = np.where(is_collective, 1.0, (flops.mean() / flops)[study.replay.rank_of[1]])
-        equal_work_ms = _find_savings_ms(replays, scale, lambda replay: replay.scale_work(factor))
+        equal_work_ms = find_savings_ms(lambda replay: replay.scale_work(factor))
         replayed = replace(replayed, equal_work_ms=equal_work_ms)
     run = structs.replace(run, replayed=replayed)
     may_be_late = run.slowest is not None and not run.takes_turns and (run.skew_ms or 0.0) >= LATE_SHARE * profiled_ms
-    if run.is_pipeline or not may_be_late or not run.is_slowed:
+    if run.is_pipeline or not may_be_late:
         return run
-    return _add_lateness(run, positions, replays, scale, path_ns)
+    return _add_lateness(run, positions, paces, path_ns)
 
 
 def _add_lateness(
     run: ParallelRun,
     positions: Sequence[int],
-    replays: Sequence[Replay],
-    scale: float,
+    paces: Sequence[_Pace],
     path_ns: Mapping[tuple[int, Limit], float],
 ) -> ParallelRun:
     """Adds to the run by how much a step would be shorter if no other rank waited for the slowest rank.
 
-    The same is added for the other rank that is on the critical path for the longest time. It is unknown how much the
-    profiler slowed each rank down. So the ranks are also replayed as if all of them launched as fast as the fastest
-    rank, and the estimate in which a rank is less late counts.
+    If the profiler makes steps longer, the same is added for the other rank that is on the critical path for the
+    longest time. It is unknown how much the profiler slowed each rank down. So the ranks are also replayed as if all of
+    them launched as fast as the fastest rank, and the estimate in which a rank is less late counts.
     """
-    replays_at_one_pace = [_launch_at_one_pace(replay) for replay in replays]
+    one_pace = [(_launch_at_one_pace(replay), scale) for replay, scale in paces]
     rank_ns = np.array(
         [sum(ns for (rank, _), ns in path_ns.items() if rank == index) for index in range(len(positions))]
     )
@@ -168,13 +175,11 @@ def _add_lateness(
     bounds_ms = (0.0, 0.0)
     for index in (int(rank_ns.argmax()), slowest):
         change = partial(replace, unawaited_ranks=frozenset([index]))
-        savings_ms = [
-            *_find_savings_ms(replays, scale, change),
-            *_find_savings_ms(replays_at_one_pace, scale, change),
-        ]
+        savings_ms = [*_find_savings_ms(paces, change), *_find_savings_ms(one_pace, change)]
         bounds_ms = min(savings_ms), max(savings_ms)
         position = positions[index]
-        ranks[position] = replace(ranks[position], late_unprofiled_ms=bounds_ms[0])
+        if run.is_slowed:
+            ranks[position] = replace(ranks[position], late_unprofiled_ms=bounds_ms[0])
     return structs.replace(run, ranks=tuple(ranks), late_bounds_ms=bounds_ms)
 
 
@@ -203,12 +208,25 @@ def _find_repeated_reductions(join: JoinedRanks, study: Study) -> Bools:
     return is_repeated[:NONE]
 
 
-def _find_savings_ms(
-    replays: Sequence[Replay], scale: float, change: Callable[[Replay], Replay]
-) -> tuple[float, float]:
-    """Returns the least and the most that a change saves per step in any of the replays, ms."""
-    savings_ms = [(replay.step_ns - change(replay).step_ns) / NS_PER_MS * scale for replay in replays]
+def _find_savings_ms(paces: Sequence[_Pace], change: Callable[[Replay], Replay]) -> tuple[float, float]:
+    """Returns the least and the most that a change saves per step at any pace, ms."""
+    savings_ms = [(replay.step_ns - change(replay).step_ns) / NS_PER_MS * scale for replay, scale in paces]
     return max(min(savings_ms), 0.0), max(*savings_ms, 0.0)
+
+
+def _replay_fitted_ranks(study: Study, step_ms: Sequence[float]) -> float:
+    """Returns the length of a step of all ranks if each rank alone, without waiting for others, takes its given length.
+
+    Args:
+        study: the joined study of all ranks.
+        step_ms: the measured length of a step of each rank without the profiler, ms.
+    """
+    columns: list[Replay] = []
+    for rank, ms in zip(study.replay.ranks, step_ms, strict=True):
+        alone = replace(rank, collective=np.full(len(rank.collective), NONE))
+        columns.append(rank.without_profiler_cost(find_profiler_cost(alone, ms * NS_PER_MS)))
+    fitted: dict[str, Any] = {name: np.concatenate([getattr(rank, name) for rank in columns]) for name in COST_COLUMNS}
+    return replace(study.replay, **fitted).step_ns / NS_PER_MS
 
 
 def _launch_at_one_pace(replay: Replay) -> Replay:
@@ -216,11 +234,6 @@ def _launch_at_one_pace(replay: Replay) -> Replay:
     rank_of_call, _ = replay.rank_of
     launch_ns = np.array([max(rank.median_launch_ns, 1.0) for rank in replay.ranks])
     return replay.scale_launches((launch_ns.min() / launch_ns)[rank_of_call])
-
-
-def _shorten_to_zero(replay: Replay, operations: Bools) -> Replay:
-    """Returns the steps as if the given operations took no time."""
-    return replay.scale_work(np.where(operations, 0.0, 1.0))
 
 
 def _find_bucket_work(study: Study, reductions: Bools) -> Bools:
@@ -243,13 +256,3 @@ def _find_bucket_work(study: Study, reductions: Bools) -> Bools:
             is_scaling = (counts == copies.sum())[kernel[first:end] + 1] & copies.any()
             is_bucket_work[first:end] = copies | is_scaling
     return is_bucket_work
-
-
-def _without_operations(study: Study, operations: Bools, replay: Replay) -> Replay:
-    """Returns the steps without the given operations, their launches, and the calls that prepare these launches."""
-    removed_calls = study.calls_of(operations)
-    is_launch = study.calls_of(np.ones(len(operations), np.bool_))
-    next_launch = np.searchsorted(np.flatnonzero(is_launch), np.arange(len(is_launch)))
-    removed_calls |= np.append(removed_calls[is_launch], False)[next_launch]
-    changed = _shorten_to_zero(replay.without_calls(removed_calls), operations)
-    return replace(changed, collective=np.where(operations, NONE, changed.collective))

@@ -114,12 +114,7 @@ def _find_costs_in_process(study: Study, step_ns: float) -> list[Replay]:
     usual = [recorded.without_profiler_cost(cost) for cost in sorted({study.min_cost_share, 1.0})]
     replays = [replay for replay in usual if abs(replay.step_ns / step_ns - 1) <= _STEP_SPREAD]
     if len(replays) < len(usual):
-        fitted = recorded.without_profiler_cost(
-            _find_crossing(
-                0.0, _MAX_PROFILER_COST, lambda cost: recorded.without_profiler_cost(cost).step_ns / step_ns - 1
-            )
-        )
-        replays.append(fitted)
+        replays.append(recorded.without_profiler_cost(find_profiler_cost(recorded, step_ns)))
     return [replay for replay in replays if abs(replay.step_ns / step_ns - 1) <= _STEP_LENGTH_TOLERANCE]
 
 
@@ -129,9 +124,7 @@ def _fit_profiler_cost(study: Study, most_cost: Replay, step_ns: float) -> list[
     If this cost is not between 0 and its upper bound, the CPU may have been faster or slower instead. The list then
     also contains the steps with a fitted speed of the CPU. Fits that miss the length are left out if another one fits.
     """
-    cost = _find_crossing(
-        0.0, _MAX_PROFILER_COST, lambda cost: study.replay.without_profiler_cost(cost).step_ns / step_ns - 1
-    )
+    cost = find_profiler_cost(study.replay, step_ns)
     fitted = [study.replay.without_profiler_cost(cost)]
     if cost > 1 or fitted[0].step_ns < (1 - _STEP_LENGTH_TOLERANCE) * step_ns:
         steps = most_cost if cost > 1 else study.replay
@@ -139,6 +132,16 @@ def _fit_profiler_cost(study: Study, most_cost: Replay, step_ns: float) -> list[
         pace = _find_crossing(_SLOWEST_PACE, 0.0, lambda pace: replay_at_pace(pace).step_ns / step_ns - 1)
         fitted.append(replay_at_pace(pace))
     return [replay for replay in fitted if abs(replay.step_ns / step_ns - 1) <= _STEP_LENGTH_TOLERANCE] or fitted
+
+
+def find_profiler_cost(recorded: Replay, step_ns: float) -> float:
+    """Finds the multiple of ``max_profiler_ns`` without which a recorded step takes ``step_ns``.
+
+    If even the largest cost that is tried is too small, this cost is returned, and 0 if recorded steps are shorter.
+    """
+    return _find_crossing(
+        0.0, _MAX_PROFILER_COST, lambda cost: recorded.without_profiler_cost(cost).step_ns / step_ns - 1
+    )
 
 
 def _find_crossing(low: float, high: float, find_excess: Callable[[float], float]) -> float:

@@ -32,6 +32,8 @@ MIN_STEPS = 3
 _COLLECTIVE_NUMBERS_PER_REPETITION = 2**40
 #: Columns of ``Replay`` with a value for each call, except ``awaited``, which contains indices.
 CALL_COLUMNS = ("cpu_ns", "min_wait_ns", "return_ns", "max_profiler_ns", "pause_ns", "profiler_work_ns")
+#: Columns of ``Replay`` that ``without_profiler_cost`` changes.
+COST_COLUMNS = ("cpu_ns", "pause_ns", "latency_ns", "profiler_work_ns")
 #: Columns of ``Replay`` with a value for each operation, except ``launch`` and ``joined``, which contain indices.
 OPERATION_COLUMNS = ("latency_ns", "spacing_ns", "work_ns", "stream", "join_gap_ns")
 #: Columns of ``Replay`` that are empty if the collectives of a run's ranks are not matched.

@@ -7,23 +7,20 @@ from typing import Any
 
 from nsys_analyzer.analysis.findings.finding import FindingFigures, FindingTexts
 from nsys_analyzer.analysis.ranks.findings import (
-    HIDDEN_COLLECTIVE_COST,
-    MAX_EXPOSED_BUCKETS,
     ExposedCommunicationFigures,
-    LargeBucketsFigures,
     LateRankFigures,
     RepeatedReductionFigures,
     UnequalWorkFigures,
+    UnusedOverlapFigures,
 )
-from nsys_analyzer.report.units import format_bytes, format_count, format_ms, rounded, rounded_percent
+from nsys_analyzer.analysis.ranks.overlap import HIDDEN_COLLECTIVE_COST, MAX_EXPOSED_BUCKETS
+from nsys_analyzer.analysis.ranks.run import OverlapKind
+from nsys_analyzer.report.units import format_bytes, format_count, format_ms, rounded_percent
 
 
 def describe_late_rank(figures: LateRankFigures) -> FindingTexts:
     """Returns the sentences of the finding on a rank that all others wait for."""
-    bounds = (
-        f"The least saving is the own time of {figures.rank} minus the second longest own time. The largest saving is "
-        f"the own time of {figures.rank} minus the median own time."
-    )
+    bounds = "The ranks cannot be replayed, so the saving is between nothing and all of this difference."
     if figures.is_replayed:
         bounds = (
             f"The saving is the replayed step minus a step in which no other rank waits for {figures.rank}. Both are "
@@ -72,21 +69,61 @@ def describe_unequal_work(figures: UnequalWorkFigures) -> FindingTexts:
     )
 
 
-def describe_large_buckets(figures: LargeBucketsFigures) -> FindingTexts:
-    """Returns the sentences of the finding on buckets of gradients that no computation can hide."""
-    are = "is" if figures.buckets == 1 else "are"
-    return FindingTexts(
-        title="Buckets of gradients are too large to be hidden",
-        evidence=(
-            f"In each step, {format_count(figures.buckets, 'bucket')} of up to {format_bytes(figures.largest_bytes)} "
-            f"{are} reduced in {format_ms(figures.transfer_ms)}, of which {format_ms(figures.exposed_ms)} are exposed. "
-            "The reduction of a bucket cannot start before its last gradient is ready.",
+_BUCKETS_EVIDENCE = "The reduction of a bucket cannot start before its last gradient is ready."
+#: For each kind of unused overlap: the title, the end of the evidence, the change in the replay, and the remedy.
+_OVERLAP_TEXTS: dict[OverlapKind, tuple[str, str, str, tuple[str, ...]]] = {
+    "late gather": (
+        "Parameters are gathered only after the computation before it",
+        "Each of them could be transferred while the layer before it computes.",
+        "each of these all-gathers starts together with the all-gather before it",
+        (
+            "for layer, next_layer in itertools.pairwise(layers):  # FSDP2; the parameters of two layers are in memory",
+            "    layer.set_modules_to_forward_prefetch([next_layer])",
+            "    next_layer.set_modules_to_backward_prefetch([layer])",
         ),
-        derivation=f"With buckets of 25 MiB, only the last 1 to {MAX_EXPOSED_BUCKETS} of about "
-        f"{rounded(figures.default_buckets)} buckets stay exposed. The other buckets slow backward down by up to "
-        f"{rounded_percent(HIDDEN_COLLECTIVE_COST)} of their time.",
-        remedy=("model = DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True)",),
-        disproof="Time the step with bucket_cap_mb=25: only the communication of the last buckets stays exposed.",
+    ),
+    "large buckets": (
+        "Buckets of gradients are too large to be hidden",
+        _BUCKETS_EVIDENCE,
+        f"only 1 to {MAX_EXPOSED_BUCKETS} buckets of 25 MiB are reduced after backward. The other buckets slow "
+        f"backward down by up to {rounded_percent(HIDDEN_COLLECTIVE_COST)} of their time",
+        ("model = DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True)",),
+    ),
+    "exposed bucket": (
+        "The last bucket of gradients is not hidden",
+        _BUCKETS_EVIDENCE,
+        "a quarter to three quarters of the last bucket are reduced after backward",
+        (
+            "model = DistributedDataParallel(model, bucket_cap_mb=8)  # a larger parameter has a bucket of its own",
+            "# or put the largest parameters, such as an embedding, where their gradients are ready earlier",
+        ),
+    ),
+    "small buckets": (
+        "Small buckets of gradients are reduced one by one",
+        "Each of them has a launch and a latency of its own.",
+        "they are joined to larger buckets. Their bytes take no time, or the time at the largest bandwidth of a bucket",
+        ("model = DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True)",),
+    ),
+}
+
+
+def describe_unused_overlap(figures: UnusedOverlapFigures) -> FindingTexts:
+    """Returns the sentences of the finding on collectives that could run beside other work."""
+    overlap = figures.overlap
+    title, cause, change, remedy = _OVERLAP_TEXTS[overlap.kind]
+    size = f" of {format_bytes(overlap.bytes)}" if overlap.bytes > 0 else ""
+    noun = "all-gather" if overlap.kind == "late gather" else "bucket"
+    return FindingTexts(
+        title=title,
+        evidence=(
+            f"In each step, the transfer of {format_count(overlap.count, noun)}{size} (median) takes "
+            f"{format_ms(overlap.transfer_ms)}. {cause}",
+        ),
+        derivation=f"The saving is the replayed step of all ranks minus a step in which {change}. The bounds include a "
+        "variation of ±10 % between two runs.",
+        remedy=remedy,
+        disproof="Time the step with this change: if it is no shorter, other work already hides the transfers, or the "
+        "CPU limits the step.",
     )
 
 
@@ -103,17 +140,6 @@ def describe_repeated_reductions(figures: RepeatedReductionFigures) -> FindingTe
             "# the gradients of the whole model then stay in memory until the last backward pass:",
             "model.set_requires_gradient_sync(is_last_micro_batch)  # FSDP2, before each backward pass",
         )
-    derivation = (
-        f"The least saving is the exposed transfer of {figures.reductions - 1} of {figures.reductions} reductions. The "
-        "largest saving also includes the same share of the waiting, because the ranks then wait for each other only "
-        "once per step."
-    )
-    if figures.is_replayed:
-        derivation = (
-            "The saving is the replayed step of all ranks minus a step without the reductions before the last backward "
-            "pass: without their launches, without writing gradients to buckets and back, and without waiting for the "
-            "latest rank in them. The bounds include the variation of launch times from run to run."
-        )
     return FindingTexts(
         title=f"Gradients are reduced {figures.reductions} times per step",
         evidence=(
@@ -123,7 +149,10 @@ def describe_repeated_reductions(figures: RepeatedReductionFigures) -> FindingTe
             f"{format_ms(figures.exposed_ms)} are exposed. On average, a rank also waits for the other ranks for "
             f"{format_ms(figures.waiting_ms)}.",
         ),
-        derivation=derivation,
+        derivation="The saving is the replayed step of all ranks minus a step without the reductions before the last "
+        "backward pass: without their launches, without writing gradients to buckets and back, and without waiting for "
+        "the latest rank in them. The bounds include the variation of launch times from run to run, and two standard "
+        "errors of the length of a step.",
         remedy=remedy,
         disproof="Time the step with no reduction in all but the last backward pass: if it is no shorter, the "
         "reductions are hidden.",
@@ -161,6 +190,6 @@ TEXTS: dict[type[FindingFigures], Callable[[Any], FindingTexts]] = {
     LateRankFigures: describe_late_rank,
     UnequalWorkFigures: describe_unequal_work,
     RepeatedReductionFigures: describe_repeated_reductions,
-    LargeBucketsFigures: describe_large_buckets,
+    UnusedOverlapFigures: describe_unused_overlap,
     ExposedCommunicationFigures: describe_exposed_communication,
 }

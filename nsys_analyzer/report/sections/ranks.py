@@ -16,7 +16,7 @@ from nsys_analyzer.report.sections.energy import describe_energy_of_ranks, tabul
 from nsys_analyzer.report.sections.findings import run_finding_blocks
 from nsys_analyzer.report.sections.parallel import describe_pipeline, describe_slow_link, describe_slow_rank_of_stage
 from nsys_analyzer.report.units import format_count, format_ms, format_ms_range
-from nsys_analyzer.text import StrOrText, join_texts, phrase, plain, plural, rounded, rounded_percent, strong
+from nsys_analyzer.text import StrOrText, join_texts, phrase, plain, plural, rounded_percent, strong
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranks.run import (
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         LostTime,
         ParallelRun,
         RankFigures,
+        ReplayedRun,
     )
 
 #: Losses below this share of a step are added up in one row.
@@ -49,10 +50,9 @@ _LEGEND = (
     phrase(
         "*Own time* is the step without waiting. A rank is *late* by the difference between its own time and the "
         "shortest own time. *Unprofiled* lateness is by how much a step would be shorter if no other rank waited for "
-        "this rank. It comes from replays of all ranks without the profiler, at a pace that is fitted to the measured "
-        "length of a step. In some of them, all ranks launch at the pace of the fastest rank. The replay in which the "
-        "rank is less late counts. A rank is late if this time exceeds the standard deviation of steps, and that of "
-        "every other rank by as much."
+        "this rank. It comes from replays without the profiler. In some of them, all ranks launch at the pace of the "
+        "fastest rank. The replay in which the rank is less late counts. A rank is late if this time exceeds the "
+        "standard deviation of steps, and that of every other rank by as much."
     ),
     phrase(
         "*Bytes* is the message size of one rank, as NCCL counts it. *Bus bandwidth* is the bytes over each link ÷ the "
@@ -88,8 +88,8 @@ def _describe_run(run: ParallelRun, captures: Sequence[CaptureSummary]) -> Itera
     count = max(len(run.ranks), run.world_size or 0)
     noun = plural(count, "device" if all(rank.rank is None for rank in run.ranks) else "rank")
     strategies = f", {' and '.join(run.strategies)}" if run.strategies else ""
-    step = f"{count} {noun}{strategies}: {_describe_step(run)}."
-    yield Answer(join_texts(" ", (step, describe_late_rank(run))), run.name)
+    sentences = (f"{count} {noun}{strategies}.", _describe_step(run), describe_late_rank(run))
+    yield Answer(join_texts(" ", sentences), run.name)
     yield Answer(_describe_communication(run), run.name)
     if run.unequal_work:
         most, least = run.unequal_work
@@ -124,6 +124,7 @@ def _describe_run(run: ParallelRun, captures: Sequence[CaptureSummary]) -> Itera
         if all(row.bytes is None for row in rows):
             detail_blocks.append(Paragraph(_NO_MESSAGE_SIZES, capture=run.name))
     facts = [_describe_clocks(run.alignment)] if run.alignment else []
+    facts += [_describe_replay(run, run.replayed)] if run.replayed else []
     detail_blocks.append(Listing((*facts, *describe_joins(run), *_LEGEND), capture=run.name))
     yield Details(f"Rank by rank: {run.name}", tuple(detail_blocks), run.name)
 
@@ -138,18 +139,32 @@ def find_rank_titles(captures: Iterable[CaptureSummary], runs: Iterable[Parallel
 
 
 def _describe_step(run: ParallelRun) -> str:
-    """Returns the measured, the replayed and the profiled length of a step, and what limits the replayed step."""
+    """Returns the length of a step, measured or else estimated without the profiler, and what limits the step."""
     profiled_ms, replayed = max((rank.step_ms.median or 0.0) for rank in run.ranks), run.replayed
-    if not replayed:
-        measurement = f"(measured; profiled {rounded(profiled_ms)})" if run.unprofiled_ms else "under the profiler"
-        return f"{format_ms(run.step_ms)} per step {measurement}"
-    limit, share = next(iter(replayed.limits.items()))
-    limited = f"limited by {limit} ({rounded_percent(share)} of the critical path)"
-    estimate = format_ms_range(*replayed.estimated_ms)
     if run.unprofiled_ms:
-        replays = f"replayed at this pace {rounded(replayed.step_ms)}, from the capture alone {estimate}"
-        return f"{format_ms(run.step_ms)} per step (measured; {replays}; profiled {rounded(profiled_ms)}), {limited}"
-    return f"{format_ms(profiled_ms)} per step under the profiler (replayed without it {estimate}), {limited}"
+        length = f"{format_ms(run.unprofiled_ms)} (measured without the profiler)."
+    elif replayed:
+        estimate = format_ms_range(*replayed.estimated_ms)
+        length = f"{format_ms(profiled_ms)} under the profiler, and about {estimate} without it (from a replay)."
+    else:
+        length = f"{format_ms(profiled_ms)} under the profiler."
+    if not replayed:
+        return f"A step takes {length}"
+    limit, share = next(iter(replayed.limits.items()))
+    limited = f"{limit[0].upper()}{limit[1:]} limits it ({rounded_percent(share)} of the critical path)."
+    return f"A step takes {length} {limited}"
+
+
+def _describe_replay(run: ParallelRun, replayed: ReplayedRun) -> str:
+    """Returns the sentences on how long a replayed step is, beside the measured length."""
+    estimate = f"From the capture alone, a step without the profiler takes {format_ms_range(*replayed.estimated_ms)}"
+    if not run.unprofiled_ms or not replayed.step_ms:
+        return f"All ranks were replayed together. {estimate}."
+    return (
+        f"All ranks were replayed together. {estimate}. If the pace of each rank alone is fitted to its own measured "
+        f"step, a step of all ranks takes {format_ms(replayed.step_ms)}. The measured step takes "
+        f"{format_ms(run.unprofiled_ms)}."
+    )
 
 
 def describe_late_rank(run: ParallelRun) -> StrOrText:
@@ -166,39 +181,33 @@ def describe_late_rank(run: ParallelRun) -> StrOrText:
         if run.skew_ms < LATE_SHARE * slowest.step_ms.median:
             return f"No rank is late: the own times of the ranks differ by {skew}{profiled}."
         if run.takes_turns:
-            return (
-                "No rank is always late: the latest rank changes from step to step, and the own times of the ranks "
-                f"differ by {skew}{profiled}."
-            )
+            return "No rank is always late: the latest rank changes from step to step."
         if run.is_pipeline and run.is_slowed:
             known = "It is not known which stage is the longest without the profiler."
             return f"{known} Under the profiler, {slowest.label} has the longest stage, by {skew} of own time."
         if run.is_pipeline:
             return f"{slowest.label.capitalize()} has the longest stage, by {skew} of own time{profiled}."
-        reason = "a replay of the ranks shows a delay that is no longer than the differences between steps"
-        if run.is_slowed:
-            reason = "launching limits the ranks, and the profiler makes launching slower"
         conclusion = "No rank is late" if run.unprofiled_ms else "No rank is known to be late"
-        return f"{conclusion} without the profiler. Under the profiler, {slowest.label} is late by {skew}: {reason}."
+        delay = f"A delay of {skew} on {slowest.label} is no longer than the differences between steps."
+        if run.is_slowed:
+            delay = f"{slowest.label.capitalize()} is late by {skew} only under the profiler, which delays launches."
+        return f"{conclusion} without the profiler. {delay}"
     largest_loss = run.lost[0] if run.lost and run.lost[0].ms > 0 else None
+    steps = f"in {slowest.slowest_steps} of {run.steps} steps"
+    sentences: list[StrOrText] = [f"{slowest.label.capitalize()} is late by {skew} {steps}."]
     if run.is_slowed and slowest.late_unprofiled_ms:
         unprofiled = format_ms(slowest.late_unprofiled_ms)
-        skew = f"{unprofiled} without the profiler (from a replay), and by {skew} under the profiler,"
-    sentences: list[StrOrText] = [
-        f"{slowest.label.capitalize()} is late by {skew} in {slowest.slowest_steps} of {run.steps} steps."
-    ]
+        sentences = [
+            f"{slowest.label.capitalize()} is late by {unprofiled} without the profiler (from a replay).",
+            f"Under the profiler, it is late by {skew} {steps}.",
+        ]
     sentences += [phrase("Its largest loss is {}.", _describe_loss(largest_loss))] if largest_loss else []
     finding = next((finding for finding in run.findings if finding.id == _LATE_RANK_ID), None)
-    own_ms = slowest.own_ms.median if slowest.own_ms else None
-    are_others_bound = own_ms and own_ms - run.least_cpu_ms < run.skew_ms / 2 and not run.late_bounds_ms
     if finding:
         saving = format_ms_range(finding.saves_ms_low, finding.saves_ms_high)
         sentences.append(f"Without this delay, a step would be {saving} shorter.")
-    elif are_others_bound:
+    else:
         sentences.append("Without this delay, a step would hardly be shorter.")
-    if are_others_bound:
-        cpu_time = f"{format_ms(run.least_cpu_ms)}{profiled}"
-        sentences.append(f"The other ranks are limited by the CPU: each needs {cpu_time} to launch a step.")
     return join_texts(" ", sentences)
 
 
