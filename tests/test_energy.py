@@ -501,7 +501,7 @@ def test_ranks_have_one_row_for_each_gpu() -> None:
         "Without the profiler, a step takes 55 J on 2 GPUs together, which is 1,100 W."
     )
     table = tabulate_gpus((ROW, second), "run")
-    assert [row[0] for row in table.rows] == ["NVIDIA H200 0", "NVIDIA H200 1"]
+    assert [row[0] for row in table.rows] == ["0: NVIDIA H200", "1: NVIDIA H200"]
 
 
 # --- programs

@@ -35,7 +35,7 @@ def answer_energy(capture: CaptureSummary) -> Iterator[Block]:
             phase_fields: tuple[Field[PhaseJoules], ...] = (
                 Field("phase", "text", lambda row: row[0]),
                 Field("W", "count", lambda row: row[1]),
-                Field("±", "count", lambda row: row[2]),
+                Field("± W", "count", lambda row: row[2]),
                 Field("J per step", "ms", lambda row: row[3]),
             )
             yield make_table(phase_fields, rows, f"The phases of a step on GPU {gpu.index}:", capture=title)
@@ -44,12 +44,12 @@ def answer_energy(capture: CaptureSummary) -> Iterator[Block]:
 
 
 _GPU_FIELDS: tuple[Field[GpuEnergy], ...] = (
-    Field("GPU", "text", lambda row: f"{row.gpu} {row.index}"),
+    Field("GPU", "text", lambda row: f"{row.index}: {row.gpu}"),
     Field("rank", "count", lambda row: row.rank),
     Field("steps", "count", lambda row: row.steps),
     Field("s", "ms", lambda row: row.seconds),
     Field("J per step", "ms", lambda row: row.joules / row.steps),
-    Field("±", "ms", lambda row: row.error_joules / row.steps),
+    Field("± J", "ms", lambda row: row.error_joules / row.steps),
     Field("W", "count", lambda row: round(row.joules / row.seconds)),
     Field("idle W", "count", lambda row: None if row.idle_watts is None else round(row.idle_watts)),
     Field("clock MHz", "count", lambda row: row.clock_mhz),
@@ -104,7 +104,11 @@ def _describe_energy(energy: StepEnergy) -> str:
         sentence += f"; idle before the program, it was {rounded(energy.idle_watts)}{NO_BREAK_SPACE}W"
     if energy.joules_per_token is None:
         return f"{sentence}."
-    return f"{sentence}. A token takes {rounded(1000 * energy.joules_per_token)}{NO_BREAK_SPACE}mJ."
+    token_joules = energy.joules_per_token
+    per_token = f"{rounded(token_joules)}{NO_BREAK_SPACE}J"
+    if token_joules < 1:
+        per_token = f"{rounded(1000 * token_joules)}{NO_BREAK_SPACE}mJ"
+    return f"{sentence}. A token takes {per_token}."
 
 
 def _describe_cost(cost: TokenCost) -> str:
