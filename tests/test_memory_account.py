@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import lzma
 import pickle
 from pathlib import Path
@@ -15,6 +16,8 @@ from nsys_analyzer.analysis.memory.account import MemoryAccount, MemoryPhase
 from nsys_analyzer.analysis.memory.accounting import account_memory
 from nsys_analyzer.trace.memory_snapshot import read_snapshot
 from tests.conftest import DATA
+from tests.support.commands import make_command_test
+from tests.support.export import AUTOGRAD, Export, training_step
 from tests.support.snapshot import BACKWARD, OPTIMIZER, OUTSIDE, Snapshot, forward
 
 KIB, MIB = 2**10, 2**20
@@ -258,3 +261,15 @@ def test_a_real_training_that_keeps_its_losses() -> None:
     assert account.growth[0].place.line == "loss/loss_utils.py:40 (fixed_cross_entropy)"
     assert {row.place.called_from for row in account.growth} == {"train.py:19"}
     assert account_memory(read_snapshot(DATA / "memory" / "healthy.pickle.xz")).growth == ()
+
+
+def write_files(folder: Path) -> None:
+    snapshot = training(3).write(folder / "snapshot.pickle").read_bytes()
+    for name in ("capture", "recorded", "damaged"):
+        training_step(Export().thread(AUTOGRAD, "pt_autograd_0").gpu()).write(folder / f"{name}.sqlite")
+    (folder / "recorded.memory.pickle.gz").write_bytes(gzip.compress(snapshot))
+    (folder / "damaged.memory.pickle.gz").write_bytes(gzip.compress(snapshot)[:99])
+    (folder / "text.pickle").write_text("no snapshot", encoding="utf-8")
+
+
+test_commands = make_command_test("memory", prepare=write_files)

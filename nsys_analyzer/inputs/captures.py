@@ -35,6 +35,7 @@ from nsys_analyzer.inputs.manifest import (
     find_manifest,
     find_untraced_manifests,
 )
+from nsys_analyzer.inputs.memory import add_memory
 from nsys_analyzer.inputs.traces import find_titles, find_traces, is_folder, list_traces, name_of_trace
 from nsys_analyzer.system.cluster import SEQUENTIAL, Workers
 from nsys_analyzer.trace.phase_names import PhaseNames
@@ -184,7 +185,7 @@ def _read_capture(capture: _CaptureToRead) -> tuple[CaptureSummary, ...]:
         configuration = _override_configuration(configuration_of(manifest), overrides) if manifest else configuration
         trace = Trace.load(path)
         summaries = summarize(trace, capture.title, capture.names, configuration, tracked=capture.max_operations)
-        return tuple(_add_manifest(summary, manifest) for summary in summaries)
+        return add_memory(tuple(_add_manifest(summary, manifest) for summary in summaries), path)
     except Exception as error:  # a file that the reader fails on must not prevent the report of other files
         is_expected = isinstance(error, NsysAnalyzerError)
         if capture.is_only_input and (not is_expected or manifest is None or manifest.status == "ok"):

@@ -34,14 +34,14 @@ from nsys_analyzer.text import plain
 Value: TypeAlias = float | int | str | tuple[float, float]
 Unit: TypeAlias = Literal["ms", "us", "count", "fraction", "bytes", "flop", "tokens/s", "J", "W", "text"]
 #: A kind of rows in a capture, such as kernels.
-RowKind: TypeAlias = Literal["kernel", "memcpy", "memset", "graph", "range", "memory", "timing", "counter"]
+RowKind: TypeAlias = Literal["kernel", "memcpy", "memset", "graph", "range", "memory", "timing", "counter", "snapshot"]
 
 #: The table of nsys that contains each kind of rows, and the category of the events in a PyTorch trace.
 _TABLES: dict[RowKind, tuple[str, str]] = {
     "kernel": ("CUPTI_ACTIVITY_KIND_KERNEL", "kernel"), "memcpy": ("CUPTI_ACTIVITY_KIND_MEMCPY", "gpu_memcpy"),
     "memset": ("CUPTI_ACTIVITY_KIND_MEMSET", "gpu_memset"), "graph": ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "kernel"),
     "range": ("NVTX_EVENTS", "user_annotation"), "memory": ("CUDA_GPU_MEMORY_USAGE_EVENTS", "[memory]"),
-    "timing": ("timings", ""), "counter": ("GPU_METRICS", ""),
+    "timing": ("timings", ""), "counter": ("GPU_METRICS", ""), "snapshot": ("device_traces", "device_traces"),
 }  # fmt: skip
 #: The kinds of rows that each group of figures is computed from.
 KERNELS: tuple[RowKind, ...] = ("kernel", "graph")
@@ -201,6 +201,7 @@ def evaluate(figure: Figure, subject: Subject) -> tuple[Value, str, str, int]:
     counts: dict[str, float] = {row.kind: row.operations_per_instance * phase.instances for row in phase.memory}
     counts |= {"kernel": kernels * phase.instances, "range": phase.instances, "memory": capture.memory_events}
     counts["counter"] = part.samples if isinstance(part, CounterRow) else 0
+    counts["snapshot"] = capture.memory.events if capture.memory else 0
     counts["timing"] = computed_value.n or 1 if isinstance(computed_value, Stats) else 1
     kinds = [kind for kind in figure.rows if counts.get(kind)] or figure.rows[:1]
     return value, reference, _name_tables(kinds, capture), round(sum(counts.get(kind, 0) for kind in kinds))

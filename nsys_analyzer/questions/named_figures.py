@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from nsys_analyzer.analysis.counters.figures import MIN_SAMPLES, CounterRow
 from nsys_analyzer.analysis.findings.finding import Finding
+from nsys_analyzer.analysis.memory.account import MemoryAccount
 from nsys_analyzer.analysis.operators.account import OperatorRow, StepAccount
 from nsys_analyzer.analysis.ranks.run import RankFigures
 from nsys_analyzer.analysis.statistics import Stats
@@ -129,6 +130,16 @@ GPU_PART = SummaryPart[CaptureSummary](
 )
 MEMORY_PART = replace(
     GPU_PART, explain_missing=_explain_by("Memory was not recorded", f"nsys-analyze run --memory {PROGRAM_ARGUMENTS}")
+)
+MEMORY_ACCOUNT_PART = SummaryPart[MemoryAccount](
+    get=lambda subject: subject.capture.memory,
+    describe=lambda account, _: f"the peak of the memory snapshot, GPU {account.device}",
+    explain_missing=_explain_by(
+        "The snapshot does not tell this, or none was recorded", f"nsys-analyze run --memory {PROGRAM_ARGUMENTS}"
+    ),
+)
+MEMORY_GROWTH_PART = replace(
+    MEMORY_ACCOUNT_PART, describe=lambda account, _: f"the {account.steps} steps of the snapshot"
 )
 PHASE_PART = SummaryPart[PhaseSummary](
     get=lambda subject: subject.phase,
@@ -613,6 +624,48 @@ def model_flops(limits: Limits, phase: str) -> int | None:
 def peak_memory_bytes(capture: CaptureSummary) -> int | None:
     """Returns the largest amount of device memory in use."""
     return capture.peak_memory_bytes
+
+
+@figure(MEMORY_ACCOUNT_PART, "bytes", rows=("snapshot",))
+def snapshot_peak_bytes(account: MemoryAccount) -> int | None:
+    """Returns the largest amount of memory that PyTorch's tensors use."""
+    return account.peak.allocated_bytes
+
+
+@figure(MEMORY_ACCOUNT_PART, "bytes", rows=("snapshot",))
+def snapshot_reserved_bytes(account: MemoryAccount) -> int | None:
+    """Returns the memory that PyTorch's allocator holds at the peak, used or unused."""
+    return account.peak.reserved_bytes
+
+
+@figure(MEMORY_ACCOUNT_PART, "bytes", rows=("snapshot",))
+def weights_bytes(account: MemoryAccount) -> int | None:
+    """Returns the memory of the weights at the peak."""
+    return account.bytes_of("weights") or None
+
+
+@figure(MEMORY_ACCOUNT_PART, "bytes", rows=("snapshot",))
+def gradients_bytes(account: MemoryAccount) -> int | None:
+    """Returns the memory of the gradients at the peak."""
+    return account.bytes_of("gradients") if account.steps else None
+
+
+@figure(MEMORY_ACCOUNT_PART, "bytes", rows=("snapshot",))
+def optimizer_state_bytes(account: MemoryAccount) -> int | None:
+    """Returns the memory of the optimizer's state at the peak."""
+    return account.bytes_of("optimizer state") if account.steps else None
+
+
+@figure(MEMORY_ACCOUNT_PART, "bytes", rows=("snapshot",))
+def activations_bytes(account: MemoryAccount) -> int | None:
+    """Returns the memory of the activations at the peak."""
+    return account.bytes_of("activations") if account.steps else None
+
+
+@figure(MEMORY_GROWTH_PART, "bytes", rows=("snapshot",))
+def memory_growth_bytes(account: MemoryAccount) -> int | None:
+    """Returns the memory that each step adds and does not release."""
+    return sum(row.bytes_per_step for row in account.growth) if account.steps else None
 
 
 @figure(UNPROFILED_TOKENS_PART, "tokens/s", rows=("timing",))

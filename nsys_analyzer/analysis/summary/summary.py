@@ -13,6 +13,7 @@ from nsys_analyzer.analysis.counters.figures import Counters
 from nsys_analyzer.analysis.facts import Fact, FactOrText
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
 from nsys_analyzer.analysis.kernels.class_rules import MODEL_CLASSES
+from nsys_analyzer.analysis.memory.account import MemoryAccount
 from nsys_analyzer.analysis.operators.account import StepAccount
 from nsys_analyzer.analysis.operators.matching import OperatorWork
 from nsys_analyzer.analysis.statistics import Stats
@@ -399,6 +400,7 @@ class Summary:
         account: the parts of a step above its attainable length; None if the attainable times of its operators are
             unknown.
         counters: the hardware counters of the GPU; None if they were not recorded, and JSON then lacks the key.
+        memory: what fills the memory of the GPU; None if no snapshot was recorded, and JSON then lacks the key.
         findings: the causes that make steps longer, the largest saving first; None if no saving can be derived.
         findings_missing: the sentence that explains why some or all findings are missing.
     """
@@ -429,6 +431,7 @@ class Summary:
     serving: Serving | None = None
     account: StepAccount | None = None
     counters: Counters | None = None
+    memory: MemoryAccount | None = None
     findings: tuple[Finding, ...] | None = None
     findings_missing: StrOrText | None = None
     peak_memory_bytes: int | None = None

@@ -88,8 +88,9 @@ def captures_data(
         for capture in captures
     ]
     for document in documents:
-        if document["counters"] is None:
-            del document["counters"]
+        for key in ("counters", "memory"):
+            if document[key] is None:
+                del document[key]
     if keys:
         documents = [{key: document[key] for key in keys} for document in documents]
     for capture, document in zip(captures, documents, strict=True):

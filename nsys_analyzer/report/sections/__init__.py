@@ -27,6 +27,7 @@ from nsys_analyzer.report.sections.kernels import (
     answer_top_kernel,
 )
 from nsys_analyzer.report.sections.limits import answer_limits
+from nsys_analyzer.report.sections.memory import answer_memory
 from nsys_analyzer.report.sections.modules import answer_modules
 from nsys_analyzer.report.sections.operators import answer_operators
 from nsys_analyzer.report.sections.overview import overview_section
@@ -36,7 +37,7 @@ from nsys_analyzer.report.sections.times import answer_times
 from nsys_analyzer.text import Text, strong
 
 #: The keys of the sections that explain how long a step takes.
-EXPLAIN_SECTION_KEYS = ("decision", "overview", "ranks", "findings")
+EXPLAIN_SECTION_KEYS = ("decision", "overview", "ranks", "findings", "memory")
 
 
 class ReportQuestion(NamedTuple):
@@ -97,6 +98,12 @@ QUESTIONS = (
         "counters",
         lambda _: "What do the GPU's hardware counters show?",
         answer_counters,
+    ),
+    ReportQuestion(
+        "memory",
+        lambda _: "What fills the memory of the GPU?",
+        lambda capture, _: answer_memory(capture.memory, capture.title) if capture.memory else (),
+        "Memory by kind and line",
     ),
     ReportQuestion(
         "energy",

@@ -48,9 +48,16 @@ def memory_section(account: MemoryAccount, title: str, *, show_all: bool = False
 def answer_memory(account: MemoryAccount, title: str, *, show_all: bool = False) -> Iterator[Block]:
     """Yields the allocations that failed, the peak and what fills it, and what grows from step to step."""
     for failure in account.out_of_memory:
-        yield Answer(_say_failure(failure), title)
+        yield Answer(
+            phrase(
+                "An allocation of {} failed, {}.", format_bytes(failure.requested_bytes), _say_moment(failure.moment)
+            ),
+            title,
+        )
+        yield Paragraph(_say_failure(failure), title)
         yield Listing(tuple(_say_remedy(remedy) for remedy in failure.remedies), capture=title)
     yield Answer(_say_peak(account), title)
+    yield Paragraph(_say_rest(account), title)
     yield _tabulate_parts(account.parts, account.peak, title)
     legend = [_LEGEND[part.category] for part in account.parts if part.category in _LEGEND]
     if legend:
@@ -89,20 +96,21 @@ def _find_only_caller(places: Sequence[MemoryPlace]) -> str:
 
 
 def _say_peak(account: MemoryAccount) -> StrOrText:
-    peak = account.peak
     largest = sorted(account.parts, key=lambda part: -part.bytes)[:2]
     names = join_names([f"{_name_category(part.category)} ({format_bytes(part.bytes)})" for part in largest])
-    sentences: list[StrOrText] = [
-        phrase("**The peak is {}**, {}.", format_bytes(peak.allocated_bytes), _say_moment(peak)),
-        f"The largest parts are {names}.",
-    ]
-    if peak.reserved_bytes:
-        sentences.append(f"PyTorch then holds {format_bytes(peak.reserved_bytes)} of the GPU.")
+    return phrase(
+        "The peak is {}, {}. The largest {} {}.",
+        format_bytes(account.peak.allocated_bytes), _say_moment(account.peak),
+        "parts are" if len(largest) > 1 else "part is", names,
+    )  # fmt: skip
+
+
+def _say_rest(account: MemoryAccount) -> str:
+    """Returns what PyTorch and others hold beside the blocks in use."""
+    held = f"PyTorch then holds {format_bytes(account.peak.reserved_bytes)} of the GPU. "
     if account.outside_bytes is None:
-        sentences.append("What other processes, CUDA and NCCL hold is not part of a snapshot.")
-    else:
-        sentences.append(f"CUDA, NCCL and other processes hold {format_bytes(account.outside_bytes)}.")
-    return join_texts(" ", sentences)
+        return f"{held}What other processes, CUDA and NCCL hold is not part of a snapshot."
+    return f"{held}CUDA, NCCL and other processes hold {format_bytes(account.outside_bytes)}."
 
 
 def _say_moment(moment: MemoryMoment) -> StrOrText:
@@ -146,7 +154,7 @@ def _say_growth(growth: Sequence[MemoryGrowth]) -> StrOrText:
     return join_texts(
         "",
         [
-            phrase("**Memory grows by {} per step.**", format_bytes(per_step)),
+            phrase("Memory grows by {} per step.", format_bytes(per_step)),
             f" {format_bytes(held)} of {format_count(steps, 'earlier step')} are still in use at the end.",
             where,
             " A snapshot tells which line allocates memory, not which variable keeps it.",
@@ -174,7 +182,6 @@ def _say_failure(failure: OutOfMemory) -> StrOrText:
     moment = failure.moment
     unused = moment.fragmented_bytes + moment.cached_bytes
     sentences: list[StrOrText] = [
-        phrase("**An allocation of {} failed**, {}.", format_bytes(failure.requested_bytes), _say_moment(moment)),
         f"PyTorch held {format_bytes(moment.reserved_bytes)}, of which {format_bytes(moment.allocated_bytes)} were in "
         "use.",
     ]
