@@ -175,7 +175,7 @@ def test_recomputed_work_is_removed() -> None:
     assert "Activations are recomputed" in said
     assert "2 operator calls take 0.2 ms (40 % of the step)" in said
     # Backward reads one of two recomputed results: 8,192 · 4,096 elements of 2 bytes are 64 MiB.
-    assert "This saves about 64.0 MiB of memory: keep it if" in said
+    assert "Recomputation saves about 64.0 MiB of memory: keep the checkpoints if" in said
 
 
 def test_recomputed_work_is_removed_with_its_launches() -> None:
@@ -751,7 +751,7 @@ def test_a_mask_that_hides_padding_is_not_only_causal() -> None:
 #: For each reason of a slow operator: the dimension that it sums over, the kernels of a call, and the sentence. The
 #: elements of a column of ``LARGE`` are 4,096 apart.
 SLOW_REASONS = {
-    "reduction": ("[0]", 1, "not stored one after the other"),
+    "reduction": ("[0]", 1, "not adjacent in memory"),
     "many_kernels": ("[1]", 8, "Each call launches 8 kernels on average."),
 }
 

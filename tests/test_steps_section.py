@@ -250,7 +250,7 @@ def test_nothing_stands_out(capture: CaptureSummary) -> None:
     calm = replace(capture, diagnosis=replace(DIAGNOSIS, findings=()))
     sentence = (
         "There are no findings: no change that nsys-analyze replays would save 3 % of the step or more. "
-        "Fusing operators counts only if it saves at least 10 %."
+        "Unfused operators are a finding only if fusing them saves at least 10 %."
     )
     assert sentence in decision_of(calm)
     assert "torch.compile" not in decision_of(calm)

@@ -34,7 +34,7 @@ def test_a_buffer_with_padding() -> None:
     steps = padded_buffer(4 * USED)
     candidate = only(find_zeros, steps)
     assert saved_us(steps, candidate) == pytest.approx([0.5 * 0.75 * 1_100, 0.75 * 1_100], abs=1)
-    assert "Operators work on tensors of which 75 % are zeros" in text_of(candidate)
+    assert "Operators work on tensors with 75 % zeros" in text_of(candidate)
     assert "writes only some of its rows" in text_of(candidate)
     assert [line.place for line in candidate.lines] == ["moe.py:4"]
 

@@ -62,7 +62,7 @@ def evidence_options(function: Function) -> Function:
     )  # fmt: skip
     @option(
         INPUT, "--ranks", "in_order", is_flag=True,
-        help="Take the captures for the ranks of one run, in this order: rank 0, rank 1, and so on.",
+        help="Treat the captures as the ranks of one run, in their order: rank 0, rank 1, and so on.",
     )  # fmt: skip
     @names_options
     @configuration_options
@@ -161,7 +161,7 @@ def price_options(function: Function) -> Function:
     )  # fmt: skip
     @option(
         CONFIGURATION, "--price-per-hour", type=_PRICE_TYPE, callback=_refuse_nan, metavar="PRICE",
-        help="The price of one GPU for an hour, in the same currency.",
+        help="The price of one GPU for an hour, in the currency of --price-per-kwh.",
     )  # fmt: skip
     @functools.wraps(function)
     def command(*args: Any, price_per_kwh: float | None, price_per_hour: float | None, **options: Any) -> Any:

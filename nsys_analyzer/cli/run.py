@@ -65,8 +65,9 @@ _SPACE_HINT = "Free some space, or name another --output-dir; finished results s
         help="Do not record the additional step with the shapes of each operator. The report then does not say what "
         "each operator should cost.")  # fmt: skip
 @option(RECORDING, "--unprofiled-steps", type=click.IntRange(0), metavar="N",
-        help="In the recorded run, time at most N steps before the recording and N steps after it, which run without "
-        "the profiler. 0 times none. Default: as many as --steps, but at most 10.")  # fmt: skip
+        help="In the recorded run, measure the length of at most N steps before the recording and N steps after it, "
+        "while "
+        "the profiler records nothing. 0 measures none. Default: the number of --steps, at most 10.")  # fmt: skip
 @option(PROGRAM, "--nproc", type=click.IntRange(1), metavar="N",
         help="Start your program as N ranks, as torchrun does, and record each rank.")  # fmt: skip
 @option(PROGRAM, "--one-report", is_flag=True, help="With --nproc, write one nsys report of all ranks.")

@@ -73,7 +73,7 @@ class _Multiple(click.ParamType[float]):
     name = "multiple"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Returns the factor; fails for other text."""
+        """Returns the factor of a text such as 2x, and fails for text without a number."""
         return float(_NUMBER.convert(str(value).removesuffix("x"), param, ctx))
 
 
@@ -119,13 +119,13 @@ _FACTOR = _NameAndValue("NAME=FACTOR, such as matmul=0.5", click.STRING, click.F
 )  # fmt: skip
 @option(
     CHANGES, "--to-ranks", "rank_count", type=int, metavar="N",
-    help="Run on N ranks instead of the recorded ones, each with the same work. The collectives get the cost of their "
-    "algorithm among N ranks. This needs the captures of all ranks.",
+    help="Predict a run of N ranks, each with the work of a recorded rank. Each collective takes the time that its "
+    "algorithm needs among N ranks. This needs the captures of all recorded ranks.",
 )  # fmt: skip
 @option(
     CHANGES, "--checkpoint", multiple=True, metavar="MODULES",
     help="Checkpoint the activations of these modules, such as 'h.*': backward runs their forward passes again. A * "
-    "stands for one name of the path. This option and the next three also predict the peak memory. Repeatable.",
+    "stands for one name of a module's path. This option and the next three also predict the peak memory. Repeatable.",
 )  # fmt: skip
 @option(CHANGES, "--batch", type=_Multiple(), metavar="FACTORx", help="Change the batch size by this factor, as in 2x.")
 @option(
@@ -171,7 +171,7 @@ def what_if(
             "--checkpoint, --batch, --micro-batches or --optimizer."
         )
     if question != WhatIfQuestion() and memory_question != MemoryQuestion():
-        raise click.UsageError("Give the changes of memory without other changes.")
+        raise click.UsageError("Give --checkpoint, --batch, --micro-batches and --optimizer without other changes.")
     answers: list[Any]
     if memory_question == MemoryQuestion():
         answers = list(answer_all(evidence().captures, question))

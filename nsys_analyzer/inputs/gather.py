@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # imported where they are needed, so that a report of one cap
     from nsys_analyzer.analysis.ranks.run import ParallelRun
     from nsys_analyzer.inputs.unprofiled_times import Timings
 
-#: The most ranks of one run for which findings are derived. In a larger run, many ranks do the same work.
+#: The largest number of ranks of one run for which findings are derived. In a larger run, many ranks do equal work.
 MAX_DIAGNOSED_RANKS = 12
 
 
@@ -162,9 +162,9 @@ def find_runs_of_captures(captures: Sequence[CaptureSummary]) -> tuple[ParallelR
 
 
 def _find_ranks_like_others(rows: Sequence[CaptureSummary]) -> dict[str, Fact]:
-    """Returns the titles of the captures of runs with many ranks that need no findings of their own, with the reason.
+    """Returns the titles of captures that get no findings because their run has many ranks, with the reason.
 
-    Findings are derived for the rank with the most time without communication, and for others that are evenly spread.
+    Findings are derived for ranks at equal distances in the order of times without communication, the longest first.
     """
     if sum(len(row.members) for row in rows) <= MAX_DIAGNOSED_RANKS:
         return {}

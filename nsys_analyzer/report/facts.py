@@ -375,8 +375,8 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
         _how_to_record(by_torch),
     ),
     "one_of_many_ranks": lambda ranks, labels: (
-        f"Findings are derived for {len(labels)} of {ranks} ranks, whose times without communication are evenly "
-        f"spread: {', '.join(labels)}. Give this capture alone to see its findings."
+        f"Findings are derived for {len(labels)} of {ranks} ranks, at equal distances in the order of their times "
+        f"without communication: {', '.join(labels)}. Give this capture alone to see its findings."
     ),
     "too_few_api_calls": lambda: (
         "Findings need the API calls of whole steps. This capture contains too few API calls."

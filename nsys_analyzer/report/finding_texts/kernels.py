@@ -96,8 +96,8 @@ def describe_wave_tails(figures: WaveTailsFigures) -> FindingTexts:
             f"In each step, kernels whose blocks run in several waves take {format_ms(figures.ms)} "
             f"({format_count(figures.kernels, 'launch')}). The last wave has too few blocks for the "
             f"{figures.multiprocessors} multiprocessors.",
-            f"{_say_longest_kernel(figures)} The GPU runs {figures.blocks_per_wave:,} of its blocks at once: their "
-            "registers, threads and shared memory limit this number.",
+            f"{_say_longest_kernel(figures)} The GPU runs {figures.blocks_per_wave:,} blocks of this kernel at "
+            "once: the registers, threads and shared memory of the blocks limit this number.",
         ),
         derivation=f"{_say_used_multiprocessors(figures)} The lower bound assumes that blocks share the speed of their "
         "multiprocessor. The upper bound assumes that each wave takes the same time.",
@@ -105,21 +105,21 @@ def describe_wave_tails(figures: WaveTailsFigures) -> FindingTexts:
             f"# a batch or a size of a tensor with a multiple of {figures.blocks_per_wave:,} blocks, or a little less",
             'model = torch.compile(model, mode="max-autotune")  # tries tiles of other sizes and split-K',
         ),
-        disproof="Reduce the batch until the last wave disappears: if these kernels take as long as before, this wave "
-        "does not limit them.",
+        disproof="Reduce the batch until the last wave disappears: if these kernels take as long as before, the last "
+        "wave does not limit them.",
     )
 
 
 def _say_longest_kernel(figures: IdleMultiprocessorsFigures) -> str:
-    """Returns the kernel that takes most of the time, and the operator that launches it if it is known."""
+    """Returns sentences that name the kernel with most of the time, and its operator if the operator is known."""
     name, shapes = figures.operator
     launched_by = f" The operator {name} ({shorten_shapes(shapes)}) launches it." if name else ""
     return f"The kernel that takes most of this time is {figures.longest_kernel[:_MAX_NAME_LENGTH]}.{launched_by}"
 
 
 def _say_used_multiprocessors(figures: IdleMultiprocessorsFigures) -> str:
-    """Returns the assumption that the idle multiprocessors are used."""
-    limit = ", up to the time of the operators above their attainable time" if figures.operator[0] else ""
+    """Returns the sentence that states how well the replay assumes that idle multiprocessors are used."""
+    limit = ", but the operators take at least their attainable time" if figures.operator[0] else ""
     shares = _say_percent_range(SMALL_GRID_SAVINGS)
     return f"The step is replayed as if {shares} of the time of the idle multiprocessors were used{limit}."
 
@@ -153,9 +153,9 @@ def describe_unfused_elementwise(figures: UnfusedElementwiseFigures) -> FindingT
             "operations, reductions, norms and casts.",
             f"These kernels form chains with {figures.chain_length:.2g} consecutive kernels per chain on average.",
         ),
-        derivation="The step is replayed with each chain fused into one kernel. It takes between the time of the "
-        "longest kernel and that of the two longest kernels of the chain. The launches of the other kernels are saved "
-        "as well, unless launching limits the step, because compiled code needs CPU time itself.",
+        derivation="The step is replayed with each chain fused into one kernel. This kernel takes between the time of "
+        "the longest kernel and that of the two longest kernels of the chain. The launches of the other kernels are "
+        "saved as well, unless launching limits the step, because compiled code needs CPU time itself.",
         remedy=("model = torch.compile(model)  # or block.compile() for each block: it compiles faster",),
         disproof="After the change, kernels named triton_… replace these kernels. If the step is no shorter then, the "
         "elementwise kernels do not limit it.",

@@ -70,8 +70,8 @@ class _RedundancyWords(NamedTuple):
 _REDUNDANCY: Mapping[Redundancy, _RedundancyWords] = {
     "recomputed": _RedundancyWords(
         "Activations are recomputed in the backward pass",
-        "The backward pass runs parts of the forward pass again, because their activations were not kept. This saves "
-        "{memory}: keep it if the activations do not fit.",
+        "The backward pass runs parts of the forward pass again, because their activations were not kept. "
+        "Recomputation saves {memory}: keep the checkpoints if the activations do not fit.",
         (
             "x = block(x)  # instead of checkpoint(block, x); model.gradient_checkpointing_disable() in transformers",
             "x = checkpoint(block, x) if i % 2 else block(x)  # if only a part of the activations fits",
@@ -131,9 +131,9 @@ def describe_redundant_work(figures: RedundantWorkFigures) -> FindingTexts:
             f"In each step, {calls}{where} {take} {format_ms(figures.ms)} ({rounded_percent(figures.share)} of the "
             f"step). The operator with the most time is {figures.operators[0].operator}.",
         ),
-        derivation="The step is replayed without this work, its launches and the CPU's time between them. The lower "
-        f"bound assumes that the program still {pauses}prepares the first of them. The upper bound assumes that this "
-        "is part of the work.",
+        derivation="The step is replayed without this work, its launches and the CPU's time between these launches. "
+        f"The lower bound assumes that the program still {pauses}spends the CPU's time before the first launch. The "
+        "upper bound assumes that this time is saved as well.",
         remedy=words.remedy,
         disproof=words.disproof,
     )
@@ -144,18 +144,18 @@ def describe_work_on_zeros(figures: WorkOnZerosFigures) -> FindingTexts:
     share, what = rounded_percent(figures.zero_share), "rows" if figures.in_rows else "elements"
     least, most = map(rounded_percent, ZERO_WORK_SAVINGS)
     return FindingTexts(
-        title=f"Operators work on tensors of which {share} are zeros",
+        title=f"Operators work on tensors with {share} zeros",
         evidence=(
             _say_time(figures),
             f"The program fills a tensor with zeros and writes only some of its {what} at the named line. Other "
             "operators then work on the whole tensor, or on values that are multiplied by it.",
             *_say_operators(figures)[:2],
         ),
-        derivation=f"The step is replayed without {least} to {most} of the work on zeros, because what replaces it "
-        "takes time as well: rows that are moved by their index, and spare rows.",
+        derivation=f"The step is replayed without {least} to {most} of the work on zeros. The rest is assumed to "
+        "remain, because a fix moves rows by their index, or keeps some spare rows.",
         remedy=(
-            "rows = x.index_select(0, token)  # only the rows that are used, instead of a mask or of all rows",
-            "capacity = math.ceil(1.25 * tokens / experts)  # of a buffer, or torch._grouped_mm without padding",
+            "rows = x.index_select(0, token)  # only the rows that are used, instead of all rows",
+            "capacity = math.ceil(1.25 * tokens / experts)  # rows of a buffer; torch._grouped_mm needs no padding",
         ),
         disproof="Make the tensor smaller for one run: if the step is no shorter, the zeros do not limit it.",
     )
@@ -242,7 +242,11 @@ def describe_memory_format(figures: MemoryFormatFigures) -> FindingTexts:
         title=title,
         evidence=(_say_time(figures), reason, *_say_operators(figures)[:2]),
         derivation=f"The step is replayed without {bounds} of the time of these operators {compared}. "
-        + ("Copies between both formats count as a whole." if origin else "A ResNet-50 in bf16 on an H100 saved 87 %."),
+        + (
+            "Copies between both formats count as a whole."
+            if origin
+            else "A ResNet-50 in bf16 on an H100 saved 87 % of this time."
+        ),
         remedy=remedy,
         disproof="After the change, no kernel is named nchwToNhwc. If the step is no shorter then, the memory format "
         "does not limit it.",
@@ -295,7 +299,7 @@ _FUSED_FUNCTIONS: Mapping[FusedFunction, tuple[str, str]] = {
 
 
 def describe_unfused_chains(figures: UnfusedChainsFigures) -> FindingTexts:
-    """Returns the sentences of the finding on chains of operators that one kernel could do."""
+    """Returns the sentences of the finding on chains of operators that one kernel could replace."""
     names = figures.longest_chain
     named_operators = ", ".join(names[:_MAX_OPERATORS_OF_CHAIN])
     hidden = len(names) - _MAX_OPERATORS_OF_CHAIN
@@ -332,9 +336,10 @@ def describe_unfused_chains(figures: UnfusedChainsFigures) -> FindingTexts:
             f"The operators read and write {rounded(moved_gb)} GB. Without the values that only the chains read, "
             f"{rounded(needed_gb)} GB remain.",
         ),
-        derivation=f"The step is replayed with one kernel for each chain. It takes between the {least_time} and the "
-        f"time of the two longest operators of the chain, in total {format_ms(figures.least_ms)} to "
-        f"{format_ms(figures.two_longest_ms)}, but at least the time to read and write what remains.{launches}",
+        derivation=f"The step is replayed with one kernel for each chain. The kernel takes between the {least_time} "
+        "and the time of the two longest operators of the chain, but at least the time to read and write the "
+        f"remaining bytes: {format_ms(figures.least_ms)} to {format_ms(figures.two_longest_ms)} for all "
+        f"chains.{launches}",
         remedy=tuple(remedy),
         disproof="After the change, fewer kernels replace the chains. If the step is no shorter then, the chains do "
         "not limit it.",
@@ -348,7 +353,7 @@ def describe_copies(figures: CopiesFigures) -> FindingTexts:
         title="Tensors are copied" + (f" in {figures.place}" if figures.place else ""),
         evidence=(_say_time(figures), *_say_operators(figures)),
         derivation=f"The step is replayed without {rounded_percent(least)} to {rounded_percent(most)} of the copies. "
-        "Of copies that follow each other, one or none remains.",
+        "At most one of several consecutive copies remains.",
         remedy=(
             "x = x.transpose(1, 2)  # a view: leave .contiguous() out until a kernel asks for it",
             "x = x.expand(n, -1)    # instead of x.repeat(n, 1), and write into a buffer instead of torch.cat",
@@ -365,12 +370,13 @@ def describe_split_operators(figures: SplitOperatorsFigures) -> FindingTexts:
         evidence=(
             f"{_say_time(figures)} If each of them ran once on all of its data, the attainable time would be "
             f"{format_ms(figures.merged_ms)}.",
-            f"Each group of {figures.parts} calls is at one line, and no call needs the result of another one.",
+            f"Each group of {figures.parts} calls is at one line, and no call needs the result of another call.",
             *_say_operators(figures),
         ),
         derivation=f"The step is replayed with one launch instead of {figures.parts}, and with the time of the "
-        "operators reduced as their attainable time is. The lower bound assumes that a launch saves its usual time, "
-        "the upper bound that the program's own time before the next launch is saved as well.",
+        "operators reduced by the same factor as their attainable time. The lower bound assumes that each removed "
+        "launch saves the usual time of a launch. The upper bound assumes that the program's own time before the next "
+        "launch is saved as well.",
         remedy=(
             "# one call for all parts: torch.bmm or torch.stack, torch._foreach_*, torch.vmap",
             "# or, for gradient accumulation: fewer and larger micro-batches, if the memory suffices",
@@ -388,12 +394,12 @@ _SLOW_REASONS: Mapping[Reason | None, tuple[str, str]] = {
         "out = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # in bf16, without attn_mask",
     ),
     "reduction": (
-        "The operator reduces over elements that are not stored one after the other.",
+        "The operator reduces over elements that are not adjacent in memory.",
         "x = x.transpose(0, 1).contiguous()  # store the reduced dimension last, where x is made",
     ),
     "many_kernels": (
         "Each call launches {kernels:.0f} kernels on average.",
-        "# one operator for the same result, or torch.compile of the function that calls it",
+        "# use one operator that computes the same result, or torch.compile for the function that calls the operator",
     ),
 }
 
@@ -408,8 +414,8 @@ def describe_slow_operators(figures: SlowOperatorsFigures) -> FindingTexts:
         title=f"{first.operator} takes longer than attainable",
         evidence=(_say_time(figures), *_say_operators(figures), *reasons),
         derivation=f"The step is replayed without {rounded_percent(least)} to {rounded_percent(most)} of the time "
-        "above the attainable time. The attainable time is that of similar operators, which were measured on the "
-        f"{figures.gpu} or scaled to it.",
+        "above the attainable time. The attainable time follows from times of similar operators that were measured on "
+        f"the {figures.gpu}, or on another GPU and scaled by the peaks.",
         remedy=(remedy,),
         disproof="Time the operator alone with these shapes: if it takes as long, PyTorch's kernel is the limit.",
     )

@@ -68,13 +68,14 @@ def explain_no_findings(capture: CaptureSummary) -> str:
     least_share, least_common_share = map(rounded_percent, (SMALLEST_SAVING_SHARE, LEAST_COMMON_SAVING_SHARE))
     sentence = (
         f"There are no findings: no change that nsys-analyze replays would save {least_share} of the step or more. "
-        f"Fusing operators counts only if it saves at least {least_common_share}."
+        f"Unfused operators are a finding only if fusing them saves at least {least_common_share}."
     )
     account = capture.account
     unfused_ms = round_account(account).get("unfused", 0.0) if account else 0.0
     if account and unfused_ms >= SMALLEST_SAVING_SHARE * account.step_ms:
         sentence += (
-            f" As in each eager program, torch.compile may fuse some, which saves about {format_ms(unfused_ms)}."
+            " torch.compile may fuse some operators, as in each eager program, which saves about "
+            f"{format_ms(unfused_ms)}."
         )
     return sentence
 

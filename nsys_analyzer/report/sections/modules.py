@@ -31,8 +31,8 @@ LEGEND = phrase(
     "includes the modules inside it, but its *own* time does not. `*` stands for layers of one kind, whose times are "
     "added up. "
     "*Forward* includes every phase except backward and optimizer. A recomputed forward pass counts as backward. "
-    "*Exposed communication* is the time in which only collectives run that the module launches; no other column "
-    "contains it."
+    "*Exposed communication* is the time in which only collectives of the module run. No other column contains this "
+    "time."
 )
 
 #: The prefix of a module's name in the table, repeated for each module that contains the module.

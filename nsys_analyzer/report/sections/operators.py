@@ -36,7 +36,7 @@ def format_attainable(account: StepAccount) -> str:
 
 
 def describe_limits_of_account(account: StepAccount) -> str:
-    """Returns what limits the attainable time and the parts above it; empty if nothing does."""
+    """Returns sentences on what limits the attainable time and the parts above it; empty if nothing does."""
     clauses = []
     if account.is_scaled:
         clauses.append(f"is scaled by data sheets from times that were measured on {account.measured_on}")
@@ -139,17 +139,17 @@ _REASONS: Mapping[str, tuple[str, str]] = {
     "monitoring": ("only for metrics", "neither the backward pass nor the optimizer depends on the result."),
     "precision": ("fp32, no tensor cores", "the operator multiplies in fp32 on CUDA cores."),
     "memory_format": ("NCHW images", "images are stored by channel, not as channels_last."),
-    "alignment": ("misaligned size", "rows of its matrices do not begin at multiples of 16 bytes."),
+    "alignment": ("misaligned size", "the rows of matrices of the operator do not begin at multiples of 16 bytes."),
     "attention": ("unfused attention", "separate operators compute the scores of attention."),
     "efficient_attention": ("not FlashAttention", "PyTorch chose its memory-efficient attention."),
-    "reduction": ("strided reduction", "the operator reduces over elements that are not stored one after the other."),
-    "unfused": ("unfused neighbors", "one kernel could do the operator and operators before or after it."),
+    "reduction": ("strided reduction", "the operator reduces over elements that are not adjacent in memory."),
+    "unfused": ("unfused neighbors", "one kernel could replace the operator and operators before or after it."),
     "copies": ("copy", "the operator only copies a tensor."),
     "small_grid": ("too few blocks", "kernels have fewer blocks than the GPU has multiprocessors."),
     "wave_tail": ("partial last wave", "the last wave of the blocks of a kernel leaves multiprocessors idle."),
     "many_kernels": (
         "many kernels",
-        "a call launches four or more kernels, and the longest one takes only a part of the time.",
+        "a call launches four or more kernels, and the longest kernel takes only a part of the time.",
     ),
 }
 #: The columns that name a row of a table of operators, by what the table has a row for.
@@ -177,12 +177,12 @@ def tabulate_operators(
 ) -> Table:
     """Returns a table of operators, modules or lines with their measured and attainable times per step.
 
-    If the hardware counters show the DRAM traffic of operators, it stands beside the bytes that they move at least.
+    If hardware counters were sampled, the table of operators also shows the DRAM traffic of each row.
     """
     bytes_of_call = {(row.operator, row.shapes): row.dram_bytes for row in counters.operators} if counters else {}
 
     def find_traffic(row: OperatorRow) -> float | None:
-        """Returns the bytes that the memory moves for all calls of a row in a step; None if they were not sampled."""
+        """Returns the DRAM traffic of all calls of a row in a step, bytes; None if no counters were sampled."""
         return row.calls * bytes_of_call.get((row.operator, row.shapes), 0.0) or None
 
     traffic_fields: tuple[Field[OperatorRow], ...] = (
@@ -201,10 +201,10 @@ def _define_terms(account: StepAccount) -> str:
         f"operators that were measured on {account.measured_on}. The longer one is that of the limit: FLOPs or memory. "
         "The excess is the measured time above the attainable time. Calls that are faster do not reduce the excess of "
         "other calls. Unfused operators pass over the same data one after the other, so that one kernel could replace "
-        "them. It takes between the time of the longest of them and that of the two longest, and the account assumes "
-        "the middle. Redundant work is only the time on the GPU: a finding about it also saves its launches, which the "
-        "account counts as launching. The account replays the step and counts only what makes the step shorter. So the "
-        "operators may exceed their attainable times by more than the account shows. The GPU's work may hide launching "
-        "and waiting, and launching and waiting may hide the GPU's work. So each part is the mean of its savings "
-        "before and after the other part is removed."
+        "them. The kernel takes between the time of the longest operator and that of the two longest operators, and "
+        "the account assumes the middle. Redundant work is only the time on the GPU: a finding about it also saves its "
+        "launches, which the account counts as launching. The account replays the step and counts only what makes the "
+        "step shorter. So the operators may exceed their attainable times by more than the account shows. The GPU's "
+        "work may hide launching and waiting, and launching and waiting may hide the GPU's work. So each part is the "
+        "mean of its savings before and after the other part is removed."
     )

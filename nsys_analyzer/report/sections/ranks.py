@@ -50,14 +50,14 @@ _LEGEND = (
     phrase(
         "*Own time* is the step without waiting. A rank is *late* by the difference between its own time and the "
         "shortest own time. *Unprofiled* lateness is by how much a step would be shorter if no other rank waited for "
-        "this rank. It comes from replays without the profiler. In some of them, all ranks launch at the pace of the "
-        "fastest rank. The replay in which the rank is less late counts. A rank is late if this time exceeds the "
-        "standard deviation of steps, and that of every other rank by as much."
+        "this rank. This time comes from replays without the profiler. In some replays, all ranks launch at the pace of "
+        "the fastest rank. The replay with the shortest time counts. A rank is late if its unprofiled lateness exceeds "
+        "the standard deviation of steps, and exceeds that of every other rank by at least the standard deviation."
     ),
     phrase(
         "*Bytes* is the message size of one rank, as NCCL counts it. *Bus bandwidth* is the bytes over each link ÷ the "
-        "median transfer time, as nccl-tests defines it. *Attainable* is the transferring at the bus bandwidth of the "
-        "collectives with the most bytes."
+        "median transfer time, as nccl-tests defines it. *Attainable* is the time of transferring at the bus bandwidth "
+        "of the collectives with the most bytes."
     ),
 )
 _NO_MESSAGE_SIZES = phrase(
