@@ -129,6 +129,21 @@ class Capture:
     def gpu(self) -> str:
         return str(self.db.execute("SELECT name FROM TARGET_INFO_GPU").fetchone()[0])
 
+    def counter(self, name: str, *metrics: str) -> float:
+        """The share of metrics while a phase runs, from samples with only its operations, for half of their time."""
+        sql = (
+            "SELECT timestamp, SUM(value) FROM GPU_METRICS JOIN TARGET_INFO_GPU_METRICS USING (typeId, metricId)"
+            f" WHERE metricName IN ({','.join('?' * len(metrics))}) GROUP BY timestamp ORDER BY timestamp"
+        )
+        phases, activity, busy = self.instances(name), 0.0, 0
+        for (begin, value), (end, _) in pairwise(self.db.execute(sql, metrics).fetchall()):
+            running = [one for one in self.operations if one.start < end and one.end > begin]
+            cut = [one._replace(start=max(one.start, begin), end=min(one.end, end)) for one in running]
+            alone = all(any(start <= one.launched < stop for start, stop in phases) for one in running)
+            if running and alone and 2 * union(cut) >= end - begin:
+                activity, busy = activity + value / 100 * (end - begin), busy + union(cut)
+        return activity / busy
+
     def peak_memory(self) -> int:
         """Of what was allocated and is not freed, from the first phase's start to the last one's end."""
         every = [one for name in ("forward", "loss", "backward", "optimizer", "step") for one in self.instances(name)]
