@@ -326,6 +326,14 @@ def test_figures_of_a_step_and_of_a_token() -> None:
     assert "it ran at 1,500 MHz, where 1,980 MHz are possible" in plain(say(warning))
 
 
+def test_steps_of_another_length_are_named() -> None:
+    """5 s ÷ 100 steps = 50 ms, as timed; 5 s ÷ 80 steps = 62.5 ms."""
+    for steps_read, is_named in ((100, False), (80, True)):
+        capture = add_energy(replace(CAPTURE, run=Run(energy=(replace(ROW, steps=steps_read),))), NO_PRICES)
+        section = plain_report(Section("energy", "", tuple(answer_energy(capture))))
+        assert ("took 62.5 ms in the mean, and the timed steps 50 ms: they may do other work" in section) == is_named
+
+
 def test_the_cost_of_a_million_tokens() -> None:
     """A million tokens are 976.6 steps of 35 J and 50 ms.
 

@@ -7,7 +7,10 @@ from collections.abc import Iterator, Sequence
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, StepEnergy, TokenCost
 from nsys_analyzer.configuration import GpuEnergy
 from nsys_analyzer.report.model import Answer, Block, Field, Paragraph, Table, make_table
+from nsys_analyzer.report.units import format_ms
 from nsys_analyzer.text import NO_BREAK_SPACE, join_names, rounded
+from nsys_analyzer.trace.phase_names import STEP
+from nsys_analyzer.trace.schema import MS_PER_S
 
 _HOW_MEASURED = (
     "Each GPU counts its energy. The counter was read 20 times per second, while steps ran after the measured steps in "
@@ -18,6 +21,8 @@ _HOW_PHASES_ARE_MEASURED = (
     "The power of a phase is that between updates of the counter inside the phase. The error is the standard error "
     "over its instances. Phases that last for only a few updates are part of the rest."
 )
+#: The report says how long the steps were whose energy was read if they differ by more than this from the timed steps.
+_NOTABLE_DIFFERENCE = 0.1
 
 
 def answer_energy(capture: CaptureSummary) -> Iterator[Block]:
@@ -41,6 +46,11 @@ def answer_energy(capture: CaptureSummary) -> Iterator[Block]:
             yield make_table(phase_fields, rows, f"The phases of a step on GPU {gpu.index}:", capture=title)
             yield Paragraph(_HOW_PHASES_ARE_MEASURED, title)
     yield Paragraph(_HOW_MEASURED, title)
+    step_ms = MS_PER_S * energy.gpus[0].seconds / energy.steps
+    timed_ms = capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None
+    if timed_ms and abs(step_ms - timed_ms) > _NOTABLE_DIFFERENCE * timed_ms:
+        lengths = f"{format_ms(step_ms)} in the mean, and the timed steps {format_ms(timed_ms)}"
+        yield Paragraph(f"The steps whose energy was read took {lengths}: they may do other work.", title)
 
 
 _GPU_FIELDS: tuple[Field[GpuEnergy], ...] = (
