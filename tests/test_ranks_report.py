@@ -179,7 +179,7 @@ def test_a_rank_that_only_the_profiler_makes_late_is_not_named(run_main: Main, t
     asked = run_main("ask", tmp_path, "late_ms rank=1", "--step-ms", "0.4").out
     assert "a step without the profiler, replayed" in asked
     said = " ".join(run_main("explain", tmp_path, "--step-ms", "0.4").out.split()).replace("\N{NO-BREAK SPACE}", " ")
-    assert "A step takes 0.4 ms (measured without the profiler). Launching limits it (" in said
+    assert "A step takes 0.4 ms (measured without the profiler). Launching limits the step (" in said
     assert "No rank is late without the profiler. Rank 1 is late by 0.15 ms only under the profiler," in said
     assert "fitted to its own measured step, a step of all ranks takes 0.4 ms. The measured step takes 0.4 ms." in said
 

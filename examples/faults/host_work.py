@@ -1,4 +1,4 @@
-"""What a training loop does on the host besides training, as its switches say; ``faults.py`` plants faults into it."""
+"""Work of a training loop on the host besides training, such as logging and checkpoints, as the switches select."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from profiling_targets.harness import annotate
 
 @dataclass(frozen=True)
 class HostSwitches:
-    """What any training loop can do; the defaults are the control.
+    """The switches that any training loop has; the defaults are the control.
 
     Attributes:
-        precision: of matmuls, which ``bf16`` reaches by autocast.
+        precision: the precision of matmuls; ``bf16`` uses autocast.
         compiled: whether the model is compiled.
-        optimizer: the optimizer in one kernel for many parameters, or a dozen small kernels for each.
-        workers: processes that make batches; 0 is the training loop itself.
-        norms: those of each parameter and its gradient, read at once, or of all of them, kept on the device.
-        checkpoint: weights to the host after every step: to pageable memory, for which the CPU waits, or to pinned
-            memory on a stream of its own.
-        empty_cache: gives the allocator's unused memory back after every step.
-        heap_records: records in memory that Python's garbage collector tracks, two objects each.
+        optimizer: one kernel for many parameters (fused), or several small kernels for each parameter.
+        workers: the number of processes that make batches; with 0, the training loop makes them.
+        norms: ``each`` reads the norm of each parameter and gradient; ``total`` keeps two norms on the device.
+        checkpoint: copies the weights to the host after every step: to pageable memory, for which the CPU waits, or
+            to pinned memory, on a separate stream.
+        empty_cache: calls ``torch.cuda.empty_cache()`` after every step.
+        heap_records: the number of records in memory, each of two objects that Python's garbage collector tracks.
         collect: runs the garbage collector after every step.
-        freeze: takes the records out of what the garbage collector looks at.
-        batch_size: None for the usual one.
+        freeze: excludes the records from garbage collection.
+        batch_size: the batch size; None for the program's usual one.
     """
 
     precision: Literal["bf16", "tf32", "fp32"] = "bf16"
@@ -46,7 +46,7 @@ class HostSwitches:
 
 
 class Fault(NamedTuple):
-    """A fault: what is wrong in a line, the loop that has it, and the loop without it."""
+    """A fault: its description, the switches of the loop with the fault, and those of the loop without it."""
 
     description: str
     fault: HostSwitches
@@ -54,7 +54,7 @@ class Fault(NamedTuple):
 
 
 class Snapshot:
-    """The weights in pinned memory on the host, copied on a stream of its own while the GPU computes on."""
+    """A copy of the weights in pinned memory, made on a separate stream while the GPU computes."""
 
     def __init__(self, weights: dict[str, Tensor]) -> None:
         self.weights = weights
@@ -62,19 +62,19 @@ class Snapshot:
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def take(self) -> None:
-        """Has the weights copied as they are after all that was launched so far."""
+        """Launches the copies of the weights. The copies begin after all work that was launched before."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             for name, weight in self.weights.items():
                 self.host[name].copy_(weight, non_blocking=True)
 
     def wait(self) -> None:
-        """Lets the GPU, not the CPU, wait for the copies before the weights change."""
+        """Makes the GPU, not the CPU, wait for the copies before the weights change."""
         torch.cuda.current_stream().wait_stream(self.stream)
 
 
 class HostWork:
-    """The work of a loop on the host: before the optimizer changes the weights, and after the step."""
+    """The work on the host before the optimizer changes the weights, and after the step."""
 
     def __init__(self, switches: HostSwitches, device: str, turns: Iterator[None] | None = None) -> None:
         self.switches, self.device, self.turns = switches, device, turns
@@ -83,20 +83,20 @@ class HostWork:
         self.prepare()
 
     def prepare(self) -> None:
-        """Sets what is global in a process; call it before the steps where another training ran in between."""
+        """Sets the global state of the process. Call it again if another training ran in between."""
         torch.set_float32_matmul_precision("high" if self.switches.precision == "tf32" else "highest")
         torch.backends.cudnn.allow_tf32 = self.switches.precision != "fp32"  # of convolutions; PyTorch allows it
         if self.switches.heap_records:
             self.heap: list[dict[str, object]] = []
             gc.unfreeze()
             gc.collect()
-            gc.freeze()  # the collector is to look at the records alone, not at what the imports made
+            gc.freeze()  # the collector then examines only the records, not the objects of imported modules
             self.heap = [{"index": index, "spans": [index]} for index in range(self.switches.heap_records)]
             if self.switches.freeze:
                 gc.freeze()
 
     def watch(self, model: nn.Module) -> None:
-        """Names the model whose norms are read, and whose weights are kept."""
+        """Sets the model whose norms are read, and whose weights are copied."""
         self.parameters, self.weights = tuple(model.parameters()), model.state_dict()
         overlapped = self.switches.checkpoint == "overlapped" and self.device == "cuda"
         self.snapshot = Snapshot(self.weights) if overlapped else None
@@ -104,7 +104,7 @@ class HostWork:
         self.saved = {name: torch.zeros_like(weight, device="cpu") for name, weight in kept.items()}
 
     def before_update(self) -> None:
-        """Reads the norms, and waits for the last checkpoint: the next call changes the weights."""
+        """Reads the norms, and waits for the last checkpoint, because the optimizer changes the weights next."""
         if self.switches.norms != "none":
             with annotate("log"):
                 self._log()
@@ -112,7 +112,7 @@ class HostWork:
             self.snapshot.wait()
 
     def after_step(self) -> None:
-        """Keeps the weights, gives memory back, collects garbage, and waits for the next turn where turns are taken."""
+        """Copies the weights, frees memory, collects garbage, and waits for its turn if programs take turns."""
         if self.switches.checkpoint != "none":
             with annotate("checkpoint"):
                 self._checkpoint()

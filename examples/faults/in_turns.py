@@ -1,6 +1,6 @@
-"""Runs a program with a planted fault or without it, or times the two in turns: two processes, one of which waits.
+"""Runs a program with or without a planted fault, or times both in turns, in two processes of which one always waits.
 
-``llama.py`` and ``resnet.py`` are such programs. They look like any training: nothing marks a step for a profiler.
+``llama.py`` and ``resnet.py`` are such programs. Like most training programs, they contain no marks for a profiler.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from profiling_targets.harness import synchronize
 ROUNDS, STEPS = 7, 10
 _WARMUP_STEPS = 8
 _SETTLING_STEPS = 2
-"""Steps before each timed block: what its pause did to allocator, caches and loader is not its time."""
+"""Untimed steps before each timed block, because allocator, caches and loader change during the pause before it."""
 
 Train = Callable[[HostSwitches, argparse.Namespace, "Iterator[None] | None"], None]
-"""Trains as the switches and the command line say, and takes from the iterator, if there is one, after each step."""
+"""Trains with the given switches and arguments, and advances the iterator, if there is one, after each step."""
 
 
 def run(program: str, description: str, faults: Mapping[str, Fault], shape: Mapping[str, object], train: Train) -> None:
-    """Does what the command line of a program asks for.
+    """Trains, or compares fault and remedy, as the command line of a program asks.
 
     Args:
         program: the path of the program.
-        description: what it trains.
-        faults: what can be wrong in it.
-        shape: the entries of the results for its model and its usual batch.
+        description: what the program trains.
+        faults: the faults by their names.
+        shape: the model and the usual batch, as entries of the results.
         train: trains with a fault or without it.
     """
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--fault", default="none", choices=faults, help="what is wrong")
-    parser.add_argument("--remedy", action="store_true", help="train with what removes the fault")
+    parser.add_argument("--fault", default="none", choices=faults, help="the planted fault")
+    parser.add_argument("--remedy", action="store_true", help="train with the remedy instead of the fault")
     parser.add_argument("--steps", type=int, default=1000, help="steps of the training (default 1000)")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and two samples in a batch, for a CPU")
     parser.add_argument("--compare", action="store_true", help="time fault and remedy in turns, without a profiler")
@@ -81,13 +81,13 @@ def run(program: str, description: str, faults: Mapping[str, Fault], shape: Mapp
 
 
 def compare(*commands: list[str]) -> tuple[list[float], ...]:
-    """Runs the programs in turns, so that a change of the machine's pace meets all of them.
+    """Runs the programs in turns, so that a change of the machine's speed affects all programs.
 
     Returns:
-        For each program the milliseconds of a step, one value for each round.
+        The length of a step in each round, ms, for each program.
     """
     times: tuple[list[float], ...] = tuple([] for _ in commands)
-    with ExitStack() as stack:  # at its end each program reads the end of its input, and ends
+    with ExitStack() as stack:  # when the block ends, the inputs close, and the programs end
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         programs = [stack.enter_context(subprocess.Popen(command, text=True, **pipes)) for command in commands]
         for program in programs:
@@ -102,7 +102,7 @@ def compare(*commands: list[str]) -> tuple[list[float], ...]:
 
 
 def _read_line(program: subprocess.Popen[str], start: str) -> str:
-    """Returns the next line that starts so; a program that ends before has failed."""
+    """Returns the next line with the given start, or exits if the program ends before it prints such a line."""
     assert program.stdout
     for line in program.stdout:
         if line.startswith(start):
@@ -111,7 +111,7 @@ def _read_line(program: subprocess.Popen[str], start: str) -> str:
 
 
 def time_in_turns(device: str) -> Iterator[None]:
-    """Yields for each step that the program is to run. It waits for its turns, and prints the mean step of each."""
+    """Yields once per step. Waits for a line of input before each turn, and prints the turn's mean step after it."""
     for _ in range(_WARMUP_STEPS):
         yield
     synchronize(device)

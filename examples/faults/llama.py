@@ -1,8 +1,8 @@
-"""Trains a Llama-like model with grouped-query attention by the ``Trainer`` of transformers, with one planted fault.
+"""Trains a Llama-like model with grouped-query attention and the ``Trainer`` of transformers, with one planted fault.
 
-``python examples/faults/llama.py --fault item`` trains with the fault, ``--remedy`` with what removes it, and
-``--compare`` times the two in turns. The control trains as ``Trainer`` does by default, in bf16, with attention in one
-kernel, batches from worker processes, and the fused AdamW; it does not look at the loss in every step.
+``python examples/faults/llama.py --fault item`` trains with the fault, ``--remedy`` with its remedy, and
+``--compare`` times both in turns. The control trains as ``Trainer`` does by default, in bf16, with attention in one
+kernel, batches from worker processes, and the fused AdamW, and without a check of the loss in every step.
 
 Shapes: B sequences of S tokens; d features.
 """
@@ -33,21 +33,21 @@ TINY_MODEL = {
 }  # fmt: skip
 _SAMPLES = 24
 _LONGEST_PIECE = 160
-"""How many characters the tokenizer looks ahead."""
+"""The number of characters that the tokenizer looks ahead."""
 
 
 @dataclass(frozen=True)
 class Switches(HostSwitches):
-    """What the training does; the defaults are the control.
+    """The switches of the training; the defaults are the control.
 
     Attributes:
-        attention: of transformers: ``sdpa`` in one kernel, ``eager`` in many.
-        tokenized: the data set holds text, whose tokens are found sample by sample.
-        embedded: the data set holds embeddings in fp32 instead of tokens, as of images or sound.
+        attention: the implementation in transformers: ``sdpa`` has one kernel, ``eager`` has many.
+        tokenized: the data set contains text, which is tokenized sample by sample.
+        embedded: the data set contains embeddings in fp32 instead of tokens, as for images or sound.
         pinned: batches are copied from pinned memory, and the CPU does not wait for the copies.
-        padded: the samples have a quarter, a half and three quarters of the context length.
-        recomputed: backward computes the activations of each layer again.
-        nan_filter: each step looks whether its loss is a number, as ``Trainer`` does by default.
+        padded: the samples fill a quarter, a half and three quarters of the context length.
+        recomputed: the backward pass recomputes the activations of each layer.
+        nan_filter: each step checks whether its loss is NaN, as ``Trainer`` does by default.
     """
 
     attention: str = "sdpa"
@@ -132,11 +132,11 @@ FAULTS: dict[str, Fault] = {
     ),
     "double_batch": Fault("half of the usual batch; twice as much", replace(CONTROL, batch_size=3), CONTROL),
 }
-"""Every fault by its name, and the last two, which are no faults, but change a step."""
+"""The faults by their names. The last two entries are no faults: they only change a step."""
 
 
 class Samples(Dataset[dict[str, Tensor]]):
-    """An endless data set of random samples, which lie in memory."""
+    """An endless data set of random samples in memory."""
 
     def __init__(self, switches: Switches, context_length: int, vocabulary: int, features: int) -> None:
         random = torch.Generator().manual_seed(0)
@@ -163,7 +163,7 @@ class Samples(Dataset[dict[str, Tensor]]):
 
 
 def train(switches: Switches, given: argparse.Namespace, turns: Iterator[None] | None) -> None:
-    """Trains by ``Trainer``, and prints the loss."""
+    """Trains with ``Trainer``, and prints the loss."""
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
     sizes, device = TINY_MODEL if given.tiny else MODEL, given.device
@@ -173,15 +173,15 @@ def train(switches: Switches, given: argparse.Namespace, turns: Iterator[None] |
     work = HostWork(switches, device, turns)
     work.watch(model)
 
-    class Around(TrainerCallback):  # type: ignore[misc]
-        """Does the work on the host."""
+    class CallHostWork(TrainerCallback):  # type: ignore[misc]
+        """Calls the work on the host at the events of ``Trainer``."""
 
         def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-            """Reads norms where the gradients are complete."""
+            """Reads norms when the gradients are complete."""
             work.before_update()
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            """Ends a step."""
+            """Runs the work after a step."""
             work.after_step()
 
     arguments = TrainingArguments(
@@ -204,10 +204,10 @@ def train(switches: Switches, given: argparse.Namespace, turns: Iterator[None] |
     fused = switches.optimizer == "fused"
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=fused, foreach=False)
     samples = Samples(switches, 32 if given.tiny else CONTEXT_LENGTH, sizes["vocab_size"], sizes["hidden_size"])
-    trainer = Trainer(model, arguments, train_dataset=samples, optimizers=(optimizer, None), callbacks=[Around()])
+    trainer = Trainer(model, arguments, train_dataset=samples, optimizers=(optimizer, None), callbacks=[CallHostWork()])
     print(f"loss {trainer.train().training_loss:.4f}")
 
 
 if __name__ == "__main__":
     shape = {"model": "llama-491M", "batch_size": BATCH_SIZE, "context_length": CONTEXT_LENGTH}
-    run(__file__, "Trains a Llama-like model by Trainer, with one fault or without it.", FAULTS, shape, train)
+    run(__file__, "Trains a Llama-like model with Trainer, with or without a planted fault.", FAULTS, shape, train)

@@ -1,7 +1,7 @@
 """Trains a ResNet-50 on images that worker processes crop, resize and flip, with one planted fault.
 
-``python examples/faults/resnet.py --fault item`` trains with the fault, ``--remedy`` with what removes it, and
-``--compare`` times the two in turns. The control trains in bf16 and in channels_last, and copies uint8 images from
+``python examples/faults/resnet.py --fault item`` trains with the fault, ``--remedy`` with its remedy, and
+``--compare`` times both in turns. The control trains in bf16 and in channels_last, and copies uint8 images from
 pinned memory without a wait.
 
 Shapes: B images of C channels, h × w pixels.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 
 import torch
-import torch.nn.functional as F  # noqa: N812  the name everybody knows it by
+import torch.nn.functional as F  # noqa: N812  the usual name
 from host_work import Fault, HostSwitches, HostWork
 from in_turns import run
 from torch import Tensor, nn
@@ -30,13 +30,13 @@ _IMAGES = 256
 
 @dataclass(frozen=True)
 class Switches(HostSwitches):
-    """What the training loop does; the defaults are the control.
+    """The switches of the training loop; the defaults are the control.
 
     Attributes:
         pinned: batches are copied from pinned memory, and the CPU does not wait for the copies.
-        float_images: worker processes make fp32 of the images, which are four times as large.
-        channels_last: how images and weights lie in memory.
-        recomputed: backward computes the activations of each block again.
+        float_images: worker processes convert the images to fp32, in which they are four times as large.
+        channels_last: whether images and weights are stored as channels_last.
+        recomputed: the backward pass recomputes the activations of each block.
         cuda_graph: forward, loss, backward and optimizer are one CUDA graph, captured once.
     """
 
@@ -119,11 +119,11 @@ FAULTS: dict[str, Fault] = {
     ),
     "double_batch": Fault("half of the usual batch; twice as much", replace(CONTROL, batch_size=48), CONTROL),
 }
-"""Every fault by its name, and the last two, which are no faults, but change a step."""
+"""The faults by their names. The last two entries are no faults: they only change a step."""
 
 
 class Images(Dataset[tuple[Tensor, int]]):
-    """An endless data set of random images, of each of which a random part is resized and perhaps flipped."""
+    """An endless data set of random images, of which a random part is resized, and flipped in half of the cases."""
 
     def __init__(self, switches: Switches, pixels: int) -> None:
         self.switches, self.pixels = switches, pixels
@@ -145,7 +145,7 @@ class Images(Dataset[tuple[Tensor, int]]):
 
 
 class Bottleneck(nn.Module):
-    """Convolutions of 1 × 1, 3 × 3 and 1 × 1, each with batch norm, and what passes by them."""
+    """Convolutions of 1 × 1, 3 × 3 and 1 × 1, each with batch norm, and a shortcut around them."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -155,17 +155,17 @@ class Bottleneck(nn.Module):
             nn.Conv2d(width, width, 3, stride, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
             nn.Conv2d(width, out, 1, bias=False), nn.BatchNorm2d(out),
         )  # fmt: skip
-        same = stride == 1 and channels == out
+        is_identity = stride == 1 and channels == out
         past = (nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
-        self.past = nn.Identity() if same else nn.Sequential(*past)
+        self.past = nn.Identity() if is_identity else nn.Sequential(*past)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, C, h, w) -> (B, C', h', w')
-        """What passes by and what the convolutions make of it, added."""
+        """Returns the sum of the shortcut and the convolutions."""
         return F.relu(self.past(x) + self.body(x))
 
 
 class ResNet(nn.Module):
-    """ResNet-50, or with other numbers of blocks in its four stages."""
+    """A ResNet with the given number of blocks in each of its four stages; 3, 4, 6 and 3 are ResNet-50."""
 
     def __init__(self, stages: tuple[int, ...], *, recomputed: bool) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ class ResNet(nn.Module):
         self.head = nn.Linear(channels, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits of each class: (B, C, h, w) -> (B, classes)."""
+        """Returns the logits of each class: (B, C, h, w) -> (B, classes)."""
         x = self.stem(x)
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.recomputed else block(x)
@@ -192,7 +192,7 @@ class ResNet(nn.Module):
 
 
 class Training(HostWork):
-    """A network, its data and its optimizer, and a step that does what the switches say."""
+    """A network, its data and its optimizer, and a step with the given switches."""
 
     switches: Switches
 
@@ -220,7 +220,7 @@ class Training(HostWork):
         self.loss = torch.empty(0)
 
     def train(self, steps: int) -> None:
-        """Runs so many steps."""
+        """Runs the given number of steps."""
         batches = islice(self.batches(), steps)
         first = next(batches)
         step = self.replay_on(*first) if self.switches.cuda_graph else self.train_on
@@ -241,7 +241,7 @@ class Training(HostWork):
         return copy_and_replay
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches on the device, in fp32 from −1 to 1."""
+        """Yields batches on the device, in fp32 from −1 to 1."""
         for images, classes in self.loader:
             moved = images.to(self.device, non_blocking=self.switches.pinned)
             scaled = (moved.float() / 127.5 - 1).contiguous(memory_format=self.format)
@@ -268,4 +268,4 @@ def train(switches: Switches, given: argparse.Namespace, turns: Iterator[None] |
 
 if __name__ == "__main__":
     shape = {"model": "resnet-50", "batch_size": BATCH_SIZE, "context_length": PIXELS}
-    run(__file__, "Trains a ResNet-50, with one fault or without it.", FAULTS, shape, train)
+    run(__file__, "Trains a ResNet-50, with or without a planted fault.", FAULTS, shape, train)

@@ -6,7 +6,7 @@ mode             what the ranks do
 ddp              each rank trains on its own batch; DDP averages the gradients
 accumulate       four micro-batches in a step; DDP averages the gradients after each of them
 no_sync          four micro-batches in a step; DDP averages the gradients after the last
-uneven           DDP; the sequences of each rank are half as long again as those of the rank before it
+uneven           DDP; the sequences of each rank are 1.5 times as long as those of the rank before it
 unused           DDP with ``find_unused_parameters``; a part of the model is not used
 fsdp_one         FSDP2 of the whole model: one all-gather of all parameters
 fsdp_blocks      FSDP2 of each block
@@ -14,8 +14,8 @@ tensor           each rank has some heads and features of each block, as DTensor
 pipeline         each rank has some blocks; eight micro-batches in the schedule 1F1B
 ===============  =====================================================================================
 
-Without a profiler the program times its own steps, between which it does not wait for the GPU, and writes a file with
-``--results``. On a machine without a GPU the model is tiny, and the ranks communicate through gloo.
+Without a profiler, the program times blocks of steps. It waits for the GPU only between blocks, and writes the times to
+the file of ``--results``. On a machine without a GPU the model is tiny, and the ranks communicate through gloo.
 
 Shapes: B sequences of S tokens; d features; H heads of d / H features; V tokens in the vocabulary.
 """
@@ -32,7 +32,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812  the name everybody knows it by
+import torch.nn.functional as F  # noqa: N812  the usual name
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -50,7 +50,7 @@ LAYERS, D, HEADS, VOCABULARY, B, S = (24, 1024, 16, 16_000, 4, 512) if ON_GPU el
 
 
 class Block(nn.Module):
-    """Causal attention and feed-forward, each behind its norm."""
+    """Causal attention and a feed-forward network, each after a norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(D, 4 * D, bias=False), nn.Linear(4 * D, D, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, S, d) -> (B, S, d)
-        """Adds what attention and feed-forward make of x."""
+        """Returns x plus the outputs of attention and of the feed-forward network."""
         y = self.norm1(x)
         q, k, v = (part(y).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # (B, H, S, d / H)
@@ -93,7 +93,7 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def make_model(mode: str, device: torch.device) -> nn.Module:
-    """Returns the model of this rank, shared with the other ranks as the mode says."""
+    """Returns the part of the model that this rank has in the given mode."""
     torch.manual_seed(0)
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if mode == "pipeline":
@@ -119,7 +119,7 @@ def make_step(mode: str, model: nn.Module, device: torch.device) -> Callable[[],
     """Returns the function that runs one training step."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     kinds = ([p for p in model.parameters() if isinstance(p, DTensor) is split] for split in (True, False))
-    groups = [{"params": parameters} for parameters in kinds if parameters]  # no kernel updates both kinds
+    groups = [{"params": parameters} for parameters in kinds if parameters]  # fused AdamW takes only one kind
     optimizer = torch.optim.AdamW(groups, lr=1e-4, fused=ON_GPU)
     has_own_batch = mode not in ("tensor", "pipeline")
     length = int(S * 1.5**rank) // 2 if mode == "uneven" else S
@@ -135,8 +135,8 @@ def make_step(mode: str, model: nn.Module, device: torch.device) -> Callable[[],
         count = MICRO_BATCHES if mode in ("accumulate", "no_sync") else 1
         for index in range(count):
             tokens, targets = load()
-            waits = mode == "no_sync" and index < count - 1
-            with model.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
+            is_local = mode == "no_sync" and index < count - 1
+            with model.no_sync() if is_local else contextlib.nullcontext():  # type: ignore[operator]
                 loss = loss_of(model(tokens), targets) / count
                 loss.backward()
 
@@ -158,7 +158,7 @@ def make_step(mode: str, model: nn.Module, device: torch.device) -> Callable[[],
 
 
 def time_blocks(step: Callable[[], None], device: torch.device) -> list[float]:
-    """Returns the mean length of a step in ms of each block of steps. Only between blocks the CPU waits for the GPU."""
+    """Returns the mean length of a step in each block of steps, ms. The CPU waits for the GPU only between blocks."""
     lengths_ms = []
     for count in (_WARMUP_STEPS, *[_STEPS_OF_A_BLOCK] * _TIMED_BLOCKS):
         if ON_GPU:
@@ -173,7 +173,7 @@ def time_blocks(step: Callable[[], None], device: torch.device) -> list[float]:
 
 
 def main() -> None:
-    """Trains as one rank, and writes how long its steps took."""
+    """Trains as one rank, and writes the lengths of steps."""
     parser = argparse.ArgumentParser(description="Trains a transformer on several GPUs.")
     parser.add_argument("--mode", choices=MODES, default="ddp", help="what the ranks do (default ddp)")
     parser.add_argument("--results", type=Path, metavar="FILE", help="write the lengths of steps to this JSON file")

@@ -1,7 +1,7 @@
 """Finds collectives that could run beside other work of the GPU but do not, and what a step would save if they did.
 
-Every saving is that of a replay of all ranks. So it is 0 if launching limits the ranks, or if other work hides the
-collective already.
+Every saving is the saving of a replay of all ranks. So a collective saves nothing if launching limits the ranks, or if
+other work already hides the collective.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from nsys_analyzer.trace.schema import NS_PER_MS
 DEFAULT_BUCKET_BYTES = 25 * 2**20
 #: A bucket is too large if its size exceeds the default size by this factor.
 _LARGE_BUCKET_FACTOR = 2
-#: The number of parts into which a last bucket that is not too large can be divided.
+#: The number of parts into which the last bucket is divided if it is not too large.
 _PARTS_OF_LAST_BUCKET = 4
-#: A bucket is small if the default size exceeds its size by this factor.
+#: A bucket is small if the default size is more than this factor times the bucket's size.
 _SMALL_BUCKET_FACTOR = 5
 #: The largest number of buckets that is assumed to stay exposed. The last buckets may be ready only when backward ends.
 MAX_EXPOSED_BUCKETS = 3
 #: Hidden collectives slow down the work beside them by at most this share of their own time: by a quarter to a third
 #: on an H200 (all-reduce of two ranks, over NVLink and over the host's memory).
 HIDDEN_COLLECTIVE_COST = 0.35
-#: The offset between the numbers of the phases of two ranks. No capture has this many phases.
+#: The difference between the numbers of equal phases of neighboring ranks. No capture has this many phases.
 _INSTANCES_PER_RANK = 2**40
 
 
@@ -60,7 +60,7 @@ class _StudiedCollectives(NamedTuple):
 
     @property
     def is_followed(self) -> Bools:
-        """Returns whether each collective but the last one is followed by another one in the same phase."""
+        """Returns for each collective except the last one whether the next collective is in the same phase."""
         is_followed: Bools = self.instance[1:] == self.instance[:-1]
         return is_followed
 
@@ -126,7 +126,7 @@ def _select_collectives(
 def _gather_earlier(gathers: _StudiedCollectives) -> Iterator[_Candidate]:
     """Yields a change that launches each all-gather of a phase together with the all-gather before it.
 
-    The all-gather then runs beside the computation that the earlier all-gather precedes, for which it waited.
+    The all-gather then runs beside the computation that follows the earlier all-gather, instead of after it.
     """
     earlier, later = gathers.operation[:-1][gathers.is_followed], gathers.operation[1:][gathers.is_followed]
 
@@ -166,7 +166,8 @@ def _divide_last_bucket(buckets: _StudiedCollectives) -> Iterator[_Candidate]:
 def _join_small_buckets(study: Study, buckets: _StudiedCollectives) -> Iterator[_Candidate]:
     """Yields a change that joins small buckets to buckets of up to the largest usual size, with one launch for each.
 
-    The bytes of a small bucket then take no time, or at most the time at the largest bandwidth of any bucket.
+    The largest saving assumes that the bytes of a small bucket take no time. The smallest saving assumes that these
+    bytes are transferred at the largest bandwidth of any bucket.
     """
     total_size = np.cumsum(buckets.size)
     starts_pass = np.append(True, ~buckets.is_followed)[: len(total_size)]

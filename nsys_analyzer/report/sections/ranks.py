@@ -50,9 +50,9 @@ _LEGEND = (
     phrase(
         "*Own time* is the step without waiting. A rank is *late* by the difference between its own time and the "
         "shortest own time. *Unprofiled* lateness is by how much a step would be shorter if no other rank waited for "
-        "this rank. This time comes from replays without the profiler. In some replays, all ranks launch at the pace of "
-        "the fastest rank. The replay with the shortest time counts. A rank is late if its unprofiled lateness exceeds "
-        "the standard deviation of steps, and exceeds that of every other rank by at least the standard deviation."
+        "this rank. This time comes from replays without the profiler. In some replays, all ranks launch at the pace "
+        "of the fastest rank. The replay with the shortest time counts. A rank is late if its unprofiled lateness "
+        "exceeds the standard deviation of steps, and exceeds that of every other rank by at least as much."
     ),
     phrase(
         "*Bytes* is the message size of one rank, as NCCL counts it. *Bus bandwidth* is the bytes over each link ÷ the "
@@ -151,7 +151,7 @@ def _describe_step(run: ParallelRun) -> str:
     if not replayed:
         return f"A step takes {length}"
     limit, share = next(iter(replayed.limits.items()))
-    limited = f"{limit[0].upper()}{limit[1:]} limits it ({rounded_percent(share)} of the critical path)."
+    limited = f"{limit[0].upper()}{limit[1:]} limits the step ({rounded_percent(share)} of the critical path)."
     return f"A step takes {length} {limited}"
 
 
