@@ -27,8 +27,10 @@ from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.sections.decision import decision_section
+from nsys_analyzer.share import share
 from nsys_analyzer.trace.memory_snapshot import SNAPSHOT_SUFFIX, find_snapshot_files, read_snapshot
 from tests.support.annotated import ASKED, run
+from tests.support.export import Export, training_step
 from tests.test_sweep import FakeProfiler, sweep
 
 
@@ -253,3 +255,14 @@ def test_run_prints_what_a_snapshot_shows(tmp_path: Path) -> None:
     assert [*_describe_memory(target, tmp_path)] == []
     (missing,) = _describe_memory(replace(target, memory=True), tmp_path)
     assert missing.startswith("There is no memory snapshot")
+
+
+def test_share_leaves_snapshots_out_unless_it_keeps_the_source(tmp_path: Path) -> None:
+    """A snapshot contains paths and lines of the program."""
+    trace = training_step(Export().gpu()).write(tmp_path / "capture.sqlite")
+    (tmp_path / f"capture_rank1{SNAPSHOT_SUFFIX}").write_bytes(b"snapshot")
+    share(trace, tmp_path / "shared/copy.sqlite", force=True)
+    assert find_snapshot_files(tmp_path / "shared/copy.sqlite") == []
+    share(trace, tmp_path / "shared/copy.sqlite", force=True, keep_source=True)
+    (copied,) = find_snapshot_files(tmp_path / "shared/copy.sqlite")
+    assert (copied.name, copied.read_bytes()) == (f"copy_rank1{SNAPSHOT_SUFFIX}", b"snapshot")

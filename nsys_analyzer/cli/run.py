@@ -197,6 +197,8 @@ def _summarize_execution(target: Target, folder: Path, *, is_recorded: bool) -> 
         return f"The program's output is in {folder / LOG}"
     purposes = ", to be timed and then recorded" if target.is_timed and is_recorded else ""
     summary = f"The program ran {'twice' if purposes else 'once'}{purposes}"
+    if target.memory:
+        summary += ", and once more for a snapshot of its memory"
     if run.stopped_after:
         later_steps = bool(run.operators) + target.unprofiled_steps
         recorded = f" (when recorded, after step {run.stopped_after + later_steps})" if later_steps else ""
