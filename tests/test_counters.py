@@ -39,6 +39,7 @@ from nsys_analyzer.text import plain
 from nsys_analyzer.trace.gpu_counters import find_counter
 from tests.conftest import Main
 from tests.support.export import ADD, GEMM, Export, global_pid, shared_copy
+from tests.support.folders import as_folder
 from tests.support.operators import record_operators
 
 REAL = "gpu_metrics_small256"
@@ -562,3 +563,9 @@ def test_softmax_is_judged_by_counters(read: float, sentence: str) -> None:
     attention = AttentionSummary(1.0, 1.0, None, 1, 1, 0, "ranges", 1.0, None, None, None)
     assert describe_bandwidth(attention, row).strip().replace("\N{NO-BREAK SPACE}", " ") == sentence
     assert describe_bandwidth(attention, None) == ""
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".arrow"])
+def test_counters_of_a_folder(ending: str, tmp_path: Path) -> None:
+    export = CountedExport().steps().write(tmp_path / "a.sqlite")
+    assert counters_of(as_folder(export, tmp_path / "folder", ending)) == counters_of(export)
