@@ -9,6 +9,8 @@ the error of the energy.
 
 from __future__ import annotations
 
+import math
+import random
 import statistics
 import threading
 import time
@@ -91,7 +93,8 @@ class EnergyReader:
                 reading = self._read(gpu, is_slow=number % _READINGS_PER_SLOW_READING == 0)
                 self._readings[uuid] += [reading] if reading else []
             number += 1
-            if self._stop.wait(_INTERVAL_S):
+            # The interval varies, so that readings are never in step with the phases of a program.
+            if self._stop.wait(_INTERVAL_S * random.uniform(0.8, 1.2)):
                 return
 
     def _read(self, gpu: Any, *, is_slow: bool) -> Reading | None:
@@ -270,7 +273,8 @@ def _measure_phases(readings: Sequence[Reading], steps: Steps, update_ns: int) -
     """Returns the power while each phase runs; without the phases that are too short or too few to tell.
 
     Only updates of the counter that follow the start of an instance by ``update_ns``, the longest time between two
-    updates, and that precede its end, belong to the phase alone. The error is the standard error over the instances.
+    updates, and that precede its end, belong to the phase alone. The error is the standard error over the instances, or
+    that by the times of the readings if it is larger.
     """
     updates = [after for before, after in pairwise(readings) if after.millijoules > before.millijoules]
     update_times_ns = [reading.time_ns for reading in updates]
@@ -286,7 +290,10 @@ def _measure_phases(readings: Sequence[Reading], steps: Steps, update_ns: int) -
     for name, instances in spans.items():
         joules, seconds, count = (sum(column) for column in zip(*instances, strict=True))
         if count >= _FEWEST_PHASE_READINGS and len(instances) >= _FEWEST_PHASE_INSTANCES:
-            spread = statistics.stdev(instance[0] / instance[1] for instance in instances)
-            error_watts = spread / len(instances) ** 0.5
+            errors = [statistics.stdev(instance[0] / instance[1] for instance in instances)]
+            # Each end of an instance is read up to one interval after its update. The difference of two such delays has
+            # the standard deviation of a triangular distribution.
+            errors.append(joules / seconds * _INTERVAL_S / math.sqrt(6) / (seconds / len(instances)))
+            error_watts = max(errors) / math.sqrt(len(instances))
             phases[name] = PhasePower(watts=joules / seconds, error_watts=error_watts, seconds_per_step=lengths_s[name])
     return phases
