@@ -89,6 +89,45 @@ def test_ranges_replace_the_phases_of_the_stacks(tmp_path: Path) -> None:
     assert (account.phases_from, account.peak.phase, account.peak.step) == ("ranges", "backward", 4)
 
 
+def test_a_batch_that_is_copied_between_two_steps_belongs_to_the_next_step(tmp_path: Path) -> None:
+    snapshot, ranges = Snapshot().alloc(0x1000, MIB, OUTSIDE), []  # the weight, before the first range
+    for step in range(4):
+        # The new batch replaces the old one, and lives until the batch of the next step has been copied.
+        snapshot.alloc(0x5000_0000 + step * MIB, MIB, OUTSIDE)
+        if step:
+            snapshot.free(0x5000_0000 + (step - 1) * MIB, MIB)
+        starts = [1_000_000 + 1_000 * len(snapshot.events)]
+        snapshot.alloc(0x1000_0000, 4 * MIB, forward(10)).alloc(0x2000_0000, MIB, forward(11)).free(0x2000_0000, MIB)
+        starts.append(1_000_000 + 1_000 * len(snapshot.events))
+        snapshot.alloc(0x3000_0000, MIB, BACKWARD).free(0x1000_0000, 4 * MIB)
+        starts.append(1_000_000 + 1_000 * len(snapshot.events))
+        snapshot.alloc(0x4000_0000, KIB, OPTIMIZER).free(0x4000_0000, KIB)
+        ends = [*starts[1:], 1_000_000 + 1_000 * len(snapshot.events)]
+        names = ("forward", "backward", "optimizer")
+        ranges += [MemoryPhase(*part) for part in zip(names, [step] * 3, starts, ends, strict=True)]
+        ranges.append(MemoryPhase("step", step, starts[0], ends[-1]))
+        snapshot.free(0x3000_0000, MIB)
+    account = account_memory(snapshot.read(tmp_path), ranges)
+    # At the peak in the first step: the weight, 4 MiB, a temporary of 1 MiB, and the batch from before the first range.
+    assert account.peak.allocated_bytes == 7 * MIB
+    assert parts_of(account) == {"weights": MIB, "activations": 4 * MIB, "temporaries": MIB, "held": MIB}
+    assert account.growth == ()
+
+
+def test_two_passes_in_a_step(tmp_path: Path) -> None:
+    snapshot = Snapshot()
+    for _ in range(2):
+        for _ in range(2):
+            snapshot.alloc(0x1000_0000, 4 * MIB, forward(10)).alloc(0x2000_0000, 9 * MIB, forward(11))
+            snapshot.free(0x2000_0000, 9 * MIB).alloc(0x3000_0000, MIB, BACKWARD).free(0x3000_0000, MIB)
+            snapshot.free(0x1000_0000, 4 * MIB)
+        snapshot.alloc(0x4000_0000, MIB, BACKWARD).alloc(0x5000_0000, KIB, OPTIMIZER).free(0x5000_0000, KIB)
+        snapshot.alloc(0x6000_0000, 10 * MIB, forward(12)).free(0x4000_0000, MIB).free(0x6000_0000, 10 * MIB)
+    account = account_memory(snapshot.read(tmp_path))
+    # The peak is 4 + 9 MiB in the first pass; the block of the second pass is the same.
+    assert parts_of(account) == {"activations": 4 * MIB, "temporaries": 9 * MIB}
+
+
 def test_without_stacks_nothing_is_guessed(tmp_path: Path) -> None:
     snapshot = Snapshot().segment(0x1000, MIB, (MIB, MIB, "active_allocated"))
     snapshot.alloc(0x1000_0000, MIB).free(0x1000_0000, MIB)

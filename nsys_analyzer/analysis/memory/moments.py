@@ -55,7 +55,7 @@ def measure_moment(
         places.find(int(events.stack[event]) if event >= 0 else 0),
         int(live.size_bytes.sum()),
         int(segment_sizes.sum()),
-        int((segment_sizes - used)[used > 0].sum()),
+        int(np.maximum(segment_sizes - used, 0)[used > 0].sum()),
         int(segment_sizes[used == 0].sum()),
         int((piece_ends - piece_starts).max(initial=0)),
     )

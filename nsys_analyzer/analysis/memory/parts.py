@@ -51,7 +51,11 @@ def categorize(blocks: MemoryBlocks, times: PhasesOfEvents, places: Places, fail
     is_left_behind = is_replaced & (step < times.steps - 1)
     is_forward, is_backward, is_in_optimizer = (phase == kind for kind in (FORWARD, BACKWARD, OPTIMIZER))
     categories[is_forward] = ACTIVATIONS
-    categories[is_forward & (blocks.released < first_backward[step])] = TEMPORARIES
+    # With several passes in a step, a temporary ends before the backward pass that follows it.
+    backward_starts = np.flatnonzero(np.diff(times.phase == BACKWARD, prepend=False) & (times.phase == BACKWARD))
+    following_backward = np.append(backward_starts, last_event + 1)[np.searchsorted(backward_starts, blocks.allocated)]
+    pass_ends = np.where(first_backward[step] > blocks.allocated, first_backward[step], following_backward)
+    categories[is_forward & (blocks.released < pass_ends)] = TEMPORARIES
     # When an allocation fails, the error ends the forward pass, and releases what it still needed.
     for failure in failures:
         categories[is_forward & blocks.in_use(failure) & (step == times.step[failure])] = ACTIVATIONS
@@ -68,7 +72,9 @@ def categorize(blocks: MemoryBlocks, times: PhasesOfEvents, places: Places, fail
     keys = blocks.stack.astype(np.int64) * (1 << 44) + blocks.size_bytes
     categories[undecided & np.isin(keys, keys[categories == KEPT])] = KEPT
     is_lasting = is_forward & (step == 0) & ~places.in_module[blocks.stack] & (categories == KEPT)
-    _find_weights(blocks, categories, is_early | is_lasting, step)
+    categories[step == UNKNOWN] = HELD
+    is_in_last_step = blocks.released > np.searchsorted(times.step, times.steps - 1)
+    _find_weights(blocks, categories, ((step == UNKNOWN) | is_lasting) & is_in_last_step, step)
     return categories
 
 

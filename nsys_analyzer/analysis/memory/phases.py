@@ -17,6 +17,8 @@ from nsys_analyzer.trace.memory_snapshot import ALLOCATION, Frame, MemoryEvents,
 PHASES = ("forward", "backward", "optimizer")
 FORWARD, BACKWARD, OPTIMIZER = range(len(PHASES))
 UNKNOWN = -1
+#: The ranges that tell phases. Other ranges, such as those around steps, contain them.
+_PHASE_CODES = {name: code for code, name in enumerate(PHASES)} | {"loss": FORWARD}
 #: The range of PyTorch's profiler around a step of an optimizer.
 _OPTIMIZER_RANGE = "Optimizer.step#"
 #: The file and the name of the functions in a stack that runs the backward pass on the calling thread.
@@ -52,8 +54,8 @@ def find_phases(snapshot: MemorySnapshot, events: MemoryEvents, ranges: Sequence
         events: the events of one GPU.
         ranges: the phases of the steps, if ranges of the program tell them; otherwise the stacks tell them.
     """
-    if ranges:
-        return _find_phases_from_ranges(events, ranges)
+    if parts := sorted((part for part in ranges or () if part.name in _PHASE_CODES), key=lambda part: part.start_ns):
+        return _find_phases_from_ranges(events, parts)
     phases_of_stacks = np.array(
         [find_phase_of_stack(snapshot.list_frames(i)) for i in range(len(snapshot.stacks))], np.int8
     )
@@ -84,14 +86,15 @@ def find_phases(snapshot: MemorySnapshot, events: MemoryEvents, ranges: Sequence
     )
 
 
-def _find_phases_from_ranges(events: MemoryEvents, ranges: Sequence[MemoryPhase]) -> PhasesOfEvents:
-    phase, step = np.full(len(events), UNKNOWN), np.full(len(events), UNKNOWN)
-    for part in sorted(ranges, key=lambda part: part.start_ns):
-        first, end = np.searchsorted(events.time_ns, (part.start_ns, part.end_ns))
-        # What the program does between two phases, such as a release, belongs to the step that has begun.
+def _find_phases_from_ranges(events: MemoryEvents, parts: Sequence[MemoryPhase]) -> PhasesOfEvents:
+    phase, step = np.full(len(events), UNKNOWN, np.int8), np.full(len(events), UNKNOWN, np.int32)
+    for part, following in zip(parts, [*parts[1:], parts[-1]], strict=True):
+        first, end, next_first = np.searchsorted(events.time_ns, (part.start_ns, part.end_ns, following.start_ns))
+        phase[first:] = _PHASE_CODES[part.name]
         step[first:] = part.step
-        phase[first:end] = PHASES.index(part.name) if part.name in PHASES else FORWARD
-    return PhasesOfEvents(phase, step, max(part.step for part in ranges) + 1, "ranges")
+        if following.step != part.step:  # what the program does between two steps, such as copying a batch
+            phase[end:next_first], step[end:] = FORWARD, following.step
+    return PhasesOfEvents(phase, step, parts[-1].step + 1, "ranges")
 
 
 def find_phase_of_stack(frames: Sequence[Frame]) -> int:
