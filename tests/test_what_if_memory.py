@@ -207,6 +207,21 @@ def test_memory_that_is_overwritten_in_place_is_not_allocated_again() -> None:
     assert memory.find_peak(order_accesses(memory, ())).bytes / MIB == 8
 
 
+def test_an_optimizer_of_single_operators_keeps_the_same_state() -> None:
+    """A weight of 0.5 MiB with two states, and the square root of one of them, which is no gradient and no state."""
+    steps = OperatorSteps()
+    steps.call("mm", END, UP, out=[MIDDLE], reads=[0, 1], writes=[2])
+    steps.call("mm", END, MIDDLE, out=[UP], reads=[0, 2], writes=[3], phase="backward")
+    steps.call("lerp_", UP, UP, out=[UP], reads=[3, 4], writes=[5], phase="optimizer")
+    steps.call("addcmul_", UP, UP, out=[UP], reads=[3, 6], writes=[7], phase="optimizer")
+    steps.call("sqrt", UP, out=[UP], reads=[7], writes=[8], phase="optimizer")
+    steps.call("addcdiv_", UP, UP, UP, out=[UP], reads=[1, 5, 8], writes=[9], phase="optimizer")
+    state = TensorMemory(steps.calls(lasting=[0, 1, 4, 5, 6, 7, 9])).optimizer_state
+    assert state is not None
+    assert (state.state_bytes / MIB, state.parameter_bytes / MIB, state.gradient_bytes / MIB) == (1, 0.5, 0.5)
+    assert state.parameter_tensors == 1
+
+
 @pytest.mark.parametrize(
     ("question", "message"),
     [

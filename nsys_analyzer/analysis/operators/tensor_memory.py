@@ -254,7 +254,7 @@ class TensorMemory:
         parameters = [tensors[x] for x in touched[True] & touched[False] & tensors.keys()]
         state = [tensors[x] for x in (touched[True] - touched[False]) & tensors.keys()]
         count_bytes = Call(Signature("optimizer", ())).count_bytes
-        gradients = touched[True] & self.size_bytes.keys()
+        gradients = [storage for storage in touched[True] if self.kinds.get(storage) == "gradients"]
         return OptimizerState(
             state_bytes=count_bytes(state),
             state_elements=sum(map(count_elements, state)),
