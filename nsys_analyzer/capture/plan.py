@@ -31,7 +31,7 @@ _SERVER_OPTIONS = ("delay", "duration")
 #: Options for a program that runs in several processes, and the hint for a user who gives one without a program.
 _RANK_OPTIONS = ("nproc", "one_report")
 _NPROC_HINT = "Give one: nsys-analyze run --nproc 2 -- python -m profiling_targets.distributed --strategy ddp"
-#: The default limit of the steps whose lengths the recorded process measures before, and after, the capture range.
+#: The default limit of the number of steps that the recorded process times before, and after, the capture range.
 _MOST_UNPROFILED_STEPS = 10
 #: Programs that start the ranks themselves, so ``--nproc`` cannot start them.
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "srun")
@@ -144,7 +144,7 @@ def _limit_unprofiled_steps(
 ) -> tuple[Target, ...]:
     """Returns the targets with the number of steps whose lengths the recorded process measures without the profiler.
 
-    By default, these are as many as the recorded steps, but at most ``_MOST_UNPROFILED_STEPS``.
+    The default is the number of recorded steps, but at most ``_MOST_UNPROFILED_STEPS``.
     """
     if profiler is None or not profiler.records_range:
         return tuple(targets)

@@ -1,6 +1,6 @@
-"""Finds operators that one operator could do: chains that pass over the same data, and equal operators on parts of it.
+"""Finds operators that one operator could replace: chains that pass over the same data, and calls on parts of the data.
 
-The values that the operators read and write tell which operators follow each other.
+The values that the operators read and write show which operators follow each other.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from nsys_analyzer.analysis.operators.pricing import PricedOperators
 from nsys_analyzer.trace.arrays import Bools
 from nsys_analyzer.trace.operator_calls import OperatorCalls
 
-#: The kinds of operators that pass over their data, so that one kernel can do several of them.
+#: The kinds of operators that pass over their data, so that one kernel can replace several of them.
 _FUSIBLE_KINDS = ("elementwise", "copy", "softmax", "norm", "reduction", "cross entropy", "embedding")
-#: The kinds of operators that take no time of their own in a kernel that reads and writes their data anyway.
+#: The kinds of operators that add no time to a kernel that reads and writes their data anyway.
 _SINGLE_PASS_KINDS = ("elementwise", "copy")
 #: Matches operators that no compiler fuses with their neighbors: kernels of a compiler, and gradients of embeddings.
 _UNFUSIBLE = re.compile(r"^triton::|embedding_\w*backward")
@@ -67,10 +67,10 @@ def fuse_chain(operators: PricedOperators, chain: Sequence[int]) -> FusedKernel:
     )
 
 
-def find_chains(operators: PricedOperators, pending: Bools) -> Iterator[list[int]]:
-    """Yields chains: calls of one pass, each of which reads a value that another one wrote, and which can be fused.
+def find_chains(operators: PricedOperators, selected: Bools) -> Iterator[list[int]]:
+    """Yields chains: fusible calls of one pass that are connected, because a call reads what another call has written.
 
-    Only the given calls are in chains. Calls are in one chain only if they have equal depths; see ``_find_depths``.
+    Only the selected calls are in chains. Calls are in one chain only if they have equal depths; see ``_find_depths``.
     """
     calls, costs = operators.calls, operators.costs
     can_fuse = [
@@ -82,7 +82,7 @@ def find_chains(operators: PricedOperators, pending: Bools) -> Iterator[list[int
     depth = _find_depths(calls, has_work & ~is_fusible)
     places = list(zip(calls.phase.tolist(), calls.instance.tolist(), depth, strict=True))
     chain_of_call, writer = dict[int, list[int]](), dict[int, int]()
-    for index in np.flatnonzero(has_work & is_fusible & pending).tolist():
+    for index in np.flatnonzero(has_work & is_fusible & selected).tolist():
         chain = chain_of_call[index] = [index]
         for earlier_call in (writer[value] for value in calls.reads[index] if value in writer):
             earlier = chain_of_call[earlier_call]
@@ -143,9 +143,9 @@ def count_chain_bytes(operators: PricedOperators, chain: Sequence[int]) -> tuple
 
 
 def find_independent_calls(operators: PricedOperators, selected: Bools) -> list[list[int]]:
-    """Returns groups of calls of one operator at one line and in one module, none of which needs another one's result.
+    """Returns groups of calls of one operator at one line and in one module that do not need each other's results.
 
-    They could be one call on all of their data. Only the selected calls are in groups.
+    The calls of a group could be one call on all of their data. Only the selected calls are in groups.
     """
     calls = operators.calls
     groups = defaultdict[tuple[str, int, int, int], list[int]](list)
@@ -153,7 +153,7 @@ def find_independent_calls(operators: PricedOperators, selected: Bools) -> list[
         name = calls.signatures[calls.signature[index]].name
         groups[name, int(calls.module[index]), int(calls.line[index]), int(calls.phase[index])].append(index)
     parts = {index: number for number, members in enumerate(groups.values()) if len(members) > 1 for index in members}
-    dependent, groups_before = set[int](), dict[int, int]()  # the groups that a value depends on are bits of a number
+    dependent, groups_before = set[int](), dict[int, int]()  # bit n is set if a value depends on group n
     for index, (reads, writes) in enumerate(zip(calls.reads, calls.writes, strict=True)):
         before = 0
         for value in reads:

@@ -1,4 +1,4 @@
-"""Finds operators that work on zeros: on tensors that were filled with zeros, and of which few elements were written.
+"""Finds operators that work on zeros: on tensors that were filled with zeros, and of which only a part was written.
 
 Buffers with padding for each expert, gates that are zero for most experts, and one-hot masks are such tensors.
 """
@@ -18,8 +18,8 @@ from nsys_analyzer.trace.operator_calls import Tensor
 
 #: Matches operators that make a tensor of zeros.
 _ZEROS = re.compile(r"::(?:new_)?zeros(?:_like)?$|::zero_$")
-#: Operators that write some elements of their first argument, and the position of a tensor with one element for each of
-#: these.
+#: Operators that write some elements of their first argument, and the position of an argument that has as many elements
+#: as are written.
 _PARTIAL_WRITES = {
     "index_copy": 3, "index_copy_": 3, "index_add": 3, "index_add_": 3, "index_put": 2, "index_put_": 2,
     "scatter": 2, "scatter_": 2, "scatter_add": 2, "scatter_add_": 2,
@@ -28,11 +28,12 @@ _PARTIAL_WRITES = {
 _WRITES_ROWS = re.compile(r"::index_(?:copy|add|put)_?$")
 #: The kinds of operators whose work is proportional to the size of their tensors.
 _PROPORTIONAL_KINDS = ("matmul", "elementwise", "copy", "reduction", "softmax", "norm")
-#: Matches operators of these kinds that only work on the elements which they are told, or whose result on zeros counts.
+#: Matches operators of these kinds that work only on selected elements, or whose result for zeros matters.
 _SELECTS = re.compile(r"index|gather|scatter|embedding|cumsum|cumprod|sort|topk|zeros")
 #: Matches operators that keep zeros where their inputs have zeros.
 _KEEPS_ZEROS = re.compile(r"::(?:mul_?|_to_copy|clone|copy_|contiguous)$")
-#: Two numbers of rows are those of one buffer if they differ by at most this share, as with one row for dropped tokens.
+#: Tensors belong to one buffer if their numbers of rows differ by at most this share, such as by a row for dropped
+#: tokens.
 _ROWS_TOLERANCE = 0.01
 
 
@@ -40,10 +41,10 @@ class _Sparse(NamedTuple):
     """A tensor that is mostly zeros.
 
     Attributes:
-        density: the share of its elements that are no zeros.
-        elements: the number of its elements.
-        rows: the number of its rows if whole rows are zeros; 0 if single elements are zeros.
-        origin: the call that wrote the elements that are no zeros.
+        density: the share of nonzero elements.
+        elements: the number of elements.
+        rows: the number of rows if whole rows are zeros; 0 if single elements are zeros.
+        origin: the call that wrote the nonzero elements.
     """
 
     density: float
@@ -56,9 +57,9 @@ class WorkOnZeros(NamedTuple):
     """The share of each call's work that is on zeros. Arrays have the shape (calls,).
 
     Attributes:
-        zero_share: the share; 0 for calls without such work.
+        zero_share: the share; 0 for calls without work on zeros.
         in_rows: True for each call that works on rows of zeros, False for single elements.
-        origin: the call that wrote what is no zero; -1 for calls without such work.
+        origin: the call that wrote the nonzero elements; -1 for calls without work on zeros.
     """
 
     zero_share: Floats
@@ -69,8 +70,9 @@ class WorkOnZeros(NamedTuple):
 def find_work_on_zeros(operators: PricedOperators) -> WorkOnZeros:
     """Returns the share of each call's work that is on zeros.
 
-    Calls count that read such a tensor, and calls whose result is only multiplied by it. A backward pass makes such
-    tensors for elements without a gradient. They count only if they have as many rows as one of the forward pass.
+    Calls count if they read a tensor that is mostly zeros, or if their result is only multiplied by such a tensor. A
+    backward pass also makes such tensors, for elements without a gradient. These tensors count only if they have as
+    many rows as such a tensor of the forward pass.
     """
     calls = operators.calls
     sparse = _follow_zeros(operators)
@@ -82,7 +84,7 @@ def find_work_on_zeros(operators: PricedOperators) -> WorkOnZeros:
 
 
 def _follow_zeros(operators: PricedOperators) -> dict[int, _Sparse]:
-    """Returns the tensors of mostly zeros that calls read, by call, in the order of the calls."""
+    """Returns the tensor that is mostly zeros for each call that reads or writes one, in the order of the calls."""
     calls = operators.calls
     in_backward, padded_rows = calls.in_phase("backward", "recomputed"), set[int]()
     zeros, of_value, read = dict[int, int](), dict[int, _Sparse](), dict[int, _Sparse]()
@@ -109,14 +111,14 @@ def _follow_zeros(operators: PricedOperators) -> dict[int, _Sparse]:
 
 
 def _count_written(call: Call) -> int:
-    """Returns the number of elements that a call writes to its first argument, or 0 if it does not write a part."""
+    """Returns the number of elements that a call writes to its first argument; 0 if it writes all elements or none."""
     position = _PARTIAL_WRITES.get(call.signature.name.rpartition("::")[2], 0)
     tensors = call.tensors(position) if position else []
     return count_elements(tensors[0]) if tensors else 0
 
 
 def _find_result(call: Call, output: Tensor, found: _Sparse) -> _Sparse | None:
-    """Returns the result of a call that reads a tensor of mostly zeros; None if it is not mostly zeros."""
+    """Returns the result of a call that reads a tensor of mostly zeros; None if the result is not mostly zeros."""
     if found.rows:
         return found if _is_near(_count_rows(output), {found.rows}) else None
     elements = count_elements(output)
@@ -132,7 +134,7 @@ def _find_result(call: Call, output: Tensor, found: _Sparse) -> _Sparse | None:
 
 
 def _follow_factors(operators: PricedOperators, sparse: dict[int, _Sparse]) -> None:
-    """Adds the calls whose result the same pass only multiplies by zeros, or only uses for such a result."""
+    """Adds the calls whose result the same pass only multiplies by mostly zeros, directly or in later calls."""
     calls = operators.calls
     passes = list(zip(calls.phase.tolist(), calls.instance.tolist(), strict=True))
     factors = {

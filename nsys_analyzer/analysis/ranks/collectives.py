@@ -130,7 +130,7 @@ def summarize_collectives(
 def _add_attainable_times(figures: Sequence[CollectiveFigures]) -> Iterator[CollectiveFigures]:
     """Yields the figures with the time that their bytes need at the bandwidth of the links.
 
-    The capture itself shows this bandwidth: it is that of the collectives with the most bytes over each link.
+    This bandwidth is the bus bandwidth of the collectives with the most bytes over each link.
     """
     link_bytes = [(row.bus_bytes_per_s or 0.0) * (row.transfer_ms or 0.0) / row.count for row in figures]
     bandwidth = (figures[int(np.argmax(link_bytes))].bus_bytes_per_s if figures else None) or 0.0

@@ -91,7 +91,7 @@ def join_studies(join: JoinedRanks, captures: Sequence[CaptureSummary]) -> Study
 
 
 def _select_steps(join: JoinedRanks, numbers: Ints, calls_per_step: float) -> Ints:
-    """Selects as many consecutive steps as have few enough calls: those whose mean length is closest to the median."""
+    """Selects consecutive steps with a mean length close to the median length, as many as ``_MAX_CALLS`` allows."""
     count = max(MIN_STEPS, int(_MAX_CALLS // calls_per_step))
     if len(numbers) <= count:
         return numbers

@@ -216,11 +216,12 @@ class Pipeline:
         chunks: the number of parts of the model that each stage has; more than 1 if the schedule is interleaved.
         stages: the stages, the first one first.
         bubble_share: the part of a step in which a stage does nothing but wait in sends and receives, as a mean.
-        equal_stages_share: this part if all stages took equally long: (p − 1) / (m · chunks + p − 1).
+        equal_stages_share: ``bubble_share`` if all p stages took equally long: (p − 1) / (micro_batches · chunks + p −
+            1).
         saves_ms: the most that twice as many micro-batches of half the size would save per step.
         slow_rank: the label of a rank that is always slower than the other ranks of its stage; empty if there is none.
-        slow_rank_stage: the number of its stage, counted from 1; 0 if there is none.
-        slow_rank_ms: how much longer its own time per step is than the median of its stage.
+        slow_rank_stage: the number of the stage of ``slow_rank``, counted from 1; 0 if there is no such rank.
+        slow_rank_ms: the own time of ``slow_rank`` per step minus the median own time of the ranks of its stage.
     """
 
     schedule: Schedule
@@ -246,7 +247,7 @@ class SlowLink:
 
     Attributes:
         ranks: the labels of the ranks.
-        ratio: the time of their transfers ÷ the usual time, which is the median over the groups.
+        ratio: the time of the transfers of these ranks ÷ the usual time, which is the median over all groups.
         later_ms: by how much longer the transfers of a step take than usual, ms.
     """
 
@@ -413,7 +414,7 @@ class ParallelRun(msgspec.Struct, frozen=True):
     def unequal_work(self) -> tuple[RankFigures, RankFigures] | None:
         """Returns the ranks with the most and the fewest FLOPs, if replicas of the model have unequal work.
 
-        The GPU of the rank with more FLOPs must compute for longer, because FLOPs are those of one step only.
+        The GPU of the rank with more FLOPs must compute for longer, because FLOPs are counted in one step only.
         """
         counted = [rank for rank in self.ranks if rank.flops]
         if len(counted) < len(self.ranks) or {DATA_PARALLEL, SHARDED}.isdisjoint(self.strategies) or self.is_pipeline:
@@ -433,8 +434,8 @@ class ParallelRun(msgspec.Struct, frozen=True):
     def is_late(self) -> bool:
         """Returns whether the slowest rank delays the other ranks, and neither a slow link nor a pipeline explains it.
 
-        Its delay must exceed the standard deviation of steps. If the profiler makes the steps longer, the delay is that
-        of a replay without the profiler, and must exceed that of any other rank by as much.
+        The delay must exceed the standard deviation of steps. If the profiler makes steps longer, the delay comes from
+        a replay without the profiler, and must exceed the delay of any other rank by the standard deviation of steps.
         """
         slowest = self.slowest_rank
         if self.is_pipeline or self.is_delayed_by_link or self.takes_turns or slowest is None or self.skew_ms is None:

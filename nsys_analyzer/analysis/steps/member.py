@@ -59,7 +59,7 @@ class Collectives(Columns):
             is the larger of both sizes.
         peer: the number in the communicator of the other rank of a send or receive; -1 if unknown.
         peers: the number of ranks that the rank sends to or receives from, possibly including itself; 0 if unknown.
-        sends, receives: the numbers of messages to and from single ranks; 0 if unknown.
+        sends, receives: the number of messages to single ranks, and from single ranks; 0 if it is not known.
         phase: the phase that launched the collective, an index into ``names``; -1 outside of the phases.
         instance: the number of the phase among all phases that the program runs; -1 outside of the phases.
         names: the names of the phases.

@@ -196,7 +196,7 @@ class UnprofiledStep:
     Attributes:
         low, high: the bounds of the estimated length; both are the measured length if it was measured.
         timed: whether the length was measured.
-        in_recorded_process: whether it was measured in the recorded process, outside of the capture range.
+        in_recorded_process: whether the recorded process measured the length, outside of the capture range.
     """
 
     low: float

@@ -203,7 +203,7 @@ def summarize_modules(attributed: AttributedTrace, process: int, *, by_ranges: b
 
 
 def _measure_exposed(trace: Trace, collectives: Ints) -> Ints:
-    """Returns the time in which nothing but collectives runs on the GPU of each collective, ns."""
+    """Returns for each collective the part of its duration in which its GPU runs only collectives, ns."""
     operations, exposed_ns = trace.operations, np.zeros(len(collectives), np.int64)
     for device in np.unique(operations.device[collectives]).tolist():
         others = np.setdiff1d(np.flatnonzero(operations.device == device), collectives)
@@ -347,7 +347,7 @@ def with_tokens(modules: Modules, calls: OperatorCalls) -> Modules:
         operand = signature.inputs[position] if len(signature.inputs) > position else None
         if (match := EXPERT_PATH.match(path)) and isinstance(operand, Tensor):
             rows[match[0]][module] += math.prod(operand.shape[:-1])
-    # Each matmul of an expert has the same rows, so the module with the most rows has those of all passes.
+    # All matmuls of an expert have equally many rows, so the module with the most rows has the rows of all passes.
     tokens = {path: max(rows_of_modules.values()) for path, rows_of_modules in rows.items()}
     return replace(
         modules, modules=tuple(replace(module, tokens=tokens.get(module.path)) for module in modules.modules)
