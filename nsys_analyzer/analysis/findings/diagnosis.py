@@ -329,7 +329,10 @@ def _find_saving(
     busy_ms = study.busy_ms  # of the same steps as the work of the candidate
     remaining_work_ms = min(busy_ms, steps.step_ms) * max(1 - work_ms / busy_ms, 0.0) if busy_ms else 0.0
     # If the measured step without the profiler is longer than the profiled step, its parts may be longer, too.
+    # The GPU's work takes as long as under the profiler, so the CPU's time is longer by more than the step.
     pace = max(steps.step_ms / step.length_ms, 1.0) if step.length_ms else 1.0
+    if candidate.saves_cpu_time and step.idle_ms and steps.step_ms > step.length_ms:
+        pace = max(pace, (steps.step_ms - busy_ms) / step.idle_ms)
     rest_ms = max(steps.longest_step_ms, steps.step_ms) - remaining_work_ms - earlier_ms
     limit_ms = max(min((max(work_ms, waits_ms) + idle_ms) * pace, rest_ms, steps.step_ms), 0.0)
     return _SavingInterval(max(low, 0.0), middle, high).limit(limit_ms)

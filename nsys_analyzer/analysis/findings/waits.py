@@ -107,7 +107,9 @@ def find_data_loading(steps: StepsToExplain) -> Iterator[Candidate]:
         steps.summary.is_pass,
         steps.off_cpu_share(loading),
     )
-    changes = tuple(_shorten_pauses(loading, other_pause_ns + ns) for ns in READY_BATCH_NS)
+    load_ahead, load_faster = (_shorten_pauses(loading, other_pause_ns + ns) for ns in READY_BATCH_NS)
+    copy_ahead = pin_copies(study)[-1]
+    changes = (load_ahead, lambda replay: copy_ahead(load_faster(replay)))
     yield Candidate("data_loading", figures, changes, Place("idle", "data"))
 
 

@@ -80,7 +80,8 @@ def describe_data_loading(figures: DataLoadingFigures) -> FindingTexts:
             *_say_off_cpu(figures.off_cpu_share),
         ),
         derivation="The step is replayed as if each batch were ready when the program asks for it, so that the request "
-        f"takes {_say_ms_range(READY_BATCH_NS)}.",
+        f"takes {_say_ms_range(READY_BATCH_NS)}. With the shorter time, batches from pageable memory are also copied "
+        "ahead, from pinned memory.",
         remedy=(
             advice,
             f"loader = DataLoader(dataset, batch_size, num_workers={16 if figures.has_worker_processes else 8}, "
