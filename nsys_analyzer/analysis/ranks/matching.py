@@ -347,7 +347,7 @@ def align_clocks(members: Sequence[Member], matches: Sequence[Match]) -> list[Cl
 
 
 def _count_shared_ends(members: Sequence[Member], matches: Sequence[Match]) -> Ints:
-    """Counts the collectives that each pair of members shares, shape (members, members), which ``_find_shared_ends`` finds."""
+    """Counts the collectives that ``_find_shared_ends`` finds for each pair of members; shape (members, members)."""
     with_common_end, all_shared = np.zeros((2, len(members), len(members)), np.int64)
     for match in matches:
         positions = np.array(list(match))
@@ -361,8 +361,7 @@ def _count_shared_ends(members: Sequence[Member], matches: Sequence[Match]) -> I
 def _align_clock(
     members: Sequence[Member], matches: Sequence[Match], clocks: Sequence[Clock | None], position: int, shared: Ints
 ) -> Clock | None:
-    """Returns the clock of a member, aligned with the known clock of the member that shares the most collectives with
-    it.
+    """Returns the clock of a member, aligned with that of the member that shares the most collectives with it.
 
     ``shared`` is the number of collectives that the member shares with each member.
     """

@@ -198,7 +198,7 @@ class Stage:
     Attributes:
         ranks: the labels of the ranks that run the stage, one for each replica of the pipeline.
         own_ms: the length of a step of the stage without exposed waiting.
-        bubble_ms: the time per step in which the stage does nothing but wait in sends and receives.
+        bubble_ms: the time per step in which the stage only waits in sends and receives.
     """
 
     ranks: tuple[str, ...]
@@ -215,9 +215,9 @@ class Pipeline:
         micro_batches: the number of micro-batches per step.
         chunks: the number of parts of the model that each stage has; more than 1 if the schedule is interleaved.
         stages: the stages, the first one first.
-        bubble_share: the part of a step in which a stage does nothing but wait in sends and receives, as a mean.
-        equal_stages_share: ``bubble_share`` if all p stages took equally long: (p − 1) / (micro_batches · chunks + p −
-            1).
+        bubble_share: the part of a step in which a stage only waits in sends and receives, as a mean over the stages.
+        equal_stages_share: ``bubble_share`` if all p stages took equally long: (p − 1) / (m · chunks + p − 1) for m
+            micro-batches.
         saves_ms: the most that twice as many micro-batches of half the size would save per step.
         slow_rank: the label of a rank that is always slower than the other ranks of its stage; empty if there is none.
         slow_rank_stage: the number of the stage of ``slow_rank``, counted from 1; 0 if there is no such rank.
