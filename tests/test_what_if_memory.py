@@ -93,7 +93,7 @@ def test_the_peak_of_the_recorded_step() -> None:
     """
     memory = TensorMemory(two_blocks().calls())
     peak = memory.find_peak(order_accesses(memory, ()))
-    assert (peak.bytes / MIB, peak.position) == (17.5, 9)
+    assert (peak.bytes / MIB, peak.call) == (17.5, 9)
     assert {kind: size / MIB for kind, size in peak.parts.items()} == {
         "saved for backward": 9, "gradients": 0.5, "temporaries": 8
     }  # fmt: skip
@@ -116,6 +116,7 @@ def test_checkpoints_trade_memory_for_a_second_forward_pass() -> None:
     assert prediction.saves_ms_low <= -0.6
     assert prediction.saves_ms_high >= -0.4
     assert parts(prediction)["not explained by operators"] == (0.5, 0.5)
+    assert prediction.memory.before_at == "aten::threshold_backward of h.1 in backward"
     assert "a step would take 2.2 ms instead of 1.7 ms" in said(prediction)
     assert "2 checkpointed modules (h.\\*)" in said(prediction)
     assert "would be 21.0 MiB instead of 25.0 MiB" in said(prediction)

@@ -85,6 +85,7 @@ class PeakMemory:
         is_measured: whether it was measured.
         after_bytes: the predicted peak after the changes.
         after_bytes_low, after_bytes_high: its interval.
+        before_at, after_at: the operator, the module and the phase at which memory is at its peaks.
         parts: what fills the memory at both peaks.
     """
 
@@ -93,6 +94,8 @@ class PeakMemory:
     after_bytes: float
     after_bytes_low: float
     after_bytes_high: float
+    before_at: str
+    after_at: str
     parts: tuple[MemoryPart, ...]
 
 
@@ -225,8 +228,18 @@ def _predict_peak(
         after_bytes=new_peak_bytes,
         after_bytes_low=max(new_peak_bytes - half_bytes, 0.0),
         after_bytes_high=new_peak_bytes + half_bytes,
+        before_at=_name_call(memory, before.call),
+        after_at=_name_call(memory, after.call),
         parts=tuple(part for part in parts if part.before_bytes or part.after_bytes),
     )
+
+
+def _name_call(memory: TensorMemory, index: int) -> str:
+    """Returns the operator, the module and the phase of a call: ``aten::mm of h.0.up in backward``."""
+    calls = memory.calls
+    module = calls.modules[calls.module[index]].partition(": ")[0].partition("/")[2] if calls.module[index] >= 0 else ""
+    operator = calls.signatures[calls.signature[index]].name
+    return f"{operator}{' of ' if module else ''}{module} in {calls.phases[calls.phase[index]]}"
 
 
 def _count_new_state_bytes(state: OptimizerState, optimizer: OptimizerKind | None) -> float:

@@ -93,5 +93,9 @@ def order_accesses(
         one_pass.append(memory.repeat(index, *repetition_of.get(index, ())))
     yield from one_pass
     for access in one_pass if micro_batches > 1 else ():
-        yield Access(*([(storage, _SECOND_MICRO_BATCH + number) for storage, number in keys] for keys in access))
+        reads, writes = (
+            [(storage, _SECOND_MICRO_BATCH + number) for storage, number in keys]
+            for keys in (access.reads, access.writes)
+        )
+        yield Access(reads, writes, access.call)
     yield from (memory.repeat(index) for index in range(first_of_optimizer, len(is_optimizer)))

@@ -36,18 +36,19 @@ TENSOR_KINDS: tuple[TensorKind, ...] = get_args(TensorKind)
 
 
 class Peak(NamedTuple):
-    """The most memory in use at once: its bytes, the position of the call at which it is in use, and its parts."""
+    """The most memory in use at once: its bytes, the index of the call at which it is in use, and its parts."""
 
     bytes: float
-    position: int
+    call: int
     parts: Mapping[TensorKind, float]
 
 
 class Access(NamedTuple):
-    """The memory that one call reads and writes."""
+    """The memory that one call reads and writes, and the index of the call."""
 
     reads: Sequence[Key]
     writes: Sequence[Key]
+    call: int
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class TensorMemory:
             [(storage, repetition if storage in own else 0) for storage in storages]
             for storages in (self.reads[index], self.writes[index])
         )
-        return Access(reads, writes)
+        return Access(reads, writes, index)
 
     @cached_property
     def kinds(self) -> dict[int, TensorKind]:
@@ -188,15 +189,16 @@ class TensorMemory:
         """
         first: dict[Key, int] = {}
         last: dict[Key, int] = {}
-        position = -1
+        calls = list[int]()
         for position, access in enumerate(accesses):
+            calls.append(access.call)
             for key in access.writes:
                 if key[0] in self.size_bytes:
                     first.setdefault(key, position)
                     last[key] = position
             for key in access.reads:
                 last[key] = position
-        changes = {kind: np.zeros(position + 2) for kind in TENSOR_KINDS}
+        changes = {kind: np.zeros(len(calls) + 1) for kind in TENSOR_KINDS}
         for (storage, repetition), begin in first.items():
             size_bytes = self.size_bytes[storage] * (batch if storage in self.growing else 1.0)
             changes[self.kinds[storage]][begin] += size_bytes
@@ -205,7 +207,7 @@ class TensorMemory:
         in_use = {kind: np.cumsum(change[:-1]) for kind, change in changes.items()}
         total = np.sum([*in_use.values()], axis=0)
         at = int(total.argmax())
-        return Peak(float(total[at]), at, {kind: float(column[at]) for kind, column in in_use.items()})
+        return Peak(float(total[at]), calls[at], {kind: float(column[at]) for kind, column in in_use.items()})
 
     @cached_property
     def older_tensors(self) -> dict[int, Tensor]:

@@ -53,7 +53,12 @@ def memory_what_if_section(prediction: MemoryWhatIf) -> Section:
             f"{format_ms(prediction.new_step_ms)} instead of {format_ms(prediction.step_ms)}, with an interval of "
             f"{format_ms_range(low_ms, high_ms)}."
         ),
-        make_table(_PART_FIELDS, memory.parts, "What fills the memory when the most of it is in use:"),
+        make_table(
+            _PART_FIELDS,
+            memory.parts,
+            f"What fills the memory at its peak, which is at {memory.before_at} before the changes, and at "
+            f"{memory.after_at} after them:",
+        ),
     ]
     for change in prediction.changes:
         blocks.append(Paragraph(_ASSUMPTIONS[change.values.get("kind", change.id)]))
