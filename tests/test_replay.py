@@ -489,6 +489,17 @@ def test_a_program_that_runs_ahead_of_the_gpu(tmp_path: Path, steps: int) -> Non
     assert study.replay.step_ns == 82 * US
 
 
+def test_the_first_step_waits_for_work_from_before_the_steps(tmp_path: Path) -> None:
+    """The GPU works on earlier kernels until 135 µs. So a kernel of 50 µs in each step hides launches every 52 µs."""
+    program = Program().work((1, 3), (5, 135), name=ADD)
+    for step in range(5):
+        launch, start = 60 + 52 * step, 135 + 50 * step
+        program.step(launch - 1, launch + 51).work((launch, launch + 4), (start, start + 50))
+    study = study_of(program, tmp_path)
+    assert study.steps >= 3
+    assert study.replay.step_ns == 50 * US
+
+
 def test_a_queue_full_of_what_came_before_holds_up_no_replay(tmp_path: Path) -> None:
     """400 kernels of 50 µs a step, behind 1,024 of 80 that fill the queue: each call lasts until the GPU takes one.
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.intervals import LONG_AGO, NONE
 from nsys_analyzer.analysis.steps.process import CLOCK_SKEW_NS, PAUSE_NS, ProcessWork
-from nsys_analyzer.analysis.steps.replay import Replay, find_previous_on_stream
+from nsys_analyzer.analysis.steps.replay import MIN_STEPS, Replay, find_previous_on_stream
 from nsys_analyzer.analysis.steps.study import DEVICE_SHIFT
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.columns import COPY, FREE, SYNCHRONIZE, Launches
@@ -122,7 +122,7 @@ def make_replay(
     profiler_in_launch = work.profiler_busy.covered_within(table.start, table.end)[operations.launch]
     launched_at = table.start[operations.launch] + profiler_in_launch
     joined = _find_joins(table, operations)
-    delays = _find_delays(operations, launched_at, joined)
+    delays = _find_delays(operations, launched_at, joined, is_repeated=len(calls.first_call) <= MIN_STEPS)
     return Replay(
         cpu_ns=cpu_ns.astype(np.float64),
         min_wait_ns=waits.min_wait_ns,
@@ -274,13 +274,14 @@ class _Delays:
     join_gap_ns: Floats
 
 
-def _find_delays(operations: LaunchedOperations, launched_at: Ints, joined: Ints) -> _Delays:
+def _find_delays(operations: LaunchedOperations, launched_at: Ints, joined: Ints, *, is_repeated: bool) -> _Delays:
     """Finds the shortest delay from each dependency of an operation to the operation's start.
 
     An operation has three dependencies: its launch, the previous operation of its stream, and the operation of another
     stream that it waits for. One of them determined the operation's start in the trace: its delay is the recorded one.
     The delay of each other dependency is at most the median delay of the operations whose start was determined by a
-    dependency of the same kind.
+    dependency of the same kind. Unless the steps are repeated, the latency of the first operation on a stream contains
+    its wait for the work from before these steps.
     """
     start, end, stream = operations.start, operations.end, operations.stream
     previous_operation = find_previous_on_stream(stream)
@@ -297,8 +298,9 @@ def _find_delays(operations: LaunchedOperations, launched_at: Ints, joined: Ints
     is_delayed_by_stream = ~is_delayed_by_launch & ~is_delayed_by_join & (spacing > 0)
     usual_spacing = np.median(spacing[is_delayed_by_stream]) if is_delayed_by_stream.any() else _DEFAULT_SPACING_NS
     usual_join_gap = np.median(join_gap[is_delayed_by_join]) if is_delayed_by_join.any() else _DEFAULT_SPACING_NS
+    earlier_work_ns = np.where((previous_operation < 0) & (not is_repeated), stream_ready - launched_at, 0)
     return _Delays(
-        np.where(is_delayed_by_launch, np.maximum(latency, 0), usual_latency).astype(np.float64),
+        np.maximum(np.where(is_delayed_by_launch, latency, usual_latency), earlier_work_ns).astype(np.float64),
         np.where(is_delayed_by_launch | is_delayed_by_join, np.minimum(spacing, usual_spacing), spacing).astype(
             np.float64
         ),
