@@ -287,5 +287,5 @@ def test_of_many_runs_what_each_says(report_lines: Callable[..., list[str]], tmp
         folder.mkdir()
         write(late(own_captures(2), communicator=number + 1), folder, f"run{number}_rank{{}}")
     lines = report_lines(*folders)
-    assert len([line for line in lines if line.startswith("2 ranks, data parallel (DDP): 1")]) == 7
+    assert len([line for line in lines if line.startswith("2 ranks, data parallel (DDP). A step takes")]) == 7
     assert not any(SHADE in line for line in lines)
