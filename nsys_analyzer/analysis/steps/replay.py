@@ -283,7 +283,9 @@ class Replay:
         for offset, min_wait, return_ns, awaited, end_operation in (*segments, last_segment):
             shift = shifts[-1]
             for earliest_start, previous_operation, spacing, work in islice(operations, end_operation - operation):
-                start = max(earliest_start + shift, operation_ends[previous_operation] + spacing)
+                launched, start = earliest_start + shift, operation_ends[previous_operation] + spacing
+                if launched > start:  # calls of max() would take a fifth of the time of a long replay
+                    start = launched
                 if operation in link_of_operation:
                     joined, gap, collective_of_operation, waits_for_others = link_of_operation[operation]
                     start = max(start, operation_ends[joined] + gap)
