@@ -478,6 +478,9 @@ def test_run_records_the_energy_of_unprofiled_steps(
     name = "small_ctx16_forward_fp32"
     (row,) = desk.manifest(name)["energy"]
     assert row["joules"] / row["steps"] == pytest.approx(25, rel=0.2)
+    monkeypatch.setenv("BEHAVIOUR", json.dumps({"small": 'assert "NSYS_ANALYZE_ENERGY_STEPS" not in os.environ'}))
+    assert run_main("run", *options, "--no-energy", "--output-dir", "without").code == 0
+    assert "energy" not in json.loads((desk.folder / "without" / name / "manifest.json").read_text())
     asked = run_main("ask", desk.runs / name / "capture.sqlite", "step_joules", "power_w", "idle_power_w")
     assert "step_joules = 2" in asked.out
     assert "J, mean of 10 steps without the profiler" in asked.out

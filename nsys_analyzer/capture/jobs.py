@@ -289,7 +289,7 @@ def _time_target(target: Target, work_folder: Path, timeout_s: float | None) -> 
     command = [*make_timed_command(target, folder), *(["--results", str(path)] if target.timed else [])]
     variables = make_hook_variables(target.annotation, path)
     energy: list[list[GpuEnergy]] = []
-    if nvml := open_nvml():
+    if target.reads_energy and (nvml := open_nvml()):
         energy_path = folder / f"energy{RANK_SUFFIX if target.ranks else ''}.json"
         limits = f"0:{STEPS_OF_RANKS}" if target.ranks else f"{ENERGY_SECONDS}:{MOST_STEPS}"
         variables[energy_steps.VARIABLE] = f"{limits}:{energy_path}"

@@ -58,6 +58,7 @@ class Recording:
     nproc: int | None = None
     one_report: bool = False
     unprofiled_steps: int | None = None
+    no_energy: bool = False
 
     @property
     def is_server(self) -> bool:
@@ -120,7 +121,7 @@ def make_plan(
         transformer_flags += ["--target-option"] if target_option else []
         _refuse_flags(transformer_flags, "for our transformer", "Give the program its own option")
         target = _make_program_target(program, models, options, recording, profiler)
-        return Plan(_limit_unprofiled_steps([target], recording, profiler), profiler, notices)
+        return Plan(_choose_measurements([target], recording, profiler), profiler, notices)
     _refuse_flags(_list_given_flags(recording, _RANK_OPTIONS), "for a program", _NPROC_HINT)
     program_flags = [] if recording.annotate else ["--no-annotate"]
     program_flags += _list_given_flags(recording, (*_ANNOTATION_OPTIONS, *_SERVER_OPTIONS))
@@ -136,16 +137,18 @@ def make_plan(
             notices = (*notices, f"On the CPU: {defaults}; --context-length, --warmup and --steps change it.")
     arguments = _split_arguments("--target-option", target_option)
     targets = transformer_targets(models or ("small",), choices, arguments)
-    return Plan(_limit_unprofiled_steps(targets, recording, profiler), profiler, notices)
+    return Plan(_choose_measurements(targets, recording, profiler), profiler, notices)
 
 
-def _limit_unprofiled_steps(
+def _choose_measurements(
     targets: Sequence[Target], recording: Recording, profiler: Profiler | None
 ) -> tuple[Target, ...]:
-    """Returns the targets with the number of steps whose lengths the recorded process measures without the profiler.
+    """Returns the targets with what is measured beside the recorded steps: energy, unprofiled steps and memory.
 
-    The default is the number of recorded steps, but at most ``_MOST_UNPROFILED_STEPS``.
+    By default, the recorded process measures as many unprofiled steps as are recorded, but at most
+    ``_MOST_UNPROFILED_STEPS``.
     """
+    targets = [replace(target, reads_energy=not recording.no_energy) for target in targets]
     if profiler is None or not profiler.records_range:
         return tuple(targets)
     recorded_steps = [target.annotation.steps if target.annotation else target.run.steps or 0 for target in targets]

@@ -85,6 +85,7 @@ class Target:
         unprofiled_steps: the largest number of steps before the capture range, and after it, whose lengths the recorded
             process measures.
         memory: whether a further run records the history of PyTorch's allocator.
+        reads_energy: whether the energy of the GPUs is read in further steps of the run without a profiler.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Target:
     ranks: Ranks | None = None
     unprofiled_steps: int = 0
     memory: bool = False
+    reads_energy: bool = True
 
     @property
     def is_timed(self) -> bool:

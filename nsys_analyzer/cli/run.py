@@ -68,6 +68,8 @@ _SPACE_HINT = "Free some space, or name another --output-dir; finished results s
         help="In the recorded run, measure the length of at most N steps before the recording and N steps after it, "
         "while "
         "the profiler records nothing. 0 measures none. Default: the number of --steps, at most 10.")  # fmt: skip
+@option(RECORDING, "--no-energy", is_flag=True,
+        help="Do not read the energy of the GPUs, which takes 5 to 15 seconds.")  # fmt: skip
 @option(PROGRAM, "--nproc", type=click.IntRange(1), metavar="N",
         help="Start your program as N ranks, as torchrun does, and record each rank.")  # fmt: skip
 @option(PROGRAM, "--one-report", is_flag=True, help="With --nproc, write one nsys report of all ranks.")
