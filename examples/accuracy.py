@@ -537,8 +537,8 @@ def unseen_faults() -> Iterator[str]:
         "PyTorch 2.11. The steps on the H200 were timed in the recorded processes. The steps on the H100 were timed in "
         "two other processes, one after the other on the same GPU, so that they also differ by what differs between "
         "processes. *First* is the first finding before a rule was changed, and *later* the first finding after the "
-        "rules were changed with these faults in view, which is not unseen any more. The captures of `serve_kv` contain "
-        "no whole step, because its model is called by two methods other than `forward`, so that `run` took the calls "
+        "rules were changed with these faults in view, which is not unseen any more. The captures of "
+        "`serve_kv` contain no whole step, because its model is called by two methods other than `forward`, so that `run` took the calls "
         "of the model's parts for steps. Savings that are missed are mostly those of CPU time, which differs between "
         "the timed and the recorded process by up to two thirds."
     )
