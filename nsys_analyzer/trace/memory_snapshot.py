@@ -82,7 +82,6 @@ class MemoryEvents:
     address: Ints
     size_bytes: Ints
     time_ns: Ints
-    stream: Ints
     stack: Ints
 
     def __len__(self) -> int:
@@ -100,8 +99,6 @@ class Segments:
     device: Ints
     address: Ints
     size_bytes: Ints
-    stream: Ints
-    is_expandable: Bools
 
 
 @dataclass(frozen=True)
@@ -313,7 +310,7 @@ class _EventColumns:
     def __init__(self) -> None:
         self.events_list: list[Any] = []
         self.action, self.stack = array("b"), array("i")
-        self.address, self.size, self.stream, self.time_us = array("Q"), array("q"), array("q"), array("q")
+        self.address, self.size, self.time_us = array("Q"), array("q"), array("q")
         self.frames: dict[Frame, int] = {}
         self.stacks: dict[tuple[int, ...], _StackCode] = {(): _StackCode(0)}
         # Frames and stacks by the identity of the objects of the pickle, which the dictionary keeps alive.
@@ -330,11 +327,10 @@ class _EventColumns:
             columns = zip(*map(_GET_FIELDS, batch), strict=True)
         except KeyError:  # an event without a stack or, for `oom`, with another key in place of the address
             columns = zip(*(_GET_FIELDS(_complete_event(event)) for event in batch), strict=True)
-        actions, addresses, sizes, streams, times, frame_lists = columns
+        actions, addresses, sizes, times, frame_lists = columns
         self.action.extend([_ACTION_CODES.get(action, len(ACTIONS)) for action in actions])
         self.address.extend(addresses)
         self.size.extend(sizes)
-        self.stream.extend(streams)
         self.time_us.extend(times)
         self.stack.extend(map(self.encode_stack, frame_lists))
         for event in batch:
@@ -362,11 +358,11 @@ class _EventColumns:
         return self._frame_of_object[id(frame)][0]
 
 
-_GET_FIELDS: Callable[[Any], tuple[Any, ...]] = itemgetter("action", "addr", "size", "stream", "time_us", "frames")
+_GET_FIELDS: Callable[[Any], tuple[Any, ...]] = itemgetter("action", "addr", "size", "time_us", "frames")
 
 
 def _complete_event(event: dict[str, Any]) -> dict[str, Any]:
-    return {"addr": event.get("device_free", 0), "stream": 0, "time_us": 0, "frames": []} | event
+    return {"addr": event.get("device_free", 0), "time_us": 0, "frames": []} | event
 
 
 def _make_snapshot(path: Path, document: dict[str, Any], columns: _EventColumns) -> MemorySnapshot:
@@ -379,8 +375,8 @@ def _make_snapshot(path: Path, document: dict[str, Any], columns: _EventColumns)
         device.extend([number] * (len(columns.action) - len(device)))
     segment_rows, block_rows = [], []
     for segment in document["segments"]:
-        number, address, is_expandable = segment["device"], segment["address"], segment.get("is_expandable", False)
-        segment_rows.append((number, address, segment["total_size"], segment["stream"], is_expandable))
+        number, address = segment["device"], segment["address"]
+        segment_rows.append((number, address, segment["total_size"]))
         for block in segment["blocks"]:
             if block["state"] != "inactive":
                 size, frames = block["size"], block.get("frames") or []
@@ -389,14 +385,13 @@ def _make_snapshot(path: Path, document: dict[str, Any], columns: _EventColumns)
             address += block["size"]
     events = MemoryEvents(
         _to_ints(columns.action), _to_ints(device), _to_ints(columns.address), _to_ints(columns.size),
-        _to_ints(columns.time_us) * _NS_PER_US, _to_ints(columns.stream), _to_ints(columns.stack),
+        _to_ints(columns.time_us) * _NS_PER_US, _to_ints(columns.stack),
     )  # fmt: skip
-    segments = np.array(segment_rows, np.int64).reshape(-1, 5).T
     settings = document.get("allocator_settings") or {}
     return MemorySnapshot(
         path,
         events,
-        Segments(segments[0], segments[1], segments[2], segments[3], segments[4].astype(bool)),
+        Segments(*np.array(segment_rows, np.int64).reshape(-1, 3).T),
         LiveBlocks(*np.array(block_rows, np.int64).reshape(-1, 5).T),
         tuple(columns.frames),
         tuple(columns.stacks),

@@ -69,8 +69,11 @@ def categorize(blocks: MemoryBlocks, times: PhasesOfEvents, places: Places, fail
     _find_unfinished_gradients(blocks, categories, is_backward & ~is_released & (first_optimizer[step] > last_event))
     # What the last step but one leaves behind is not known yet. It is kept if earlier steps left the same behind.
     undecided = is_forward & ~is_released & (step == times.steps - 2) & (categories == ACTIVATIONS)
-    keys = blocks.stack.astype(np.int64) * (1 << 44) + blocks.size_bytes
-    categories[undecided & np.isin(keys, keys[categories == KEPT])] = KEPT
+    keys, kept_keys = (
+        blocks.stack[rows].astype(np.int64) * (1 << 44) + blocks.size_bytes[rows]
+        for rows in (undecided, categories == KEPT)
+    )
+    categories[np.flatnonzero(undecided)[np.isin(keys, kept_keys)]] = KEPT
     is_lasting = is_forward & (step == 0) & ~places.in_module[blocks.stack] & (categories == KEPT)
     categories[step == UNKNOWN] = HELD
     is_in_last_step = blocks.released > np.searchsorted(times.step, times.steps - 1)
