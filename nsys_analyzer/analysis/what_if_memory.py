@@ -68,8 +68,8 @@ class MemoryQuestion:
 
 
 @dataclass(frozen=True)
-class MemoryPart:
-    """What fills the memory at its peak: the bytes before and after the changes."""
+class ChangedMemoryPart:
+    """A part of the memory at its peak, and the size of the part before and after the changes."""
 
     part: str
     before_bytes: float
@@ -81,10 +81,10 @@ class PeakMemory:
     """The peak memory of tensors on the GPU before and after changes.
 
     Attributes:
-        before_bytes: the peak before the changes: measured without the profiler, or else what the operators show.
-        is_measured: whether it was measured.
+        before_bytes: the peak before the changes: measured without the profiler, or else computed from the operators.
+        is_measured: whether ``before_bytes`` was measured.
         after_bytes: the predicted peak after the changes.
-        after_bytes_low, after_bytes_high: its interval.
+        after_bytes_low, after_bytes_high: the interval of ``after_bytes``.
         before_at, after_at: the operator, the module and the phase at which memory is at its peaks.
         parts: what fills the memory at both peaks.
     """
@@ -96,7 +96,7 @@ class PeakMemory:
     after_bytes_high: float
     before_at: str
     after_at: str
-    parts: tuple[MemoryPart, ...]
+    parts: tuple[ChangedMemoryPart, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ class MemoryWhatIf(Saving):
         memory: the peak memory.
         link_bytes_per_s: the bandwidths of the link between CPU and GPU that the prediction assumes; empty if it
             assumes none.
-        is_link_measured: whether copies of the capture show them.
+        is_link_measured: whether copies of the capture show these bandwidths.
     """
 
     capture: str
@@ -217,10 +217,10 @@ def _predict_peak(
     # Tensors that only a variable of the program keeps may grow with the batch, or not.
     half_bytes = tolerance * new_peak_bytes + abs(other_bytes * (batch - 1))
     parts = [
-        MemoryPart("weights and other older tensors", *(2 * [older_bytes - state_bytes])),
-        MemoryPart("optimizer state", state_bytes, new_state_bytes),
-        *(MemoryPart(kind, before.parts[kind], after.parts[kind]) for kind in TENSOR_KINDS),
-        MemoryPart("not explained by operators", other_bytes, other_bytes),
+        ChangedMemoryPart("weights and other older tensors", *(2 * [older_bytes - state_bytes])),
+        ChangedMemoryPart("optimizer state", state_bytes, new_state_bytes),
+        *(ChangedMemoryPart(kind, before.parts[kind], after.parts[kind]) for kind in TENSOR_KINDS),
+        ChangedMemoryPart("not explained by operators", other_bytes, other_bytes),
     ]
     return PeakMemory(
         before_bytes=peak_bytes,

@@ -26,26 +26,27 @@ from nsys_analyzer.configuration import GpuEnergy, PhasePower
 from nsys_analyzer.text import plural
 from nsys_analyzer.trace.schema import NS_PER_S
 
-#: The time that the steps should take whose energy is read. With updates of the counter every 100 ms, the error of
-#: their energy is at most 2 %.
+#: The time for which steps run while their energy is read, s. With updates of the counter every 100 ms, the error of
+#: the energy is at most 2 %.
 ENERGY_SECONDS = 5.0
-#: The largest number of these steps, and their number in each rank of a run, since ranks must run equally many steps.
+#: The largest number of steps whose energy is read, and the fixed number of such steps on each rank of a run, because
+#: ranks must run equally many steps.
 MOST_STEPS, STEPS_OF_RANKS = 100_000, 20
 _INSTALL = "Install it: pip install 'nsys-analyze[run]'"
 _INTERVAL_S = 0.05
-#: The utilization of a GPU and its processes are read once in so many readings, because they change slowly.
+#: The utilization and the processes of a GPU are read once per this number of readings, because they change slowly.
 _READINGS_PER_SLOW_READING = 20
-#: The power of an idle GPU is known if the GPU was seen idle for this time.
+#: The power of an idle GPU is known if the GPU was idle for at least this time.
 _MIN_IDLE_S = 1.0
 #: The bits of NVML's reasons for a limited clock (nvmlClocksEventReasons in nvml.h), by cause.
 _LIMIT_BITS = {"power": 0x4 | 0x80, "heat": 0x20 | 0x40}
 _MJ_PER_J = 1000
-#: The power of a phase needs so many readings of the counter, in so many instances of the phase.
+#: The power of a phase is known from at least this number of readings, in at least this number of instances.
 _FEWEST_PHASE_READINGS, _FEWEST_PHASE_INSTANCES = 20, 3
 
 
 class Reading(NamedTuple):
-    """What NVML says about a GPU at one time. A figure is None if NVML does not say it, or was not asked."""
+    """One reading of a GPU by NVML. A figure is None if NVML does not support it, or if it was not read."""
 
     time_ns: int
     millijoules: int
@@ -56,7 +57,7 @@ class Reading(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """The steps of a process whose energy is read: when they ran, on which GPUs, and when each phase ran in them."""
+    """The steps of a process whose energy is read: their start and end, their GPUs, and the spans of their phases."""
 
     start_ns: int
     end_ns: int
@@ -66,7 +67,7 @@ class Steps(NamedTuple):
 
 
 class EnergyReader:
-    """Reads all GPUs of this machine during a ``with`` block, in a thread of its own."""
+    """Reads all GPUs of this machine during a ``with`` block, in a separate thread."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml, self._stop = nvml, threading.Event()
@@ -117,7 +118,7 @@ class EnergyReader:
         )
 
     def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Returns the answer of NVML; None if it has none, or does not permit the question."""
+        """Returns the answer of NVML; None if NVML does not support or does not permit the question."""
         try:
             return function(*arguments)
         except self._nvml.NVMLError:
@@ -126,8 +127,8 @@ class EnergyReader:
     def measure(self, steps_of_processes: Sequence[Steps | None], *, has_ranks: bool) -> list[list[GpuEnergy]]:
         """Returns the energy of each GPU that each process used during its steps.
 
-        If the energy of one of its GPUs is not known, that of a step is not known, so nothing is returned for the
-        process. A GPU that several processes used does not tell them apart.
+        If the energy of one GPU of a process is not known, the energy of a step is not known, so nothing is returned
+        for the process. If several processes used a GPU, its counter does not show the energy of each process.
         """
         uuids_of_processes = [self._name_gpus(steps) if steps else [] for steps in steps_of_processes]
         counts = Counter(uuid for uuids in uuids_of_processes for uuid in uuids)
@@ -153,7 +154,7 @@ class EnergyReader:
         return {"gpu": name_text, "index": index, "max_clock_mhz": max_clock_mhz}
 
     def _name_gpus(self, steps: Steps) -> list[str]:
-        """Returns the GPUs of a process. An old PyTorch names none, which does not matter for a single GPU."""
+        """Returns the UUIDs of a process's GPUs. With an old PyTorch, they are known only if there is a single GPU."""
         if any(steps.gpus):
             return [_shorten_uuid(uuid) for uuid in steps.gpus]
         is_only_gpu = self._nvml.nvmlDeviceGetCount() == 1 and len(steps.gpus) == 1
@@ -161,7 +162,7 @@ class EnergyReader:
 
 
 def open_nvml() -> Any:
-    """Returns the module of NVML after its initialization; None if there is none, or no driver."""
+    """Returns the initialized module of NVML; None if the module or the driver is missing."""
     return None if isinstance(nvml := _load_nvml(), str) else nvml
 
 
@@ -178,7 +179,7 @@ def check_energy() -> Check:
 
 
 def _load_nvml() -> Any:
-    """Returns the initialized module of NVML, or why there is none."""
+    """Returns the initialized module of NVML, or a text that says why NVML cannot be used."""
     try:
         import pynvml
     except ImportError:
@@ -204,19 +205,18 @@ def _find_obstacle(nvml: Any, index: int) -> str | None:
         is_shared = bool(nvml.nvmlDeviceGetMigMode(gpu)[0])
     except nvml.NVMLError:  # GPUs before Ampere have no MIG
         is_shared = False
-    return "MIG shares it, and its counter does not tell the instances apart" if is_shared else None
+    return "MIG shares it, and its counter does not show the energy of each instance" if is_shared else None
 
 
 def _shorten_uuid(uuid: str | bytes) -> str:
-    """Returns a UUID without its prefix, which NVML writes and PyTorch does not."""
+    """Returns a UUID without the prefix ``GPU-``, which NVML adds and PyTorch does not."""
     return (uuid.decode() if isinstance(uuid, bytes) else uuid).removeprefix("GPU-").lower()
 
 
 def measure_steps(readings: Sequence[Reading], steps: Steps) -> dict[str, Any] | None:
     """Returns the figures of ``GpuEnergy`` for one GPU during steps; None if the readings do not show them.
 
-    They do not if they do not contain the steps, if the counter was reset meanwhile, or if another process used the
-    GPU.
+    The readings must span the steps. Meanwhile, the counter must not be reset, and no other process may use the GPU.
     """
     times_ns = [reading.time_ns for reading in readings]
     is_covered = bool(times_ns) and times_ns[0] <= steps.start_ns < steps.end_ns <= times_ns[-1]
@@ -250,7 +250,7 @@ def measure_steps(readings: Sequence[Reading], steps: Steps) -> dict[str, Any] |
 
 
 def _find_idle_watts(readings: Sequence[Reading], end_ns: int) -> float | None:
-    """Returns the mean power before the program used the GPU; None if this time was too short.
+    """Returns the mean power before the program used the GPU, W; None if the GPU was idle too briefly.
 
     Only the second half of the time counts, because an earlier program may have left the GPU's clocks high.
     """
@@ -270,11 +270,11 @@ def _find_idle_watts(readings: Sequence[Reading], end_ns: int) -> float | None:
 
 
 def _measure_phases(readings: Sequence[Reading], steps: Steps, update_ns: int) -> dict[str, PhasePower]:
-    """Returns the power while each phase runs; without the phases that are too short or too few to tell.
+    """Returns the power while each phase runs; phases with too few readings or instances are left out.
 
     Only updates of the counter that follow the start of an instance by ``update_ns``, the longest time between two
-    updates, and that precede its end, belong to the phase alone. The error is the standard error over the instances, or
-    that by the times of the readings if it is larger.
+    updates, and that precede its end, belong to the phase alone. The error is the larger of two: the standard error
+    over the instances, and the error that the times of the readings cause.
     """
     updates = [after for before, after in pairwise(readings) if after.millijoules > before.millijoules]
     update_times_ns = [reading.time_ns for reading in updates]

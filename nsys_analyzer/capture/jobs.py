@@ -59,7 +59,8 @@ _MOVE_AWAY_HINT = "Move it away, or choose another --output-dir"
 _LOCK = ".lock"
 #: Matches the hidden files of a process of an experiment: the cases that it reads, and the rows that it writes.
 _CASE_FILE_NAME = re.compile(r"\.[0-9a-f]{32}\.(cases\.json|rows\.jsonl)")
-#: The largest number of steps of the warm-up, and after it, in a run that records memory. What grows is seen in three.
+#: The largest number of warm-up steps, and of steps after the warm-up, in a run that records memory. Three steps show
+#: which memory grows.
 _MEMORY_STEPS = 3
 #: Matches the message of a program that ran out of the memory of a GPU.
 _GPU_OUT_OF_MEMORY = re.compile(r"CUDA|CUBLAS|HIP|OutOfMemoryError")

@@ -1,9 +1,9 @@
 """Reads the samples of a GPU's hardware counters, which nsys takes with ``--gpu-metrics-devices``.
 
 The IDs of metrics differ between reports and GPUs, and only their names are stable. A sample contains the mean of each
-metric from its time to the next sample. In a real capture, the active SMs of this interval have a correlation of 0.99
-with the kernels, and those of the interval before have 0.80. The first samples are taken before the session starts, the
-last ones after the last kernel.
+metric from its time to the next sample. In a real capture, the active SMs have a correlation of 0.99 with the
+kernels of this interval, and of 0.80 with the kernels of the interval before it. The first samples are taken before the
+session starts, and the last samples after the last kernel.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Counter = Literal[
     "pcie_received", "pcie_sent", "sm_clock",
 ]  # fmt: skip
 
-#: Match the names of the metrics of each counter, without the unit at their end. The shares of the metrics add up.
+#: Patterns of the names of each counter's metrics, without the unit at the end. A counter is the sum of its metrics.
 METRIC_NAMES: Mapping[Counter, re.Pattern[str]] = {
     "sms_active": re.compile(r"SMs? Active"),
     "sm_issue": re.compile(r"SM Issue"),
@@ -93,7 +93,7 @@ def find_counter(metric_name: str) -> Counter | None:
 
 
 def _make_samples(rows: Frame, source: int, metrics: Mapping[Counter, list[int]]) -> GpuSamples:
-    """Returns the samples of one GPU. A value that a share cannot have is missing, as in samples that were dropped."""
+    """Returns the samples of one GPU. A value outside the range of a share counts as missing, as in dropped samples."""
     is_of_source = (rows["source"] == source) & (rows["start"] != schema.NO_TIME)
     start, position = np.unique(rows["start"][is_of_source], return_inverse=True)
     metric, value = rows["metric"][is_of_source], rows["value"][is_of_source]

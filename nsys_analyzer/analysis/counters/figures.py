@@ -1,12 +1,12 @@
 """Measures the hardware counters of the GPU while phases, kernel classes, kernels, modules and operators run.
 
-A figure rests on the samples in which nothing else runs on the GPU. The activity of such a sample belongs to the time
-in which the operations run, so a figure is the sum of the samples' values times their lengths, divided by this time.
+A figure is computed from the samples in which no other operations run on the GPU. The activity of such a sample belongs
+to the time in which the operations run. So a figure is the sum of value × length over the samples, divided by this
+time.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from nsys_analyzer.analysis.intervals import NONE, Cover, find_overlaps
-from nsys_analyzer.analysis.operators.account import describe_shapes
+from nsys_analyzer.analysis.operators.account import LAYER_NUMBER, describe_shapes
 from nsys_analyzer.analysis.operators.costs import estimate_cost
 from nsys_analyzer.analysis.operators.matching import OperatorWork
 from nsys_analyzer.analysis.ranges.calls import CallFinder, find_module_calls
@@ -27,19 +27,17 @@ from nsys_analyzer.trace.gpu_counters import GpuSamples
 from nsys_analyzer.trace.metadata import Gpu
 from nsys_analyzer.trace.schema import NS_PER_MS, NS_PER_S, NS_PER_US
 
-#: A figure is left out if it rests on fewer samples.
+#: A figure is left out if it is computed from fewer samples.
 MIN_SAMPLES = 20
 #: A sample is used if the operations run for at least this share of it. In the rest of a sample, the GPU is idle.
 _MIN_COVERED_SHARE = 0.5
-#: The hardware limits the work if it is used for at least this share of its peak.
+#: Memory or SMs limit the work if they are used for at least this share of their peak.
 _LIMIT_SHARE = 0.6
 #: The clock is low below this share of the usual clock, and a step is slow above this multiple of the usual length.
 LOW_CLOCK, _SLOW_STEP = 0.95, 1.05
 _HZ_PER_MHZ = 1e6
-#: The maximum number of kernels, modules and operators with figures: those with most samples.
+#: The maximum number of kernels, modules and operators with figures. Those with the most samples are chosen.
 _MAX_ROWS = 100
-#: The number of a layer in the path of a module.
-_LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 #: What limits work by the counters: the memory's bandwidth, the SMs' instructions or tensor cores, or neither.
 LimitedBy = Literal["memory", "compute", "neither"]
@@ -47,11 +45,11 @@ LimitedBy = Literal["memory", "compute", "neither"]
 
 @dataclass(frozen=True)
 class CounterRow:
-    """The counters of a GPU while one thing runs alone. A figure with fewer than ``MIN_SAMPLES`` samples is None.
+    """The counters of a GPU while one group of operations runs alone. A figure with too few samples is None.
 
     Attributes:
-        name: the phase, kernel class, kernel, module or operator.
-        samples: the number of samples in which nothing else runs.
+        name: the name of the group: a phase, kernel class, kernel, module or operator.
+        samples: the number of samples in which only this group runs.
         sms_active: the mean share of the SMs that run a warp.
         sm_issue: the share of the SMs' cycles that issue an instruction.
         tensor_active: the share of the cycles in which the tensor cores are active.
@@ -59,7 +57,8 @@ class CounterRow:
         nvlink_received, nvlink_sent, pcie_received, pcie_sent: the shares of the peak bandwidth of the link.
         sm_clock_mhz: the clock of the SMs, MHz.
         dram_bytes_per_s: the bytes that the memory reads and writes per second; None if its peak is unknown.
-        limited_by: what is used for at least 60 % of its peak; None if the counters of memory and SMs are unknown.
+        limited_by: the resource that is used for at least 60 % of its peak; None if the counters of memory and SMs are
+            unknown.
     """
 
     name: str
@@ -97,7 +96,7 @@ class OperatorTraffic:
     Attributes:
         operator: the name of the operator.
         shapes: the shapes of its tensors.
-        samples: the number of samples in which only such calls run.
+        samples: the number of samples in which only calls of this operator with these shapes run.
         dram_bytes: the bytes that the memory reads and writes, by the counters.
         least_bytes: the bytes that a call reads and writes at least; None if they are unknown.
     """
@@ -115,7 +114,7 @@ class SlowStep:
 
     Attributes:
         number: the number of the step among the measured ones, from 1.
-        ms: its length under the profiler, ms.
+        ms: the length of the step under the profiler, ms.
         sm_clock_mhz: the mean clock while the GPU works, MHz.
         samples: the number of samples.
     """
@@ -135,12 +134,12 @@ class Counters:
         samples: the number of samples in the capture.
         period_us: the time between two samples, us.
         sm_count: the number of SMs of the GPU, 0 if it is unknown.
-        peak_clock_mhz: the highest clock of the SMs that the GPU has, or that was sampled, MHz; None if unknown.
+        peak_clock_mhz: the highest clock of the SMs: the GPU's maximum or a higher sample, MHz; None if it is unknown.
         whole: the figures of all work of the process outside warm-up.
-        phases, classes, kernels, modules: the figures of each phase, kernel class, kernel and module of the model, the
-            ones with most samples first. Layers of one kind share a module.
+        phases, classes, kernels, modules: the figures of each phase, kernel class, kernel and module of the model.
+            Those with the most samples come first. Equal layers are one module.
         operators: the bytes of operators.
-        slow_steps: the steps that a low clock made longer.
+        slow_steps: the longer steps with a low clock.
     """
 
     gpu_id: int
@@ -232,7 +231,8 @@ class SampledWork:
         on_gpu = on_gpu[np.argsort(operations.start[on_gpu], kind="stable")]
         self.is_own: Bools = (operations.process == process) & ~attributed.is_warmup
         start, end = operations.start[on_gpu], operations.end[on_gpu]
-        #: The time in which an operation runs, by sample, and the pairs of an operation and a sample in which it runs.
+        #: The time of each sample in which an operation runs, and the pairs of a sample and an operation that runs in
+        #: it.
         self._busy_ns = Cover.from_intervals(start, end).covered_within(self.samples.start, self.samples.end)
         position, self._sample, _, _ = find_overlaps(self.samples.start, self.samples.end, start, end)
         self._operation = on_gpu[position]
@@ -255,7 +255,7 @@ class SampledWork:
         return np.where(is_alone, highest, NONE)
 
     def measure(self, code: Ints, names: Sequence[str], min_samples: int = MIN_SAMPLES) -> tuple[CounterRow, ...]:
-        """Returns the figures of each group of operations with enough samples, the one with most samples first.
+        """Returns the figures of each group of operations with enough samples, the group with the most samples first.
 
         Args:
             code: the index in ``names`` of the group of each operation of the trace, or -1.
@@ -306,12 +306,12 @@ class SampledWork:
         calls = find_module_calls(self._attributed)
         if calls is None:
             return np.full(len(self.is_own), NONE), ()
-        names, code_of_path = distinct_texts([_LAYER_NUMBER.sub("*", ".".join(path)) for path in calls.paths])
+        names, code_of_path = distinct_texts([LAYER_NUMBER.sub("*", ".".join(path)) for path in calls.paths])
         path_of_call = np.append(code_of_path[calls.path], NONE)
         return path_of_call[CallFinder(self._attributed, calls).find_calls(np.arange(len(self.is_own)))], names
 
     def measure_operators(self, operators: OperatorWork, steps: int) -> Iterator[OperatorTraffic]:
-        """Yields the bytes of a call of each operator with enough samples, the one with most samples first."""
+        """Yields the bytes of a call of each operator with enough samples, the operator with the most samples first."""
         signatures = operators.calls.signatures
         signature = np.append(operators.calls.signature, NONE)[operators.call]
         trace_operations = self._attributed.trace.operations

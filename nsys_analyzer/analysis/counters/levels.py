@@ -17,10 +17,10 @@ _LANES: tuple[tuple[str, LevelUnit, tuple[Counter, ...], float], ...] = (
     ("SMs active", "%", ("sms_active",), 100),
     ("Tensor cores", "%", ("tensor_active",), 100),
     ("DRAM bandwidth", "%", ("dram_read", "dram_write"), 100),
-    ("NVLink", "%", ("nvlink_received", "nvlink_sent"), 50),  # each direction has a peak of its own
+    ("NVLink", "%", ("nvlink_received", "nvlink_sent"), 50),  # each direction has its own peak, so the mean is shown
     ("SM clock", "MHz", ("sm_clock",), 1e-6),
 )
-#: The maximum number of values of a lane. If there are more samples, adjacent ones are averaged.
+#: The maximum number of values of a lane. If there are more samples, adjacent samples are averaged.
 _MAX_VALUES = 20_000
 #: The value of a time without a sample.
 MISSING = -1
@@ -49,7 +49,7 @@ def _make_network_levels(attributed: AttributedTrace, tracks: Tracks) -> Iterato
 
 
 def _make_level(title: str, unit: LevelUnit, start: Ints, end: Ints, value: Floats, tracks: Tracks) -> Level:
-    """Returns a lane with the values from each time to the next one. A time without a sample has ``MISSING``."""
+    """Returns a lane whose values each hold until the next time. A time without a sample has the value ``MISSING``."""
     is_shown = (end > tracks.origin_ns) & (start < tracks.origin_ns + tracks.duration_ns)
     start, end, value = start[is_shown] - tracks.origin_ns, end[is_shown] - tracks.origin_ns, value[is_shown]
     size = max(1, -(-len(start) // _MAX_VALUES))

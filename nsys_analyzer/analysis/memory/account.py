@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-#: What a block of memory is for. The order is that of the tables.
+#: What a block of memory is for, in the order of the tables.
 #:
 #: - ``held``: allocated before the recording and not attributed to weights or optimizer state
-#: - ``kept``: made by a forward or backward pass, and not released when its step ended
+#: - ``kept``: allocated by a forward or backward pass, and not released at the end of the step
 #: - ``temporaries``: allocated and released inside one phase
 MemoryCategory = Literal[
     "weights", "gradients", "optimizer state", "activations", "temporaries", "kept", "held", "unknown"
@@ -17,7 +17,7 @@ MemoryCategory = Literal[
 
 @dataclass(frozen=True)
 class MemoryPhase:
-    """A phase of a step, on the clock of the snapshot: forward, backward or optimizer. The first step is 0."""
+    """A phase of a step (forward, backward or optimizer), on the clock of the snapshot. The first step has number 0."""
 
     name: str
     step: int
@@ -31,7 +31,7 @@ class MemoryPlace:
 
     Attributes:
         line: the innermost line outside of PyTorch, as ``file:line (function)``; empty if it is unknown.
-        called_from: the innermost line of the user's own files that leads to it, if this is another line.
+        called_from: the innermost line of the user's own files that leads to ``line``, if it is another line.
     """
 
     line: str
@@ -64,9 +64,9 @@ class MemoryMoment:
 
     Attributes:
         time_ms: the time since the first event of the recording.
-        phase, step: where the moment lies, None if it is unknown. The first recorded step is 0.
+        phase, step: the phase and the step of the moment; None if they are unknown. The first recorded step is 0.
         allocated_bytes: the sum of the blocks in use.
-        reserved_bytes: the memory that the allocator holds: the blocks in use and the rest.
+        reserved_bytes: the memory that the allocator has reserved: the blocks in use and unused memory.
         fragmented_bytes: unused memory of segments in which blocks are in use.
         cached_bytes: unused memory of segments without a block in use.
         largest_free_bytes: the largest contiguous unused piece of a segment.
@@ -90,7 +90,7 @@ class MemoryGrowth:
     Attributes:
         bytes_per_step: the median of the bytes that a step adds.
         steps: the number of steps whose blocks are still in use at the end.
-        held_bytes: the sum of these blocks.
+        held_bytes: the total size of the blocks of these steps, bytes.
     """
 
     place: MemoryPlace
@@ -99,7 +99,7 @@ class MemoryGrowth:
     held_bytes: int
 
 
-#: What would have made room. ``expandable_segments`` is a setting of the allocator.
+#: A change that would have made an allocation succeed. ``expandable_segments`` is a setting of the allocator.
 RemedyKind = Literal["growth", "limit", "expandable_segments", "batch", "checkpointing"]
 
 
@@ -108,9 +108,9 @@ class MemoryRemedy:
     """A change that would have made room for an allocation that failed.
 
     Attributes:
-        bytes: the memory that it frees, None if it is unknown.
-        is_enough: whether the allocation would then have succeeded, as far as the snapshot tells.
-        places: the lines that the change is about.
+        bytes: the memory that the change frees; None if it is unknown.
+        is_enough: whether the allocation would have succeeded after the change, as far as the snapshot shows.
+        places: the lines that the change affects.
     """
 
     kind: RemedyKind
@@ -124,12 +124,12 @@ class OutOfMemory:
     """An allocation that failed.
 
     Attributes:
-        requested_bytes: what was asked for.
-        device_free_bytes: the memory that the GPU had free.
+        requested_bytes: the size of the allocation.
+        device_free_bytes: the free memory of the GPU.
         is_limited: whether the GPU had enough free memory, so that a limit of the process stopped the allocation.
         moment: the memory before the failure.
-        parts: what filled it.
-        remedies: what would have made room, the most useful change first.
+        parts: what filled the memory at this moment.
+        remedies: the changes that would have helped, the most useful change first.
     """
 
     requested_bytes: int
@@ -148,12 +148,12 @@ class MemoryAccount:
         device: the number of the GPU.
         events: the number of recorded events.
         steps: the number of recorded steps; None if they are unknown.
-        phases_from: how the phases are known: from ranges, from the stacks, or not at all.
+        phases_from: the source of the phases: ranges or stacks; None if the phases are unknown.
         parts: what fills the peak. The bytes add up to ``peak.allocated_bytes``.
         lines: the lines that allocated the memory at the peak, those with the most bytes first.
-        growth: what grows from step to step, the largest growth first.
-        outside_bytes: the memory of the GPU that PyTorch does not hold: other processes, CUDA itself, NCCL. None if
-            the snapshot does not tell.
+        growth: the memory that grows from step to step, the largest growth first.
+        outside_bytes: the memory of the GPU that other processes, CUDA and NCCL use, and not PyTorch's allocator. None
+            if it is unknown.
     """
 
     device: int

@@ -19,7 +19,7 @@ from nsys_analyzer.trace.memory_snapshot import ALLOCATION, OUT_OF_MEMORY, Memor
 _RECORD_EVENTS = "torch.cuda.memory._record_memory_history()"
 #: Memory grows if blocks of at least this number of steps, without the last step, are in use at the end.
 _LEAST_GROWING_STEPS = 3
-#: Memory grows if a step adds at least this share of what is in use at the end. Numbers that a log keeps add less.
+#: Memory grows if a step adds at least this share of the memory in use at the end. The scalars of a log add less.
 _LEAST_GROWTH_SHARE = 0.001
 
 
@@ -67,10 +67,10 @@ def account_memory(
 def find_growth(
     blocks: MemoryBlocks, events: MemoryEvents, times: PhasesOfEvents, places: Places
 ) -> tuple[MemoryGrowth, ...]:
-    """Returns the lines whose blocks of most steps are still in use at the end, those that hold the most first.
+    """Returns the lines whose blocks of most steps are still in use at the end, the line with the most memory first.
 
-    The end is the first allocation that failed or the last one that did not, because a program that ends releases
-    everything.
+    The end is the first failed allocation, or else the last allocation. Later events do not count, because a program
+    releases everything when it ends.
     """
     if times.steps is None or times.steps <= _LEAST_GROWING_STEPS:
         return ()

@@ -9,9 +9,9 @@ import numpy as np
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.memory_snapshot import ALLOCATION, FREE, MemoryEvents, MemorySnapshot
 
-#: The allocator gives out memory in multiples of this size.
-_ROUNDING_BYTES = 512
-#: The order of a block that is allocated before the first event, and of one that is released after the last event.
+#: PyTorch's allocator rounds each size up to a multiple of this number of bytes.
+ROUNDING_BYTES = 512
+#: The index of the event that allocated a block, if the block is older than the first event.
 BEFORE = -1
 
 
@@ -42,7 +42,7 @@ class MemoryBlocks:
         return MemoryBlocks(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
     def in_use(self, event: int) -> Bools:
-        """Tells which blocks are in use after an event."""
+        """Returns True for each block that is in use after an event."""
         used: Bools = (self.allocated <= event) & (self.released > event)
         return used
 
@@ -50,9 +50,9 @@ class MemoryBlocks:
 def find_blocks(snapshot: MemorySnapshot, events: MemoryEvents, device: int) -> MemoryBlocks:
     """Returns the blocks of a GPU from its events.
 
-    A block ends when the allocator can use its memory again. With several streams, this is later than the program's
-    release of it. The allocator reports what was requested. A block that is in use at the end has its real size; the
-    size of the others is rounded as the allocator does.
+    A block ends when the allocator can reuse its memory. With several streams, this is later than the release by the
+    program. Events contain requested sizes. The snapshot contains the real sizes of the blocks that are in use at the
+    end; the sizes of the other blocks are rounded as the allocator does.
     """
     changes = np.flatnonzero((events.action == ALLOCATION) | (events.action == FREE)).astype(np.int32)
     changes = changes[np.argsort(events.address[changes], kind="stable")]
@@ -94,5 +94,5 @@ def measure_levels(blocks: MemoryBlocks, events: int) -> Ints:
 
 
 def _round_up(size_bytes: Ints) -> Ints:
-    rounded: Ints = -(-size_bytes // _ROUNDING_BYTES) * _ROUNDING_BYTES
+    rounded: Ints = -(-size_bytes // ROUNDING_BYTES) * ROUNDING_BYTES
     return rounded

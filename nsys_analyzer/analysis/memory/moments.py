@@ -1,4 +1,4 @@
-"""Measures the memory of a GPU at a moment: the blocks in use, and what the allocator holds beside them."""
+"""Measures the memory of a GPU at a moment: the blocks in use, and the unused memory of the allocator."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def measure_moment(
     used = np.zeros(len(segment_starts), np.int64)
     np.add.at(used, segment_of_block[is_inside], block_sizes)
     # Inside of segments, pieces without a block begin where a segment begins or a block ends. In order of addresses,
-    # each of these places is followed by the start of a block or the end of a segment.
+    # each such start is followed by the start of a block or the end of a segment.
     piece_starts = np.sort(np.concatenate([segment_starts, block_starts + block_sizes]))
     piece_ends = np.sort(np.concatenate([block_starts, segment_ends]))
     known = event >= 0 and times.source is not None

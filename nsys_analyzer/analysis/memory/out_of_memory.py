@@ -1,4 +1,4 @@
-"""Explains the allocations that failed: what was asked for, what was free, and what would have made room."""
+"""Explains failed allocations: the requested size, the free memory, and the changes that would have helped."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from nsys_analyzer.analysis.memory.places import Places
 from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.memory_snapshot import OUT_OF_MEMORY, MemoryEvents, MemorySnapshot
 
-#: A program that catches the error may fail again and again. The first failures are explained.
+#: The largest number of failures that are explained. A program that catches the error may fail many times.
 _MOST_FAILURES = 3
-#: The number of lines that a remedy names.
+#: The largest number of lines that a remedy names.
 _MOST_PLACES = 3
 
 
@@ -60,15 +60,15 @@ def find_remedies(
     lines: tuple[MemoryLine, ...],
     growth: tuple[MemoryGrowth, ...],
 ) -> Iterator[MemoryRemedy]:
-    """Yields the changes that would have made room, the most useful change first.
+    """Yields the changes that would have made the allocation succeed, the most useful change first.
 
     Args:
         snapshot: the snapshot.
         requested: the bytes of the allocation.
-        missing: the bytes of it that the GPU or the limit of the process did not have.
+        missing: the part of ``requested`` that the GPU, or the limit of the process, did not have.
         is_limited: whether a limit of the process stopped the allocation.
         moment, parts, lines: the memory at the failure.
-        growth: what grows from step to step.
+        growth: the memory that grows from step to step.
     """
     if growth:
         held = sum(row.held_bytes for row in growth)

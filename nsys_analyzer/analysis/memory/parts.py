@@ -15,7 +15,7 @@ from nsys_analyzer.trace.arrays import Bools, Ints
 
 CATEGORIES: tuple[MemoryCategory, ...] = get_args(MemoryCategory)
 (WEIGHTS, GRADIENTS, OPTIMIZER_STATE, ACTIVATIONS, TEMPORARIES, KEPT, HELD, UNKNOWN_USE) = range(len(CATEGORIES))
-#: Adam keeps two numbers for each weight.
+#: The largest number of state tensors per weight: Adam has two.
 _MOST_STATES_PER_WEIGHT = 2
 
 
@@ -28,7 +28,7 @@ def categorize(blocks: MemoryBlocks, times: PhasesOfEvents, places: Places, fail
     - Optimizer state begins in the optimizer and lives longer than its step.
     - Temporaries end in the phase in which they begin.
     - Memory that a forward or backward pass leaves behind is kept by the program.
-    - What is older than the first step consists of weights and optimizer state as far as it has the sizes of gradients.
+    - Blocks older than the first step are weights and optimizer state if they have the sizes of gradients.
     """
     is_early = blocks.allocated == BEFORE
     categories = np.where(is_early, np.int8(HELD), np.int8(UNKNOWN_USE))
@@ -56,7 +56,7 @@ def categorize(blocks: MemoryBlocks, times: PhasesOfEvents, places: Places, fail
     following_backward = np.append(backward_starts, last_event + 1)[np.searchsorted(backward_starts, blocks.allocated)]
     pass_ends = np.where(first_backward[step] > blocks.allocated, first_backward[step], following_backward)
     categories[is_forward & (blocks.released < pass_ends)] = TEMPORARIES
-    # When an allocation fails, the error ends the forward pass, and releases what it still needed.
+    # When an allocation fails, the error ends the forward pass, and releases the activations that it still needed.
     for failure in failures:
         categories[is_forward & blocks.in_use(failure) & (step == times.step[failure])] = ACTIVATIONS
     categories[is_forward & is_left_behind] = KEPT
@@ -67,7 +67,7 @@ def categorize(blocks: MemoryBlocks, times: PhasesOfEvents, places: Places, fail
     categories[is_in_optimizer] = TEMPORARIES
     categories[is_in_optimizer & (~is_released | (blocks.released > first_backward[next_step]))] = OPTIMIZER_STATE
     _find_unfinished_gradients(blocks, categories, is_backward & ~is_released & (first_optimizer[step] > last_event))
-    # What the last step but one leaves behind is not known yet. It is kept if earlier steps left the same behind.
+    # It is not known yet whether blocks of the last step but one are kept. They are if earlier steps kept equal blocks.
     undecided = is_forward & ~is_released & (step == times.steps - 2) & (categories == ACTIVATIONS)
     keys, kept_keys = (
         blocks.stack[rows].astype(np.int64) * (1 << 44) + blocks.size_bytes[rows]
@@ -93,13 +93,13 @@ def _find_starts(times: PhasesOfEvents, phase: int) -> Ints:
 
 
 def _find_unfinished_gradients(blocks: MemoryBlocks, categories: Ints, is_unfinished: Bools) -> None:
-    """Tells gradients from temporaries in a backward pass that has no end, by the sizes of earlier gradients."""
+    """Distinguishes gradients from temporaries in an unfinished backward pass, by the sizes of earlier gradients."""
     is_gradient = np.isin(blocks.requested_bytes, blocks.requested_bytes[categories == GRADIENTS])
     categories[is_unfinished] = np.where(is_gradient, GRADIENTS, UNKNOWN_USE)[is_unfinished]
 
 
 def _find_weights(blocks: MemoryBlocks, categories: Ints, is_candidate: Bools, step: Ints) -> None:
-    """Finds weights and optimizer state among the oldest blocks: a weight and its gradient have the same size."""
+    """Finds weights and optimizer state among the oldest blocks: a weight and its gradient have equal sizes."""
     is_gradient = categories == GRADIENTS
     categories[is_candidate] = HELD
     if not is_gradient.any():
@@ -115,7 +115,7 @@ def _find_weights(blocks: MemoryBlocks, categories: Ints, is_candidate: Bools, s
 
 
 def sum_parts(blocks: MemoryBlocks, categories: Ints) -> tuple[MemoryPart, ...]:
-    """Returns the bytes and the number of the blocks of each category that has some, in the order of categories."""
+    """Returns the size and the number of the blocks of each category with blocks, in the order of categories."""
     counts = np.bincount(categories, minlength=len(CATEGORIES))
     return tuple(
         MemoryPart(CATEGORIES[i], int(blocks.size_bytes[categories == i].sum()), int(counts[i]))
@@ -124,7 +124,7 @@ def sum_parts(blocks: MemoryBlocks, categories: Ints) -> tuple[MemoryPart, ...]:
 
 
 def sum_lines(blocks: MemoryBlocks, categories: Ints, places: Places) -> tuple[MemoryLine, ...]:
-    """Returns the blocks of each category and line, those with the most bytes first."""
+    """Returns the memory of each category and line, the line with the most bytes first."""
     keys, row_of_block = np.unique(places.of_stack[blocks.stack] * len(CATEGORIES) + categories, return_inverse=True)
     rows = []
     for row, key in enumerate(keys.tolist()):

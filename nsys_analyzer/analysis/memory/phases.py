@@ -17,7 +17,7 @@ from nsys_analyzer.trace.memory_snapshot import ALLOCATION, Frame, MemoryEvents,
 PHASES = ("forward", "backward", "optimizer")
 FORWARD, BACKWARD, OPTIMIZER = range(len(PHASES))
 UNKNOWN = -1
-#: The ranges that tell phases. Other ranges, such as those around steps, contain them.
+#: The code of each range that is a phase. Other ranges, such as ranges around steps, contain these ranges.
 _PHASE_CODES = {name: code for code, name in enumerate(PHASES)} | {"loss": FORWARD}
 #: The range of PyTorch's profiler around a step of an optimizer.
 _OPTIMIZER_RANGE = "Optimizer.step#"
@@ -35,7 +35,7 @@ class PhasesOfEvents:
 
     Attributes:
         phase: an index of ``PHASES``, or ``UNKNOWN``.
-        step: the step, of which the first is 0; ``UNKNOWN`` if there are no steps.
+        step: the index of the step; ``UNKNOWN`` if there are no steps.
         steps: the number of steps; None if they are unknown.
         source: how the phases are known.
     """
@@ -52,7 +52,7 @@ def find_phases(snapshot: MemorySnapshot, events: MemoryEvents, ranges: Sequence
     Args:
         snapshot: the snapshot.
         events: the events of one GPU.
-        ranges: the phases of the steps, if ranges of the program tell them; otherwise the stacks tell them.
+        ranges: the phases of the steps from ranges of the program; without ranges, the stacks determine the phases.
     """
     if parts := sorted((part for part in ranges or () if part.name in _PHASE_CODES), key=lambda part: part.start_ns):
         return _find_phases_from_ranges(events, parts)
@@ -69,7 +69,7 @@ def find_phases(snapshot: MemorySnapshot, events: MemoryEvents, ranges: Sequence
     if not is_known.any() or not (phases_of_stacks[1:] != UNKNOWN).any():
         unknown = np.full(len(events), UNKNOWN)
         return PhasesOfEvents(unknown, unknown, None, None)
-    # An event that tells no phase, such as a release, belongs to the phase of the event before it.
+    # An event without a known phase, such as a release, belongs to the phase of the event before it.
     filled = phase[np.maximum.accumulate(np.where(is_known, np.arange(len(phase), dtype=np.int32), is_known.argmax()))]
     # A step begins with the first forward after an optimizer or, in a recording without one, after a backward pass.
     last = OPTIMIZER if (filled == OPTIMIZER).any() else BACKWARD
@@ -92,16 +92,16 @@ def _find_phases_from_ranges(events: MemoryEvents, parts: Sequence[MemoryPhase])
         first, end, next_first = np.searchsorted(events.time_ns, (part.start_ns, part.end_ns, following.start_ns))
         phase[first:] = _PHASE_CODES[part.name]
         step[first:] = part.step
-        if following.step != part.step:  # what the program does between two steps, such as copying a batch
+        if following.step != part.step:  # work between two steps, such as copying a batch
             phase[end:next_first], step[end:] = FORWARD, following.step
     return PhasesOfEvents(phase, step, parts[-1].step + 1, "ranges")
 
 
 def find_phase_of_stack(frames: Sequence[Frame]) -> int:
-    """Returns the phase that a stack tells.
+    """Returns the phase to which a stack belongs.
 
-    Autograd runs the backward pass of a GPU on a thread of its own, which has no frames of Python, unless it calls back
-    a function in Python: then the outermost frame is one of PyTorch.
+    Autograd runs the backward pass of a GPU on a separate thread, which has no frames of Python. If this thread calls
+    a Python function, the outermost frame belongs to PyTorch.
     """
     frames = list_python_frames(frames)
     if not frames or is_of_torch(frames[-1]):

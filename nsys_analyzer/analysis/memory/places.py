@@ -1,4 +1,4 @@
-"""Finds the line of the program that a stack of a memory snapshot is about."""
+"""Finds the line of the program to which a stack of a memory snapshot belongs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _MODULE_CALLS = ("_call_impl", "_wrapped_call_impl")
 
 
 class Places:
-    """The place in the program that each stack of a snapshot is about.
+    """The place in the program to which each stack of a snapshot belongs.
 
     Attributes:
         places: the distinct places.
-        of_stack: for each stack, an index of ``places``.
+        of_stack: the index in ``places`` of the place of each stack.
     """
 
     def __init__(self, snapshot: MemorySnapshot) -> None:
@@ -39,7 +39,7 @@ class Places:
         return np.array([any(frame.function in _MODULE_CALLS for frame in frames) for frames in self._stacks])
 
     def find(self, stack: int) -> MemoryPlace:
-        """Returns the place that a stack is about."""
+        """Returns the place of a stack."""
         return self.places[int(self.of_stack[stack])]
 
 
@@ -49,7 +49,7 @@ def list_python_frames(frames: Sequence[Frame]) -> list[Frame]:
 
 
 def is_of_torch(frame: Frame) -> bool:
-    """Tells whether a frame is code of PyTorch."""
+    """Returns whether a frame is code of PyTorch."""
     return any(folder in f"/{frame.file}" for folder in _TORCH_FOLDERS)
 
 

@@ -212,7 +212,7 @@ def has_name(operator: str, name: str) -> bool:
 
 
 #: The number of a layer in the path of a module, such as ``GPT/h.0.attn: Attention``.
-_LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=[.:]|$)")
+LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=[.:]|$)")
 
 
 def make_operator_rows(operators: PricedOperators, reasons: Mapping[Reason, Bools]) -> tuple[OperatorRow, ...]:
@@ -221,7 +221,7 @@ def make_operator_rows(operators: PricedOperators, reasons: Mapping[Reason, Bool
     reason_of_call = {
         index: reason for reason, members in reasons.items() for index in np.flatnonzero(members).tolist()
     }
-    modules = [_LAYER_NUMBER.sub("*", module) for module in calls.modules]
+    modules = [LAYER_NUMBER.sub("*", module) for module in calls.modules]
     shapes = [describe_shapes(signature) for signature in calls.signatures]
     limits = [
         operators.rates.find_limit(cost, signature) if operators.rates and cost else ""

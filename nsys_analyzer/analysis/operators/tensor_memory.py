@@ -1,8 +1,8 @@
-"""Follows the memory of tensors through a step: which call of an operator allocates it, and which call needs it last.
+"""Follows the memory of tensors through a step: which call allocates each storage, and which call reads it last.
 
 A *storage* is the memory that a value of ``OperatorCalls`` shares with the values that are written over it in place.
-It is assumed to be freed after the last call that reads it. So memory that only a variable of the program keeps is not
-seen, and neither is the workspace of a kernel. The difference between two orders of the calls contains neither.
+A storage is assumed to be freed after the last call that reads it. So memory that only a variable of the program keeps
+is not counted, and neither is the workspace of a kernel. The difference between two orders of calls contains neither.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
+from nsys_analyzer.analysis.memory.blocks import ROUNDING_BYTES
 from nsys_analyzer.analysis.operators.operands import Call, count_elements
 from nsys_analyzer.trace.operator_calls import OperatorCalls, Signature, Tensor
 
-#: PyTorch's allocator rounds each size up to a multiple of this number of bytes.
-_ALLOCATION_BYTES = 512
 #: Matches the names of operators that make random numbers. Without inputs, they make a synthetic batch.
 _RANDOM = re.compile(r"::(?:rand|normal|uniform|bernoulli)")
 #: The beginnings of the names of types that contain indices, labels and masks.
@@ -107,7 +106,7 @@ class TensorMemory:
                     continue
                 tensor = tensors[min(position, len(tensors) - 1)]
                 size_bytes = Call(signature).count_bytes((tensor,))
-                self.size_bytes[storage] = -(-size_bytes // _ALLOCATION_BYTES) * _ALLOCATION_BYTES
+                self.size_bytes[storage] = -(-size_bytes // ROUNDING_BYTES) * ROUNDING_BYTES
                 self._elements[storage] = count_elements(tensor)
                 is_of_parameter = tensor.shape in self.parameter_shapes
                 if (

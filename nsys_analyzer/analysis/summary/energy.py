@@ -20,7 +20,7 @@ _NOTABLE_LIMITED_SHARE = 0.1
 def add_energy(capture: CaptureSummary, prices: Prices) -> CaptureSummary:
     """Returns a capture with the energy of its steps, the cost of its tokens, and warnings on limited clocks.
 
-    The energy of a call that generates several tokens is not the energy of a step that generates one.
+    A call that generates several tokens is not one step, so its energy is not used.
     """
     rows = capture.run.energy if capture.run and capture.run.energy and not capture.times_calls else ()
     gpus = tuple(row for row in rows if row.rank in (None, capture.rank))
@@ -57,10 +57,11 @@ def _sum_gpus(gpus: tuple[GpuEnergy, ...], tokens: int) -> StepEnergy:
 
 
 def _find_power_limits(energy: StepEnergy, step: StepSummary) -> tuple[float, float] | None:
-    """Returns the power while the GPU does nothing, and while it works; None if one of them is not known.
+    """Returns the power of the idle GPU and of the working GPU, W; None if one of them is not known.
 
-    The mean power is that of a GPU which works for its busy share of the step, and else takes its idle power. A program
-    that waits keeps clocks high, so the idle power is a lower bound, and the power while the GPU works an upper bound.
+    The mean power is assumed to be that of a GPU which works for its busy share of the step and is idle otherwise. A
+    program that waits keeps clocks high, so the idle power is a lower bound, and the power while the GPU works an upper
+    bound.
     """
     idle_w, busy_share = energy.idle_watts, step.busy_share
     if idle_w is None or not busy_share or energy.watts <= idle_w:
@@ -69,13 +70,13 @@ def _find_power_limits(energy: StepEnergy, step: StepSummary) -> tuple[float, fl
 
 
 def _add_joules(finding: Finding, least_w: float, most_w: float) -> Finding:
-    """Returns a finding with the energy that its saved time takes, between the lowest and the highest power."""
+    """Returns a finding with the bounds of the energy that it saves: the bounds of the saved time × the given power."""
     low, high = finding.saves_ms_low / MS_PER_S * least_w, finding.saves_ms_high / MS_PER_S * most_w
     return replace(finding, saves_joules=(low, high))
 
 
 def _find_cost(capture: CaptureSummary, prices: Prices) -> TokenCost | None:
-    """Returns the cost of a million tokens by the given prices; None if neither part of it is known."""
+    """Returns the cost of a million tokens; None if neither the cost of electricity nor that of GPU time is known."""
     energy, unprofiled, tokens = capture.energy, capture.unprofiled, capture.tokens_per_step
     step_ms = unprofiled.trusted_ms(STEP) if unprofiled else None
     if not tokens or capture.times_calls:

@@ -1,7 +1,7 @@
 """Marks steps whose energy is read: they follow the measured steps of the timed process, without any profiler.
 
-The hooks only note when these steps run, on a clock that all processes of a machine share. ``nsys-analyze run`` reads
-the energy of the GPU meanwhile (``capture.energy``), because the program's Python may lack the library for it.
+The hooks only note when these steps run, on a clock that all processes of a machine share. Meanwhile, ``nsys-analyze
+run`` reads the energy of the GPU (``capture.energy``), because the program's Python may not have NVML's library.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any
 from .ranges import RANK_PLACEHOLDER, Clock
 from .step_times import StepTimes
 
-#: The environment variable with the seconds that the steps should take, the largest number of steps, and the file for
-#: when they ran, separated by colons. The seconds are 0 if only the number counts. Without it, no steps are marked.
+#: The environment variable with the seconds for which steps should run, the largest number of steps, and the file for
+#: their times, separated by colons. With 0 seconds, only the number of steps counts. Without it, no steps are marked.
 VARIABLE = "NSYS_ANALYZE_ENERGY_STEPS"
-#: Long steps run for up to three times the wanted time, until there are so many of them, because the power of a phase
-#: needs many instances.
+#: If there are fewer than this number of steps after the wanted time, steps run for up to three times this time,
+#: because the power of a phase needs many instances.
 _ENOUGH_STEPS, _LONGEST_FACTOR = 20, 3
-#: The spans of phases are dropped if so many of them were noted, because such short phases cannot be told apart.
+#: If this number of phases was noted, all of them are dropped, because such short phases have no power of their own.
 _MOST_PHASE_SPANS = 2_000
 
 
 class EnergySteps:
     """The steps after the measured steps, until they have taken the wanted time.
 
-    Ranks of one program must run equally many steps, so only their number counts. The methods are those of
-    ``StepTimes``.
+    Ranks of one program must run equally many steps, so only the number of steps counts for them. The class has the
+    methods of ``StepTimes``.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -54,7 +54,7 @@ class EnergySteps:
         self._clock = self._path = None
 
     def note_range_closed(self) -> None:
-        """Begins the steps, unless other ranks that are not told to do the same would wait for this rank."""
+        """Begins the steps, unless other ranks, which run no additional steps, would wait for this rank."""
         distributed, cuda = self._torch.distributed, self._torch.cuda
         is_joined = distributed.is_available() and distributed.is_initialized()
         ranks = distributed.get_world_size() if is_joined else int(os.environ.get("WORLD_SIZE", "1"))
@@ -65,7 +65,7 @@ class EnergySteps:
             self._start = self._end = self._clock.mark_time()
 
     def note_step_end(self) -> bool:
-        """Notes the end of a step, and returns whether it was the last one."""
+        """Notes the end of a step, and returns whether it was the last marked step."""
         if self._clock is None:
             return False
         if self._torch.cuda.is_current_stream_capturing():
@@ -92,7 +92,7 @@ class EnergySteps:
             self._phases.append((name, start, self._clock.mark_time()))
 
     def finish(self) -> None:
-        """Ends the steps, and writes when they ran, in ns of the monotonic clock, and on which GPUs."""
+        """Ends the steps, and writes their times, in ns of the monotonic clock, and their GPUs."""
         clock, self._clock = self._clock, None
         if clock is None or not self._steps or self._path is None:
             return
@@ -117,5 +117,5 @@ class EnergySteps:
 
 
 def observe_steps(torch: Any) -> StepTimes | EnergySteps:
-    """Returns what observes the unprofiled steps of this process: their energy in a timed process, else their times."""
+    """Returns the observer of unprofiled steps in this process: of their energy if it is timed, else of their times."""
     return EnergySteps(torch) if os.environ.get(VARIABLE) else StepTimes(torch)

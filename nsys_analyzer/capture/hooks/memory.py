@@ -1,8 +1,8 @@
-"""Records the history of PyTorch's allocator in a run of its own, and writes it as a snapshot beside the capture.
+"""Records the history of PyTorch's allocator in a separate run, and writes it as a snapshot beside the capture.
 
 Each allocation gets the stack of the program, which takes time. So neither the timed nor the profiled run records
-memory, and their steps stay as long as they are. If the program runs out of memory, the snapshot is written at once.
-The phases of the steps are part of the snapshot. Their times are those of the allocator's events: since 1970.
+memory, because it would make their steps longer. If the program runs out of memory, the snapshot is written at once.
+The phases of the steps are part of the snapshot. Their times are on the clock of the allocator's events: ns since 1970.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .ranges import RANK_PLACEHOLDER
 FILE_VARIABLE = "NSYS_ANALYZE_MEMORY"
 #: The key of the phases in a snapshot: lists of the name, the number of the step, the start and the end in ns.
 PHASES_KEY = "nsys_analyze_phases"
-#: The number of events after which the oldest ones are dropped. They need about 1 GB of memory.
+#: The largest number of recorded events. Older events are dropped. This number of events needs about 1 GB of memory.
 _MOST_EVENTS = 1_000_000
 
 
 class MemoryHistory:
-    """The history of the allocator from the start of the program, so that weights have a line as well.
+    """The history of the allocator from the start of the program, so that the line of each weight is known.
 
     Attributes:
         is_recording: whether the history is recorded.

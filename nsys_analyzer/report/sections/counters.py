@@ -13,9 +13,9 @@ from nsys_analyzer.report.model import Answer, Block, Details, Field, Paragraph,
 from nsys_analyzer.report.units import format_ms, rounded
 from nsys_analyzer.text import format_bytes, join_names, phrase, plural, rounded_percent
 
-#: nsys stores shares as whole percents, so a smaller share than this one is not known exactly.
+#: nsys stores shares as whole percents, so a share below this one is not known exactly.
 _SMALLEST_SHARE = 0.01
-#: An operator is named if it moves at least this multiple of the bytes that it needs.
+#: An operator is named if it moves at least this multiple of the bytes that it must read and write.
 _EXCESS_FACTOR = 1.2
 #: A class without figures is named if it takes at least this share of the kernel time.
 _LARGE_SHARE = 0.05
@@ -66,7 +66,8 @@ def answer_counters(capture: CaptureSummary, labels: Mapping[str, str]) -> Itera
         folded.append(
             Paragraph(
                 phrase(
-                    "There are no figures of {}, because too few samples contain only these. `{}` samples more often.",
+                    "There are no figures of {}, because too few samples contain only one of these classes. `{}` "
+                    "samples more often.",
                     join_names(unmeasured_classes),
                     "nsys-analyze run --counters --nsys-option=--gpu-metrics-frequency=100000",
                 ),
@@ -136,7 +137,7 @@ def _describe_clocks(counters: Counters) -> Iterator[str]:
 
 
 def describe_clock_change(before: Sequence[Summary], after: Sequence[Summary]) -> Iterator[str]:
-    """Yields a sentence if the SMs' clock of one side is lower than that of the other side, which makes it slower."""
+    """Yields a sentence if the SMs of one side have a lower clock than the SMs of the other side."""
     clocks_mhz = [[clock for run in side if (clock := _find_clock_mhz(run))] for side in (before, after)]
     if not all(clocks_mhz):
         return
@@ -149,7 +150,7 @@ def describe_clock_change(before: Sequence[Summary], after: Sequence[Summary]) -
 
 
 def describe_clocks_of_ranks(captures: Sequence[Summary]) -> Iterator[str]:
-    """Yields a sentence on each rank whose SMs have a lower clock than those of the other ranks."""
+    """Yields a sentence on each rank whose SMs have a lower clock than the SMs of the other ranks."""
     clocks_mhz = {capture.title: clock for capture in captures if (clock := _find_clock_mhz(capture))}
     for title, clock_mhz in clocks_mhz.items():
         others = [other for name, other in clocks_mhz.items() if name != title]

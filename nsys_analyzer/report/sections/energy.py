@@ -21,7 +21,8 @@ _HOW_PHASES_ARE_MEASURED = (
     "The power of a phase is that between updates of the counter inside the phase. The error is the standard error "
     "over its instances. Phases that last for only a few updates are part of the rest."
 )
-#: The report says how long the steps were whose energy was read if they differ by more than this from the timed steps.
+#: The report states the length of the steps whose energy was read if it differs from the timed steps by more than this
+#: share.
 _NOTABLE_DIFFERENCE = 0.1
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsys_analyzer.analysis.what_if_memory import MemoryPart, MemoryWhatIf
+from nsys_analyzer.analysis.what_if_memory import ChangedMemoryPart, MemoryWhatIf
 from nsys_analyzer.report.facts import say
 from nsys_analyzer.report.model import Answer, Block, Field, Paragraph, Section, make_table
 from nsys_analyzer.report.units import format_bytes, format_ms, format_ms_range
@@ -17,9 +17,9 @@ _ASSUMPTIONS: dict[str, str] = {
         "whole forward passes run again, and that the CPU needs 30 µs more for each saved tensor in both passes."
     ),
     "changed_batch": (
-        "Batch: what depends on the batch grows with it; weights, gradients and the optimizer do not. Kernels take "
-        "longer as their attainable times do, or as the batch does. Launches take as long as before. Loading a batch "
-        "takes as long as before, or grows with the batch."
+        "Batch: activations grow with the batch; weights, gradients and optimizer state do not. The time of kernels "
+        "grows by the factor of their attainable times, or by the factor of the batch. Launches take as long as "
+        "before. Loading a batch takes as long as before, or grows with the batch."
     ),
     "micro_batches": (
         "Micro-batches: forward and backward run once for each micro-batch with all their launches. The gradients stay "
@@ -30,11 +30,11 @@ _ASSUMPTIONS: dict[str, str] = {
         "kernels move fewer bytes, or are as slow as before and are launched for each parameter."
     ),
     "offload": (
-        "Offloaded state: before its update, the state is copied to the GPU, tensor by tensor, and back after it, in "
-        "both directions at once or one after the other. Nothing else runs meanwhile."
+        "Offloaded state: before the update, the state is copied to the GPU tensor by tensor, and after the update, it "
+        "is copied back. Both directions overlap, or run one after the other. Nothing else runs meanwhile."
     ),
 }
-_PART_FIELDS: tuple[Field[MemoryPart], ...] = (
+_PART_FIELDS: tuple[Field[ChangedMemoryPart], ...] = (
     Field("at the peak", "text", lambda row: row.part),
     Field("before", "bytes", lambda row: row.before_bytes),
     Field("after", "bytes", lambda row: row.after_bytes),
