@@ -538,9 +538,9 @@ def unseen_faults() -> Iterator[str]:
         "two other processes, one after the other on the same GPU, so that they also differ by what differs between "
         "processes. *First* is the first finding before a rule was changed, and *later* the first finding after the "
         "rules were changed with these faults in view, which is not unseen any more. The captures of "
-        "`serve_kv` contain no whole step, because its model is called by two methods other than `forward`, so that `run` took the calls "
-        "of the model's parts for steps. Savings that are missed are mostly those of CPU time, which differs between "
-        "the timed and the recorded process by up to two thirds."
+        "`serve_kv` contain no whole step, because its model is called by two methods other than `forward`, so that "
+        "`run` took the calls of the model's parts for steps. Savings that are missed are mostly those of CPU time, "
+        "which differs between the timed and the recorded process by up to two thirds."
     )
     yield ""
     yield "| the first finding | faults | names the cause, or first a line of the fault | measured saving inside |"

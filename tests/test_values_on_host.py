@@ -76,3 +76,15 @@ def test_values_that_a_hook_reads_are_no_anomaly_detection() -> None:
     steps = backward("norm")
     assert [*find_gradient_checks(steps)] == []
     assert [candidate.id for candidate in find_host_sync(steps)] == ["host_sync"]
+
+
+def test_small_tensors_and_work_between_the_copies_of_a_state() -> None:
+    """Three copies of 20 µs and 300 µs of work after each of the first two are of one state, although one is small."""
+    steps = OperatorSteps().call("mm", LARGE, LARGE, out=[LARGE], us=500)
+    for size, after in ((1 << 20, 300), (512, 300), (1 << 20, 10)):
+        steps.call("_to_copy", LARGE, us=20, way=DEVICE_TO_PAGEABLE, size=size, after=after)
+    case = steps.call("mm", LARGE, LARGE, out=[LARGE], us=500).case(copy=0.7)
+    candidate = only(find_device_to_host_copy, case)
+    assert "3 copies" in text_of(candidate)
+    assert saved_us(case, candidate)[1] == pytest.approx(3 * 20 + 2 * 300, abs=60)
+    assert [*find_host_sync(case)] == []
