@@ -96,7 +96,7 @@ def test_one_share_of_the_gpus_work(capture: Path) -> None:
         assert step.busy_share == pytest.approx(share)
         words = " ".join(("step_busy_share", *(f"{key}='{value}'" for key, value in asked.items())))
         assert ask(Evidence(captures), words).value == pytest.approx(share, rel=1e-5)
-        assert f"the GPU works {rounded_percent(share)} of" in render(build_report([one]))
+        assert f"GPU busy {rounded_percent(share)} of" in render(build_report([one]))
 
 
 def sum_parts(row: dict[str, Any]) -> float:

@@ -122,7 +122,7 @@ def test_the_first_screen_states_the_attainable_time(recorded: CaptureSummary) -
     capture = replace(recorded, account=make_account())
     blocks = decision_section(capture, Evidence((capture,))).blocks
     text = render(Report("", (Section("decision", "", blocks),))).replace("\N{NO-BREAK SPACE}", " ")
-    assert " · attainable about 23.9 ms on this GPU · the GPU works" in text
+    assert " · attainable about 23.9 ms on this GPU · GPU busy" in text
     assert [block.parts[0] for block in blocks if isinstance(block, StepBars)] == ["attainable", "matmul"]
     assert "The attainable time" not in text
 

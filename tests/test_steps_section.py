@@ -136,16 +136,16 @@ def clear(text: str) -> str:
 @pytest.mark.parametrize(
     ("known", "said"),
     [
-        (None, "**90 ms a step under the profiler · the GPU works 33 % of the step**"),  # 30 of 90 ms
+        (None, "**90 ms a step under the profiler · GPU busy 33 % of the step**"),  # 30 of 90 ms
         (
             UnprofiledStep(80.0, 88.4, False),
-            "**≈ 84.2 ms a step (80–88, estimated; profiled 90) · the GPU works 36 % of the step**",
+            "**≈ 84.2 ms a step (80–88, estimated; profiled 90) · GPU busy 36 % of the step**",
         ),
         (
             UnprofiledStep(84.0, 85.0, False),
-            "**≈ 84.5 ms a step (estimated; profiled 90) · the GPU works 36 % of the step**",
+            "**≈ 84.5 ms a step (estimated; profiled 90) · GPU busy 36 % of the step**",
         ),
-        (UnprofiledStep(60.0, 60.0, True), "**60 ms a step (measured; profiled 90) · the GPU works 50 % of the step**"),
+        (UnprofiledStep(60.0, 60.0, True), "**60 ms a step (measured; profiled 90) · GPU busy 50 % of the step**"),
     ],
 )
 def test_the_length_of_a_step(capture: CaptureSummary, known: UnprofiledStep | None, said: str) -> None:
@@ -158,11 +158,11 @@ def test_communication_is_said_beside_the_work(capture: CaptureSummary) -> None:
     """Of the GPU that computes most: 72 of 90 ms are work, 12 of these communicate alone."""
     step = step_of(device_of(0, 30.0, 0.0, 60.0), device_of(1, 60.0, 12.0, 18.0))
     said = decision_of(replace(capture, step=step))
-    assert "GPU 1 works 80 % of the step · communicates without computing for 13 %" in said
+    assert "GPU 1 busy 80 % of the step · communicates without computing for 13 %" in said
     # In 65 ms without the profiler there is no room for the 72: a part of the 12 was waiting, 60 ÷ 65 are work.
     timed = replace(step, unprofiled_ms=UnprofiledStep(65.0, 65.0, True))
     said = decision_of(replace(capture, step=timed))
-    assert "65 ms a step (measured; profiled 90) · GPU 1 works 92 % of the step" in said
+    assert "65 ms a step (measured; profiled 90) · GPU 1 busy 92 % of the step" in said
     assert "communicates without computing for 13 % of a profiled step" in said
     bars = make_step_bars(timed, "t")
     assert bars is not None
@@ -300,7 +300,7 @@ def test_what_counts_as_a_step(capture: CaptureSummary) -> None:
 def test_steps_without_gpu_work(capture: CaptureSummary) -> None:
     device = DeviceSteps(0.0, 0.0, 0.0, 90.0, 0, (), (), (IdleTime("unknown", None, None, 90.0, 1),))
     text = decision_of(replace(capture, step=replace(step_of(device), launch_latency_us=None), diagnosis=None))
-    assert "**90 ms a step under the profiler · the GPU works 0 % of the step**" in text
+    assert "**90 ms a step under the profiler · GPU busy 0 % of the step**" in text
     assert "Nothing runs on the GPU during the steps." in text
     assert "```" not in text  # no bar
 

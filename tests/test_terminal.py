@@ -119,7 +119,7 @@ def test_the_bar_the_answer_and_three_findings(capture: CaptureSummary) -> None:
     assert lines[:6] == [
         "train",
         "NVIDIA H200 · fp32 · 2 training steps · nsys 2025.3",
-        "90 ms a step under the profiler · the GPU works 33 % of the step",
+        "90 ms a step under the profiler · GPU busy 33 % of the step",
         f"{' matmul '.center(18)}{'E'.center(9)}{' idle '.center(53, SHADE)}",
         "In these 90 ms:  M matmul 20 ms 22 %  E elementwise 10 ms 11 %",
         f"{SHADE} idle 60 ms 67 %",

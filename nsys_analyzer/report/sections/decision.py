@@ -166,9 +166,9 @@ def _describe_length(capture: CaptureSummary, step: StepSummary) -> str:
     if capture.on_cpu:
         clauses += [] if share is None else [f"operators run for {rounded_percent(share)} of {profiled}"]
     elif share is not None:
-        gpu = f"GPU {step.device}" if len(step.devices) > 1 else "the GPU"
+        gpu = f"GPU {step.device}" if len(step.devices) > 1 else "GPU"
         least = "at least " if step.idle_of("unrecorded") else ""
-        clauses.append(f"{gpu} works {least}{rounded_percent(share)} of {whole}")
+        clauses.append(f"{gpu} busy {least}{rounded_percent(share)} of {whole}")
         exposed = step.exposed_communication_ms / step.total_ms if step.total_ms else 0.0
         if exposed >= _NEGLIGIBLE_SHARE:
             clauses.append(f"communicates without computing for {rounded_percent(exposed)} of {profiled}")
