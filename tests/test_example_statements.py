@@ -80,7 +80,7 @@ GIVEN = (
     "--model small --precision bf16 --requests 16 --batch-size 8 --tokens 32",  # the command line of the server
     "`torchrun --nproc-per-node 2 -m profiling_targets.distributed`",
     "with buckets of 25 MiB, and with such buckets over NVLink",  # DistributedDataParallel's own size of buckets
-    "11 faults on H200s, two at a time, and 16 on H100s, three at a time",  # the runs with faults of unknown kinds were recorded beside each other
+    "11 faults on H200s, two at a time, and 16 on H100s, three at a time",  # faults of unknown kinds
     "on one H100, six of them three at a time",  # faults were recorded beside each other
     "two further programs look like those of users",
     "--warmup 14 --steps 10 -- python llama.py",  # the command line of the new pairs
