@@ -1,4 +1,4 @@
-"""Says what fills the memory of a GPU at its peak, what grows, and why an allocation failed."""
+"""Reports what fills the memory of a GPU at its peak, which memory grows, and why an allocation failed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nsys_analyzer.report.model import Answer, Block, Field, Listing, Paragraph,
 from nsys_analyzer.report.units import format_bytes, format_count, format_ms
 from nsys_analyzer.text import StrOrText, join_names, join_texts, phrase
 
-#: The number of lines in the tables of a report. The JSON has all.
+#: The largest number of lines in the tables of a report. The JSON contains all lines.
 _MOST_LINES, _MOST_GROWING_LINES = 12, 5
 #: Lines with less than this share of the peak are left out.
 _LEAST_SHARE = 0.002
@@ -29,7 +29,7 @@ _CATEGORY_WORDS: dict[MemoryCategory, str] = {
     "held": "older memory",
     "unknown": "use unknown",
 }
-#: The sentences that explain categories which the words do not explain.
+#: The sentences that define categories whose names do not explain themselves.
 _LEGEND: dict[MemoryCategory, str] = {
     "optimizer state": "Memory from before the recording counts as weights and optimizer state if it has the sizes of "
     "gradients.",
@@ -46,7 +46,7 @@ def memory_section(account: MemoryAccount, title: str, *, show_all: bool = False
 
 
 def answer_memory(account: MemoryAccount, title: str, *, show_all: bool = False) -> Iterator[Block]:
-    """Yields the allocations that failed, the peak and what fills it, and what grows from step to step."""
+    """Yields the failed allocations, the peak and its parts, and the memory that grows from step to step."""
     for failure in account.out_of_memory:
         yield Answer(
             phrase(
@@ -106,7 +106,7 @@ def _say_peak(account: MemoryAccount) -> StrOrText:
 
 
 def _say_rest(account: MemoryAccount) -> str:
-    """Returns what PyTorch and others hold beside the blocks in use."""
+    """Returns sentences on the memory that PyTorch, CUDA, NCCL and other processes hold."""
     held = f"PyTorch then holds {format_bytes(account.peak.reserved_bytes)} of the GPU. "
     if account.outside_bytes is None:
         return f"{held}What other processes, CUDA and NCCL hold is not part of a snapshot."
@@ -189,7 +189,7 @@ def _say_failure(failure: OutOfMemory) -> StrOrText:
         largest = format_bytes(moment.largest_free_bytes)
         sentences.append(
             f"The unused {format_bytes(unused)} are in pieces of at most {largest}"
-            f"{', too small for it' if moment.largest_free_bytes < failure.requested_bytes else ''}."
+            f"{', too small for the allocation' if moment.largest_free_bytes < failure.requested_bytes else ''}."
         )
     free = format_bytes(failure.device_free_bytes)
     if failure.is_limited:
