@@ -280,6 +280,10 @@ def test_the_sentences_of_ranks(captures: tuple[CaptureSummary, ...]) -> None:
         values |= {("steps", data["steps"]), *(("steps", one["slowest_steps"]) for one in data["ranks"])}
         for rank in data["ranks"]:
             values.add(("%", rank["exposed_communication_ms"] / rank["step_ms"]["median"]))
+        if replayed := data["replayed_step"]:
+            values |= {*values_of(replayed), *(("%", share) for share in replayed["limits"].values())}
+        if pipeline := data["pipeline"]:
+            values |= {*values_of(pipeline)}
         values |= {("ms", ms) for one in run.findings for ms in (one.saves_ms_low, one.saves_ms_high)}
         said = [
             block
