@@ -207,18 +207,18 @@ def page(pairs: Sequence[Pair]) -> Iterator[str]:
     yield ""
     yield (
         "The programs in `examples/faults` train a network with one common fault. From a capture under nsys, "
-        "`nsys-analyze explain` predicts what the fix saves. Then the loop with the fault and the loop without it "
-        "were timed in turns, without a profiler. The measured saving is the median of the differences of the rounds."
-        " The captures and the times are in `examples/faults`; `make accuracy` makes this page from them."
+        "`nsys-analyze explain` predicts what the fix saves. Then the loop with the fault and the loop without it were "
+        "timed in turns, without a profiler. The measured saving is the median of the differences of the rounds. The "
+        "captures and the times are in `examples/faults`; `make accuracy` makes this page from them."
     )
     yield ""
     yield from summary(pairs)
     yield ""
     yield (
         "*Pairs that set a constant* are those with which a rule, a constant or the width of an interval was chosen. "
-        "Nothing was chosen with the *other pairs*. Each row has the predictions from the capture alone (*recorded*; if"
-        " `run` made the capture, it has timed steps of the same process), or also from the timed step (*timed*). The "
-        "faults of the host leave the kernels unchanged, so that two simple predictions stand beside ours: the time in "
+        "Nothing was chosen with the *other pairs*. Each row has the predictions from the capture alone (*recorded*; "
+        "if `run` made the capture, it has timed steps of the same process), or also from the timed step (*timed*). "
+        "The faults of the host leave the kernels unchanged, so the table also has two simple predictions: the time in "
         "which kernels run in the capture, and the profiled step minus the idle time of the cause."
     )
     yield ""
@@ -228,7 +228,7 @@ def page(pairs: Sequence[Pair]) -> Iterator[str]:
         "The aims for the other pairs are an error of the step after the fix of 4 % in the median and of 13 % for nine "
         "of ten, 80 % of the savings inside intervals of ±20 % in the median (±12 % for timed steps), and an error of "
         "the step with the fault of 3.3 %. Steps that launching limits differ more from round to round than steps that "
-        "the GPU fills, so that savings of launches are known worst. The `fp32` of the convolution is not a fault, "
+        "the GPU fills, so savings of launches have the largest errors. The `fp32` of the convolution is not a fault, "
         "because cuDNN convolves in TF32 for any precision of matmuls. A saving is limited to the time of its cause, "
         "and to the step minus the GPU's work that stays, as they were recorded."
     )
@@ -236,8 +236,8 @@ def page(pairs: Sequence[Pair]) -> Iterator[str]:
         names = ", ".join(f"`{pair.fault}` of the {pair.recording}" for pair in others)
         yield ""
         yield (
-            f"These captures are not of the program that was timed, because their kernels take longer than the step: "
-            f"{names}. They are not counted."
+            "The programs of these captures differ from the timed programs, because the recorded kernels take longer "
+            f"than the timed step: {names}. They are not counted."
         )
     yield from ("", *first_predictions())
     for title, is_calibrated in HALVES:
@@ -254,23 +254,23 @@ def first_predictions() -> Iterator[str]:
     yield "### The first predictions of the other pairs"
     yield ""
     yield (
-        "The Llama-like model and the ResNet were recorded on H100s after the rules were complete. The table below "
-        "has the predictions before any rule was changed with them in view. Then rules were changed: a thread that "
-        "pins batches also fetches and frees them (`pageable`), the spread of the timed steps of the recorded process "
-        "widens intervals, the first step after a recording does not count, and a replay begins with the work that "
-        "the GPU still has from the steps before (`memory_format`). So the figures above are not unseen any more. The "
-        "three networks were not recorded on another kind of GPU, the captures of the encoder that are named above "
-        "were not repeated, and `eager` of the Llama-like model and `empty_cache`, `tiny_batch` and `none` of the "
-        "ResNet have no times or no capture."
+        "The Llama-like model and the ResNet were recorded on H100s after the rules were complete. The table below has "
+        "the predictions before any rule was changed with them in view. Then rules were changed: a thread that pins "
+        "batches also fetches and frees them (`pageable`), the spread of the timed steps of the recorded process "
+        "widens intervals, the first step after a recording does not count, and a replay begins with the work that the "
+        "GPU still has from the steps before (`memory_format`). So the figures above are no longer figures of unseen "
+        "programs. The three networks were not recorded on another kind of GPU, the captures of the encoder that are "
+        "named above were not repeated, and `eager` of the Llama-like model and `empty_cache`, `tiny_batch` and `none` "
+        "of the ResNet have no times or no capture."
     )
     yield ""
     yield from (FOLDER / "first_predictions.md").read_text(encoding="utf-8").splitlines()
     yield ""
     yield (
-        "Steps that the GPU fills are predicted to 6 % (the Llama-like model, but for the unpinned batches). The "
-        "steps of the ResNet are mostly limited by the CPU, and its rounds have standard deviations of up to 12 %. "
-        "The steps that the recorded process timed differ from the rounds by as much: this is most of the errors of "
-        "`checkpoint`, `foreach` and `item`. Other misses have a reason in the model:"
+        "For steps that the GPU fills, the error is at most 6 % (the Llama-like model, except for unpinned batches). "
+        "The steps of the ResNet are mostly limited by the CPU, and its rounds have standard deviations of up to 12 %. "
+        "The steps that the recorded process timed differ from the rounds by similar amounts, which explains most of "
+        "the errors of `checkpoint`, `foreach` and `item`. The model explains the other misses:"
     )
     yield ""
     yield (
@@ -278,8 +278,8 @@ def first_predictions() -> Iterator[str]:
         "that copies of 2 ms vanish, which the finding does not count."
     )
     yield (
-        "- `recomputation`: only the recomputed work and its launches are taken away in the replay. The fix probably "
-        "also saves time in the forward pass, where checkpointing handles each saved tensor in Python."
+        "- `recomputation`: the replay removes only the recomputed work and its launches. The fix probably also saves "
+        "time in the forward pass, where checkpointing handles each saved tensor in Python."
     )
     yield (
         "- `item`: the remedy computes all norms in a few kernels. The finding removes the waits; another finding, "
@@ -535,12 +535,12 @@ def unseen_faults() -> Iterator[str]:
         "not know the rules, in six programs that the rules had never seen (`examples/unseen_faults`). Each program "
         "was recorded once with each fault and once without it, by `nsys-analyze run -- python program.py`, with "
         "PyTorch 2.11. The steps on the H200 were timed in the recorded processes. The steps on the H100 were timed in "
-        "two other processes, one after the other on the same GPU, so that they also differ by what differs between "
-        "processes. *First* is the first finding before a rule was changed, and *later* the first finding after the "
-        "rules were changed with these faults in view, which is not unseen any more. The captures of "
-        "`serve_kv` contain no whole step, because its model is called by two methods other than `forward`, so that "
-        "`run` took the calls of the model's parts for steps. Savings that are missed are mostly those of CPU time, "
-        "which differs between the timed and the recorded process by up to two thirds."
+        "two other processes, one after the other on the same GPU, so they also differ as two processes of one program "
+        "do. *First* is the first finding before a rule was changed, and *later* the first finding after the rules "
+        "were changed with these faults in view, so that they are no longer unseen. The captures of `serve_kv` contain "
+        "no whole step, because its model is called by two methods other than `forward`, so that `run` took the calls "
+        "of the model's parts for steps. Savings that are missed are mostly those of CPU time, which differs between "
+        "the timed and the recorded process by up to two thirds."
     )
     yield ""
     yield "| the first finding | faults | names the cause, or first a line of the fault | measured saving inside |"

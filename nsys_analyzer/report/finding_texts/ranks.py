@@ -20,7 +20,7 @@ from nsys_analyzer.report.units import format_bytes, format_count, format_ms, ro
 
 def describe_late_rank(figures: LateRankFigures) -> FindingTexts:
     """Returns the sentences of the finding on a rank that all others wait for."""
-    bounds = "The ranks cannot be replayed, so the saving is between nothing and all of this difference."
+    bounds = "The ranks cannot be replayed, so the saving is between nothing and all of the difference of own times."
     if figures.is_replayed:
         bounds = (
             f"The saving is the replayed step minus a step in which no other rank waits for {figures.rank}. Both are "
@@ -40,7 +40,7 @@ def describe_late_rank(figures: LateRankFigures) -> FindingTexts:
             "# what only this rank does: logging, checkpoints, longer batches; in other steps, or beside them:",
             "if rank == 0 and step % 100 == 0: log(metrics)",
             "torch.distributed.checkpoint.async_save(state, checkpoint_id=path)",
-            "# if it does the same as the others: nvidia-smi -q -d CLOCK,TEMPERATURE, and the CPUs that it may use",
+            "# if its work equals that of other ranks: nvidia-smi -q -d CLOCK,TEMPERATURE, and its CPU affinity",
         ),
         disproof="Swap the ranks' GPUs: if the same rank is late, the cause is the program; if the same GPU is late, "
         "the cause is the machine.",
@@ -74,7 +74,7 @@ _BUCKETS_EVIDENCE = "The reduction of a bucket cannot start before its last grad
 _OVERLAP_TEXTS: dict[OverlapKind, tuple[str, str, str, tuple[str, ...]]] = {
     "late gather": (
         "Parameters are gathered only after the computation before it",
-        "Each of them could be transferred while the layer before it computes.",
+        "Each all-gather could transfer data while the layer before it computes.",
         "each of these all-gathers starts together with the all-gather before it",
         (
             "for layer, next_layer in itertools.pairwise(layers):  # FSDP2; the parameters of two layers are in memory",
@@ -100,8 +100,9 @@ _OVERLAP_TEXTS: dict[OverlapKind, tuple[str, str, str, tuple[str, ...]]] = {
     ),
     "small buckets": (
         "Small buckets of gradients are reduced one by one",
-        "Each of them has a launch and a latency of its own.",
-        "they are joined to larger buckets. Their bytes take no time, or the time at the largest bandwidth of a bucket",
+        "Each bucket has its own launch and its own latency.",
+        "small buckets are joined to larger buckets. Their bytes take no time, or the time at the largest bandwidth "
+        "of a bucket",
         ("model = DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True)",),
     ),
 }
@@ -143,7 +144,7 @@ def describe_repeated_reductions(figures: RepeatedReductionFigures) -> FindingTe
     return FindingTexts(
         title=f"Gradients are reduced {figures.reductions} times per step",
         evidence=(
-            f"Each step has {figures.reductions} backward passes whose collectives are the same. A reduction after the "
+            f"Each step has {figures.reductions} backward passes with equal collectives. A reduction after the "
             "last of these passes is sufficient, because the optimizer runs only then.",
             f"Under the profiler, collectives transfer for {format_ms(figures.transfer_ms)} per step, of which "
             f"{format_ms(figures.exposed_ms)} are exposed. On average, a rank also waits for the other ranks for "
@@ -155,7 +156,7 @@ def describe_repeated_reductions(figures: RepeatedReductionFigures) -> FindingTe
         "errors of the length of a step.",
         remedy=remedy,
         disproof="Time the step with no reduction in all but the last backward pass: if it is no shorter, the "
-        "reductions are hidden.",
+        "reductions are already hidden.",
     )
 
 
