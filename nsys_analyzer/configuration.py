@@ -225,7 +225,7 @@ class GpuEnergy:
         clock_mhz, max_clock_mhz: the median clock of the multiprocessors during the steps, and the highest clock that
             the GPU allows.
         limits: the share of the readings in which the clock was limited, by cause: ``power`` or ``heat``.
-        phases: the power while each phase ran; empty if the phases are too short to tell.
+        phases: the power while each phase ran; empty if the phases are too short.
     """
 
     gpu: str

@@ -41,7 +41,7 @@ def operators(trace: Path, by: str, top: int | None, output_format: str, names: 
     """Prints the operators of a step of TRACE with their measured and their attainable times.
 
     The excess of an operator is its measured time above its attainable time, without calls that are faster than it.
-    The largest excess comes first. The reason explains most of the excess; it is missing if no test tells it. The
+    The largest excess comes first. The reason explains most of the excess; it is missing if it is not known. The
     operators are known if TRACE was recorded by nsys-analyze run, by PyTorch's profiler with record_shapes=True, or by
     nsys with --pytorch=autograd-shapes-nvtx. TRACE is a capture or a folder of captures.
     """

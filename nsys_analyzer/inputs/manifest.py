@@ -1,4 +1,4 @@
-"""Reads the manifest beside a trace, which tells the program that ran, its options, and how the run ended."""
+"""Reads the manifest beside a trace, which contains the program, its options, and how the run ended."""
 
 from __future__ import annotations
 

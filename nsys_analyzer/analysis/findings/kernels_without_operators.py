@@ -138,7 +138,7 @@ def find_unfused_elementwise(steps: StepsToExplain) -> Iterator[Candidate]:
     if study.operations_per_step(separate) < 2:
         return
     # Each compiled region costs additional CPU time. If launching limits the step, this cost may be as large as the
-    # saving of fewer launches: compiling made one such model 43 % faster, and another one 2 %.
+    # saving of fewer launches: compiling made one such model 43 % faster, and another model 2 %.
     save = saved_work if steps.idle_share >= LEAST_IDLE_SHARE else partial(saved_launches, steps)
     ms = study.work_ms(separate)
     mean_length = float(np.average(chain_length[separate], weights=study.replay.work_ns[separate]))

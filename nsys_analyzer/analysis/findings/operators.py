@@ -1,7 +1,7 @@
 """Rules for operators that take longer than they should.
 
-These rules know no faults. They compare the time of each operator with its attainable time. A test of the shapes tells
-the reason where it can. Each rule consists of a type of figures and a function that finds them.
+These rules compare the time of each operator with its attainable time, instead of looking for known faults. Tests of
+the shapes find the reason if they can. Each rule consists of a type of figures and a function that finds them.
 ``report/finding_texts/operators.py`` makes sentences from the figures.
 """
 
@@ -46,9 +46,9 @@ _CONSTANT = re.compile(r"::(?:new_)?(?:ones|zeros|full|scalar_tensor)(?:_like)?$
 _TRIANGLE = re.compile(r"::tri[lu]_?$")
 #: The maximum number of operators that a finding names.
 _MAX_OPERATORS = 3
-#: The smallest and the largest share of the time above the attainable time that is saved if no test tells the reason.
+#: The smallest and the largest share of the time above the attainable time that is saved if the reason is unknown.
 SLOW_OPERATOR_SAVINGS = (0.0, 1.0)
-#: The same shares if a test tells the reason.
+#: The smallest and the largest share that is saved if the reason is known.
 KNOWN_REASON_SAVINGS = (0.3, 1.0)
 #: The reasons that the rule on slow operators reports.
 _SLOW_REASONS: tuple[Reason, ...] = ("efficient_attention", "reduction", "many_kernels")
@@ -96,7 +96,7 @@ class OperatorsFigures(FindingFigures):
     module: str
 
 
-# --- operators above their attainable time, by a reason that the shapes tell
+# --- operators above their attainable time, for a reason that the shapes show
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def find_causal_masks(steps: StepsToExplain) -> Iterator[Candidate]:
         yield from make_candidate(steps, "causal_mask", figures, explained)
 
 
-# --- operators above their attainable time for no reason that the shapes tell
+# --- operators above their attainable time, without a reason that the shapes show
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,8 @@ _LARGEST_SCALAR_BYTES = 4096
 #: The largest share of a copy's time that is assumed to remain if the copy runs on another stream. The copy still takes
 #: memory bandwidth from other work.
 _REMAINING_COPY_SHARE = 0.15
-#: The time that a call in a forward pass takes without anomaly detection, in usual launches: the most and the least.
+#: The assumed time of a call in a forward pass without anomaly detection, as a multiple of the time of a usual launch:
+#: the longest and the shortest.
 FORWARD_LAUNCHES = (4.0, 1.0)
 #: The operators with which anomaly detection checks a gradient.
 _CHECK_OPERATORS = {"aten::isnan", "aten::_is_any_true", "aten::_local_scalar_dense"}
@@ -110,7 +111,7 @@ def find_device_to_host_copy(steps: StepsToExplain) -> Iterator[Candidate]:
 
 
 def _are_followed_by(study: Study, calls: Bools) -> Bools:
-    """Returns True for each of ``calls`` before another one, without other work between them; shape (calls,)."""
+    """Returns True for each of ``calls`` whose next call with work is also one of ``calls``; shape (calls,)."""
     does_work = study.calls_of(np.ones(len(study.operations), np.bool_))
     does_work |= np.isin(study.calls.kind, (COPY, SYNCHRONIZE, ALLOCATE, FREE))
     working = np.flatnonzero(does_work)
@@ -122,7 +123,7 @@ def _are_followed_by(study: Study, calls: Bools) -> Bools:
 def _find_scalar_copies(study: Study) -> Bools:
     """Returns True for each device-to-host copy of a few scalars, such as a loss; shape (operations,).
 
-    A small copy directly before or after a larger one is not of scalars: it is one of the tensors of a state.
+    A small copy next to larger copies is not a copy of scalars, but of a small tensor, such as in a model's state.
     """
     to_host = np.isin(study.operations.copy, INTO_HOST)
     is_small, run = study.operations.size <= _LARGEST_SCALAR_BYTES, np.cumsum(~to_host)
@@ -257,9 +258,9 @@ def find_round_trips(steps: StepsToExplain) -> Iterator[Candidate]:
 def _find_round_trips(steps: StepsToExplain) -> tuple[Bools, Bools]:
     """Returns the calls of round trips to the host, from the first copy to the last, and their copies.
 
-    A round trip is a copy to the host before a copy back from pageable memory, with no other work of the GPU between
-    them, in one function. A loop that reads a loss and then copies the next batch does the same, so the function that
-    calls the model or the optimizer does not count.
+    A round trip consists of a copy to the host and the next work of the GPU, a copy back from pageable memory, in one
+    function. A training loop that reads a loss and then copies the next batch also does this, so functions that call
+    the model or the optimizer do not count.
     """
     study, operators = steps.study, steps.operators
     calls, copies = np.zeros(len(study.calls), np.bool_), np.zeros(len(study.operations), np.bool_)
@@ -321,7 +322,7 @@ def find_gradient_checks(steps: StepsToExplain) -> Iterator[Candidate]:
     in_forward = study.calls_of(study.in_phase("forward"))
 
     def remove_checks(replay: Replay, usual_launches: float) -> Replay:
-        """Returns the steps without the checks, and with the given number of usual launches for each in forward."""
+        """Returns the steps without the checks. Each call in forward takes at most the time of the given launches."""
         unchecked = replay.without_calls(calls).scale_work(np.where(checks, 0.0, 1.0))
         excess_ns = np.maximum(replay.cpu_ns - usual_launches * replay.median_launch_ns, 0.0)
         return unchecked.without_cpu_time(np.where(in_forward, excess_ns, 0.0))
@@ -341,7 +342,7 @@ def find_gradient_checks(steps: StepsToExplain) -> Iterator[Candidate]:
 def _find_gradient_checks(steps: StepsToExplain) -> Bools:
     """Returns True for each operation with which anomaly detection looks for NaN in gradients; shape (operations,).
 
-    It computes ``isnan`` of each gradient, whether any element is true, and reads this on the CPU.
+    Anomaly detection computes ``isnan`` of each gradient, computes whether any element is true, and reads the result.
     """
     operators = steps.operators
     checks = np.zeros(len(steps.study.operations), np.bool_)

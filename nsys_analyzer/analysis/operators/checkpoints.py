@@ -74,7 +74,8 @@ def order_accesses(
     """Yields the memory of each call of a changed step, in the order of the calls.
 
     Before the first call of a checkpointed module in the backward pass, the module's forward pass is repeated. Two of
-    several micro-batches are enough to find the peak: the gradients of the first one are kept during the second one.
+    several micro-batches are enough to find the peak: the gradients of the first micro-batch are kept during the
+    second.
     """
     repetition_of: dict[int, tuple[int, set[int]]] = {}
     repeated_before: dict[int, tuple[CheckpointedModule, int, set[int]]] = {}

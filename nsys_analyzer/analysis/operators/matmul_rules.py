@@ -35,7 +35,7 @@ def count_scores(call: Call) -> float:
     """Returns the number of scores that an attention operator computes.
 
     Raises:
-        LookupError: the operator is no attention, or its inputs do not tell the number.
+        LookupError: the operator is no attention, or its inputs do not determine the number.
     """
     return _ATTENTION[call.signature.name].count_scores(call)
 
@@ -172,11 +172,11 @@ def _make_convolution() -> Rule:
 def _make_convolution_backward() -> Rule:
     """Makes the rule of ``convolution_backward(grad_output, input, weight, …, transposed, …, output_mask)``.
 
-    The mask tells which gradients are computed: those of the input, of the weight and of the bias.
+    The mask selects the computed gradients: of the input, of the weight and of the bias.
     """
 
     def count_flops(call: Call) -> float:
-        """Returns the FLOPs of the gradients of the input and the weight, each as many as those of the convolution."""
+        """Returns the FLOPs of the gradients of input and weight. Each has as many FLOPs as the convolution."""
         multiplied = call.tensor(1 if call.value(7) else 0).shape
         for_input, for_weight, _ = call.value(10)
         return (int(for_input) + int(for_weight)) * _count_convolution_flops(call.tensor(2), multiplied)
@@ -218,7 +218,7 @@ class _Attention(NamedTuple):
         offsets: the position of the offsets of sequences that are packed one after the other, or None.
         ends_at_last: whether the last query sees all keys if there are fewer queries than keys.
         window: the position of the number of earlier keys that a query sees; -1 is all. That of later keys follows.
-        pages: the position of the table of pages, or None. It does not tell how many pages are in use.
+        pages: the position of the table of pages, or None. It does not show how many pages are in use.
     """
 
     query: int
@@ -314,7 +314,7 @@ def _make_template_rule(name: str) -> Rule | None:
         raise call.unknown("operands")
 
     def count_attention(call: Call) -> float:
-        """Returns the FLOPs of FlexAttention. If a mask has several blocks, only its content tells which are used."""
+        """Returns the FLOPs of FlexAttention. Only the content of a mask shows which of its blocks are used."""
         query, key, value, *mask_blocks = (tensor for tensor in call.tensors() if len(tensor.shape) == 4)
         if any(tensor.dtype == "int32" and tensor.shape[-1] > 1 for tensor in mask_blocks):
             raise call.unknown("number of blocks")

@@ -150,7 +150,7 @@ def _add_up_by_call(study: Study, call: Ints, ns: Floats, calls: int) -> Floats:
 
 
 def _find_precisions(study: Study, signature: Ints, is_known: Bools) -> Mapping[int, str]:
-    """Returns the precision in which the kernels of a signature multiply, if their names tell it.
+    """Returns the precision in which the kernels of a signature multiply, if their names show it.
 
     Tensors in fp32 may be multiplied in TF32, which only the names of the kernels show.
 

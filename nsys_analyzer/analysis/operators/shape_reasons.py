@@ -1,4 +1,4 @@
-"""Explains the time of operators above their attainable time, where their shapes tell the reason.
+"""Explains the time of operators above their attainable time, if their shapes show the reason.
 
 The reasons are the precision, the memory format of images, and sizes that do not suit tensor cores.
 """
@@ -30,11 +30,11 @@ from nsys_analyzer.trace.operator_calls import Signature, Tensor, TensorArgument
 #: reason that applies:
 #:
 #: - a ``Redundancy``: a step does not need the call.
-#: - ``precision``, ``memory_format``, ``alignment``: the shapes tell the reason; see ``explain_calls``.
+#: - ``precision``, ``memory_format``, ``alignment``: the shapes show the reason; see ``explain_calls``.
 #: - ``attention``: the call works on the scores of unfused attention.
 #: - ``efficient_attention``: the call is PyTorch's memory-efficient attention.
-#: - ``reduction``: the call reduces over elements that are not stored one after the other.
-#: - ``unfused``: one kernel could do the chain of operators that contains the call.
+#: - ``reduction``: the call reduces over elements that are not adjacent in memory.
+#: - ``unfused``: one kernel could replace the chain of operators that contains the call.
 #: - ``copies``: the call only copies a tensor.
 #: - ``small_grid``: kernels of the call have fewer blocks than the GPU has multiprocessors.
 #: - ``wave_tail``: the last wave of blocks of the call's kernels fills only a part of the GPU.
@@ -78,7 +78,7 @@ class ExplainedCalls:
 
 
 def explain_calls(operators: PricedOperators) -> Mapping[Reason, ExplainedCalls]:
-    """Returns the calls for which the shapes tell the reason, by the reason. Each call has at most one reason."""
+    """Returns the calls that shapes explain, by the reason. Each call has at most one reason."""
     pending, explained = find_needed_calls(operators), dict[Reason, ExplainedCalls]()
     tests: dict[Reason, Callable[[PricedOperators, Bools], ExplainedCalls]] = {
         "precision": _explain_precision, "memory_format": _explain_memory_format, "alignment": _explain_alignment,

@@ -54,7 +54,7 @@ def find_pipeline(
     if len(lengths) != 1 or not max(lengths):
         return None
     first, second, *_, last = (*chains[0], chains[0][-1])
-    # If the schedule is interleaved, the last stage sends activations to the first one, too.
+    # If the schedule is interleaved, the last stage also sends activations to the first stage.
     wrapped = messages[last, first] if first in later_stages.get(last, ()) else 0
     micro_batches = messages[first, second] - wrapped
     if micro_batches <= 0:
@@ -121,7 +121,7 @@ def _find_chains(messages: _Messages, later_stages: Mapping[int, set[int]]) -> I
     """
     has_earlier_stage = {later for stages in later_stages.values() for later in stages}
     heads = [place for place in later_stages if place not in has_earlier_stage]
-    # If the schedule is interleaved, the last stage also sends to the first one, which has the lowest rank.
+    # If the schedule is interleaved, no stage is a head. The first stage is then the stage of the lowest rank.
     connected: set[int] = set()
     for head in heads or sorted(later_stages):
         if head in connected:

@@ -214,7 +214,7 @@ class Pipeline:
         schedule: the order of the forward and backward passes, inferred from the first stage.
         micro_batches: the number of micro-batches per step.
         chunks: the number of parts of the model that each stage has; more than 1 if the schedule is interleaved.
-        stages: the stages, the first one first.
+        stages: the stages in the order of the forward pass.
         bubble_share: the part of a step in which a stage only waits in sends and receives, as a mean over the stages.
         equal_stages_share: ``bubble_share`` if all p stages took equally long: (p − 1) / (m · chunks + p − 1) for m
             micro-batches.

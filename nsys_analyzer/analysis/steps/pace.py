@@ -122,7 +122,8 @@ def _fit_profiler_cost(study: Study, most_cost: Replay, step_ns: float) -> list[
     """Subtracts the profiler's cost from the steps. The cost is fitted so that a step has the length ``step_ns``.
 
     If this cost is not between 0 and its upper bound, the CPU may have been faster or slower instead. The list then
-    also contains the steps with a fitted speed of the CPU. Fits that miss the length are left out if another one fits.
+    also contains the steps with a fitted speed of the CPU. Replays with another length are left out if one replay has
+    this length.
     """
     cost = find_profiler_cost(study.replay, step_ns)
     fitted = [study.replay.without_profiler_cost(cost)]

@@ -1,7 +1,7 @@
-"""Inserts repetitions of calls into studied steps, for changes that let a program do a part of a step again.
+"""Inserts repetitions of calls into studied steps, for changes with which a program runs a part of a step again.
 
-The repetitions first take no time. So the steps before a change and after it have the same calls and operations, and
-every function that compares two replays also compares these.
+The repetitions take no time at first. So the steps before and after a change have the same calls and operations, and
+all functions that compare two replays can compare these steps.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class RepeatedCalls:
 
     Attributes:
         study: the steps with the repetitions.
-        original_call, original_operation: for each call and operation, the index of the one that it repeats, or its own
-            index. They are indices in ``study``.
-        repetition: for each call, the number of its repetition in the order that was given; ``NONE`` for the others.
+        original_call, original_operation: the index in ``study`` of the call or operation that each call or operation
+            repeats; its own index if it repeats none.
+        repetition: the index of the repetition to which each call belongs; ``NONE`` for calls that repeat none.
         source_call, source_operation: the indices of the repeated calls and operations in the given study.
     """
 

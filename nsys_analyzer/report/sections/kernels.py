@@ -243,7 +243,7 @@ def _describe_attention(attention: AttentionSummary, sampled: CounterRow | None)
 def describe_bandwidth(attention: AttentionSummary, sampled: CounterRow | None) -> str:
     """Returns the bandwidth of softmax, its share of the memory's peak, and whether softmax is memory-bound.
 
-    The hardware counters ``sampled`` of softmax tell that. Without them, a lower bound of its traffic does.
+    The hardware counters ``sampled`` of softmax show this. Without counters, a lower bound of its traffic shows it.
     """
     if sampled and sampled.dram_share is not None:
         share, verdict = rounded_percent(sampled.dram_share), "is" if sampled.limited_by == "memory" else "is not"

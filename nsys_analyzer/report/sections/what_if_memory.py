@@ -84,7 +84,7 @@ def memory_what_if_section(prediction: MemoryWhatIf) -> Section:
 
 
 def _format_size(size_bytes: float) -> str:
-    """Returns a size with two decimal places of GiB, which tell the ends of an interval apart."""
+    """Returns a size with two decimal places of GiB, so that the ends of an interval differ."""
     return (
         f"{format_fixed(size_bytes / _GIB, 2)}{NO_BREAK_SPACE}GiB" if size_bytes >= _GIB else format_bytes(size_bytes)
     )
