@@ -80,7 +80,7 @@ _REDUNDANCY: Mapping[Redundancy, _RedundancyWords] = {
         "limit it.",
     ),
     "no_backward": _RedundancyWords(
-        "A forward pass keeps gradients that nothing uses",
+        "A forward pass keeps activations that nothing uses",
         "Autograd records the graph of a forward pass, but no backward pass reads its activations.",
         (
             "with torch.no_grad():              # keeps no activations",
@@ -197,13 +197,13 @@ def describe_misaligned(figures: MisalignedFigures) -> FindingTexts:
         title=f"{noun} {sizes} {'does' if len(figures.sizes) == 1 else 'do'} not suit tensor cores",
         evidence=(
             _say_time(figures),
-            f"Their matrices have rows of {sizes} elements, which is not a multiple of {ALIGNMENT_BYTES} bytes. "
-            "Kernels with the fastest loads and tensor cores need such a multiple.",
+            f"The matrices of these operators have rows of {sizes} elements, whose size is not a multiple of "
+            f"{ALIGNMENT_BYTES} bytes. Tensor cores and the fastest loads of kernels need such a multiple.",
             *_say_operators(figures)[:1],
         ),
         derivation=f"The step is replayed with {padded}. The attainable time is then "
-        f"{format_ms(figures.padded_ms)}. The lower bound assumes that the padded operators take longer than this by "
-        "the same ratio as the other matmuls of the step.",
+        f"{format_ms(figures.padded_ms)}. The lower bound assumes that the padded operators exceed this time by "
+        "the same ratio as the other matmuls of the step exceed their attainable times.",
         remedy=tuple(
             f"{size} -> {larger}  # pad this size: vocabulary, features or tokens; ignore the padding in the loss"
             for size, larger in figures.sizes
@@ -217,7 +217,7 @@ def describe_memory_format(figures: MemoryFormatFigures) -> FindingTexts:
     bounds, origin = " to ".join(map(rounded_percent, MEMORY_FORMAT_SAVINGS)), figures.origin
     title = "Images are stored by channel (NCHW), not as channels_last"
     reason = (
-        "The strides of their tensors show that each channel is stored separately. Convolutions on tensor cores "
+        "The strides of the tensors show that each channel is stored separately. Convolutions on tensor cores "
         "transpose such tensors, and norms of channels read them in small pieces."
     )
     compared = "above their attainable time"

@@ -132,7 +132,7 @@ def _tabulate_account(account: StepAccount, title: str) -> Table:
 #: The words for the reasons of operators in tables, and what they mean.
 _REASONS: Mapping[str, tuple[str, str]] = {
     "recomputed": ("recomputed", "the backward pass runs the operator again."),
-    "no_backward": ("no backward pass", "the operator keeps activations for gradients that nothing uses."),
+    "no_backward": ("no backward pass", "the operator keeps activations that no backward pass uses."),
     "unused": ("unused result", "nothing uses the result."),
     "repeated": ("repeated", "the operator already ran with the same inputs."),
     "undone": ("undone conversion", "a conversion is undone without a use in between."),
