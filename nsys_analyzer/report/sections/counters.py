@@ -31,10 +31,12 @@ def answer_counters(capture: CaptureSummary, labels: Mapping[str, str]) -> Itera
     counters, title = capture.counters, capture.title
     if counters is None:
         if capture.run and "--gpu-metrics-device" in (capture.run.profile_command or ""):
-            text = (
+            missing = phrase(
                 "nsys was told to sample the GPU's counters, but the capture has no samples of the process's GPU. `{}` "
+                "prints nsys's messages about that.",
+                "nsys-analyze info CAPTURE",
             )
-            yield Answer(phrase(f"{text}prints nsys's messages about that.", "nsys-analyze info CAPTURE"), title)
+            yield Answer(missing, title)
         return
     sentences = [*_describe_limits(counters), *_describe_traffic(counters), *_describe_clocks(counters)]
     if not sentences:
