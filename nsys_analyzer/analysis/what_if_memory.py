@@ -40,8 +40,8 @@ _ASSUMED_LINK_BYTES_PER_NS = (20.0, 50.0)
 #: A copy shows the bandwidth of the link if it has at least this size, bytes.
 _LARGE_COPY_BYTES = 1 << 22
 #: The most time that the CPU needs for a saved tensor of a checkpointed module, ns, in each of its two passes: PyTorch
-#: calls hooks in Python. With this time, the interval of a Llama with twelve checkpointed blocks of 20 saved tensors on an
-#: H100 ends at 45.8 ms. Its measured step is 46.1 ms, and launching limits it.
+#: calls hooks in Python. With this time, the interval of a Llama with twelve checkpointed blocks of 20 saved tensors
+#: ends at 45.8 ms on an H100. Its measured step is 46.1 ms, and launching limits it.
 _SAVED_TENSOR_CPU_NS = 30_000.0
 #: Matches the number of a layer in the path of a module.
 _NUMBER = re.compile(r"(?<=\.)\d+\b|^\d+\b")
