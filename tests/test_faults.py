@@ -244,6 +244,7 @@ def test_the_remedy_takes_the_records_from_the_garbage_collector() -> None:
 
 def test_ranges_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
+    monkeypatch.setattr(harness, "_ranges_enabled", True)  # a target that ran without ranges turned them off
     monkeypatch.setattr(harness, "range_functions", lambda: (opened.append, lambda: None))
     training = Training(case(replace(CONTROL, norms="total", checkpoint="blocking")))
     training.step()

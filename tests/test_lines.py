@@ -76,9 +76,9 @@ def clocked(program: Program, *at: float, pid: int = PID, drift: float = 0.0) ->
     return program
 
 
-def waiting() -> Program:
+def waiting(launch: tuple[int, int] = (-10, -6)) -> Program:
     """A step [0, 1000) µs: a kernel, a wait for it to 210, nothing to 400, memory is freed to 600, another kernel."""
-    made = Program().step(0, 1000).work((-10, -6), (0, 200))
+    made = Program().step(0, 1000).work(launch, (launch[1] + 6, 200))
     made.api(SYNC, 20, 210)
     made.api(FREE, 400, 600)
     made.work((700, 704), (706, 1000))

@@ -66,7 +66,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory, real_capture: Callable[[str]
         if name == "lines":
             (folder / "lines").mkdir()
             write_stacks(folder / "lines", LOADING)
-            return (clocked(waiting(), -20).write(folder / "lines" / "t.sqlite"),)
+            return (clocked(waiting(launch=(2, 6)), -20).write(folder / "lines" / "t.sqlite"),)
         if name == "deep":
             return (deep_capture(folder / "deep.sqlite"),)
         if name == "several":
@@ -310,7 +310,7 @@ def test_a_finding_leads_to_its_place(view: Callable[..., View]) -> None:
 def test_a_gap_shows_the_stack_at_that_moment(view: Callable[..., View]) -> None:
     shown = view("lines")
     shown.page.locator("#canvas").press("]")
-    assert shown.facts()["on the critical path"] == "no"  # it was launched before the step
+    assert shown.facts()["on the critical path"] == "yes"  # the program waits for it
     assert "on the critical path" in shown.page.locator("#legend").inner_text()
     shown.page.locator("#canvas").press("]")
     while "line of the program" not in (gap := shown.facts()):  # the gap is cut where its cause changes
