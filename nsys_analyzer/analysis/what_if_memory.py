@@ -209,11 +209,11 @@ def _predict_peak(
     state, older_bytes = memory.optimizer_state, memory.older_bytes
     state_bytes = state.state_bytes if state else 0.0
     new_state_bytes = _count_new_state_bytes(state, question.optimizer) if state else 0.0
-    measured = capture.unprofiled.peak_memory_bytes if capture.unprofiled else None
-    peak_bytes = measured or before.bytes + older_bytes
+    measured_peak_bytes = capture.unprofiled.peak_memory_bytes if capture.unprofiled else None
+    peak_bytes = measured_peak_bytes or before.bytes + older_bytes
     other_bytes = peak_bytes - before.bytes - older_bytes
     new_peak_bytes = peak_bytes + after.bytes - before.bytes + new_state_bytes - state_bytes
-    tolerance = _PEAK_TOLERANCE if measured else _UNMEASURED_PEAK_TOLERANCE
+    tolerance = _PEAK_TOLERANCE if measured_peak_bytes else _UNMEASURED_PEAK_TOLERANCE
     # Tensors that only a variable of the program keeps may grow with the batch, or not.
     half_bytes = tolerance * new_peak_bytes + abs(other_bytes * (batch - 1))
     parts = [
@@ -224,7 +224,7 @@ def _predict_peak(
     ]
     return PeakMemory(
         before_bytes=peak_bytes,
-        is_measured=measured is not None,
+        is_measured=measured_peak_bytes is not None,
         after_bytes=new_peak_bytes,
         after_bytes_low=max(new_peak_bytes - half_bytes, 0.0),
         after_bytes_high=new_peak_bytes + half_bytes,
@@ -291,8 +291,8 @@ class _ChangedSteps:
         def change(replay: Replay) -> Replay:
             """Returns the steps with the changes."""
             replay = self._checkpoints.run(replay, call_share, operation_share)
-            ones = np.ones(len(self.study.calls)), np.ones(len(self.study.operations))
-            replay = self._micro_batches.run(replay, *ones).scale_work(factors)
+            full_shares = np.ones(len(self.study.calls)), np.ones(len(self.study.operations))
+            replay = self._micro_batches.run(replay, *full_shares).scale_work(factors)
             if not saves_most:
                 starts = np.flatnonzero(np.diff(self._checkpoints.repetition, prepend=NONE) > 0)
                 added_ns = self._checkpoint_cpu_ns[self._checkpoints.repetition[starts]]
@@ -338,10 +338,10 @@ class _ChangedSteps:
 
     def _scale_loading(self, replay: Replay, *, saves_most: bool) -> Replay:
         """Returns the steps in which loading a batch takes longer or shorter, or as long as before."""
-        more = (self._question.batch or 1.0) - 1
-        if (more > 0) == saves_most:
+        added_share = (self._question.batch or 1.0) - 1
+        if (added_share > 0) == saves_most:
             return replay
-        loading_ns = np.minimum(self.study.calls.loading_ns, replay.pause_ns) * more
+        loading_ns = np.minimum(self.study.calls.loading_ns, replay.pause_ns) * added_share
         return replace(replay, cpu_ns=replay.cpu_ns + loading_ns, pause_ns=replay.pause_ns + loading_ns)
 
     def _change_optimizer(self, replay: Replay, is_optimizer: Bools, *, saves_most: bool) -> Replay:
@@ -390,7 +390,7 @@ def _repeat_modules(
     calls = len(priced.calls)
     for module in modules:
         groups = module.forward[: module.needed], module.forward[module.needed :], module.backward
-        needed, rest, backward = (np.isin(priced.call, group) & (priced.call < calls) for group in groups)
+        needed, unneeded, backward = (np.isin(priced.call, group) & (priced.call < calls) for group in groups)
         for number in range(study.steps):
             in_step = step == number
             if not (needed & in_step).any() or not (backward & in_step).any():
@@ -400,8 +400,8 @@ def _repeat_modules(
             repetitions.append(Repetition(first, end, before))
             is_needed.append(True)
             cpu_ns.append(module.saved_tensors * _SAVED_TENSOR_CPU_NS)
-            if (rest & in_step).any():
-                repetitions.append(Repetition(end, int(launch[rest & in_step].max()) + 1, before))
+            if (unneeded & in_step).any():
+                repetitions.append(Repetition(end, int(launch[unneeded & in_step].max()) + 1, before))
                 is_needed.append(False)
                 cpu_ns.append(0.0)
     return repetitions, np.array(is_needed, np.bool_), np.array(cpu_ns)

@@ -132,18 +132,18 @@ class EnergyReader:
         """
         uuids_of_processes = [self._name_gpus(steps) if steps else [] for steps in steps_of_processes]
         counts = Counter(uuid for uuids in uuids_of_processes for uuid in uuids)
-        measured = []
+        measured_gpus = []
         for rank, (steps, uuids) in enumerate(zip(steps_of_processes, uuids_of_processes, strict=True)):
             is_alone = steps is not None and all(uuid in self._gpus and counts[uuid] == 1 for uuid in uuids)
             figures = [measure_steps(self._readings[uuid], steps) for uuid in uuids] if steps and is_alone else []
-            measured.append(
+            measured_gpus.append(
                 [
                     GpuEnergy(**self._describe_gpu(uuid), rank=rank if has_ranks else None, **figures_of_gpu)
                     for uuid, figures_of_gpu in zip(uuids, figures, strict=False)
                     if figures_of_gpu and all(figures)
                 ]
             )
-        return measured
+        return measured_gpus
 
     def _describe_gpu(self, uuid: str) -> dict[str, Any]:
         """Returns the name, the number and the highest clock of a GPU."""

@@ -180,10 +180,10 @@ def _describe_memory(target: Target, folder: Path) -> Iterator[str]:
     for path in (folder / name for run in runs for name in run.memory or ()):
         try:
             first = next(iter(answer_memory(account_memory(read_snapshot(path)), path.name)))
-            said = plain(first.text) if isinstance(first, Answer) else ""
+            message = plain(first.text) if isinstance(first, Answer) else ""
         except NsysAnalyzerError as error:
-            said = f"It shows nothing: {error.message}."
-        yield f"nsys-analyze memory {path}\n{said}"
+            message = f"It shows nothing: {error.message}."
+        yield f"nsys-analyze memory {path}\n{message}"
     if target.memory and not any(run.memory for run in runs):
         yield "There is no memory snapshot: PyTorch used no GPU, or the program ended before its steps"
 

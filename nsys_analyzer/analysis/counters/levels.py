@@ -54,9 +54,9 @@ def _make_level(title: str, unit: LevelUnit, start: Ints, end: Ints, value: Floa
     start, end, value = start[is_shown] - tracks.origin_ns, end[is_shown] - tracks.origin_ns, value[is_shown]
     size = max(1, -(-len(start) // _MAX_VALUES))
     first = np.arange(0, len(start), size)
-    known = ~np.isnan(value)
-    count = np.add.reduceat(known, first, dtype=np.int64) if len(first) else np.zeros(0, np.int64)
-    total = np.add.reduceat(np.where(known, value, 0), first) if len(first) else np.zeros(0)
+    has_value = ~np.isnan(value)
+    count = np.add.reduceat(has_value, first, dtype=np.int64) if len(first) else np.zeros(0, np.int64)
+    total = np.add.reduceat(np.where(has_value, value, 0), first) if len(first) else np.zeros(0)
     mean = np.where(count > 0, np.round(total / np.maximum(count, 1)), MISSING).astype(np.int64)
     times, ends = np.maximum(start[first], 0), end[np.minimum(first + size, len(start)) - 1]
     is_gap = np.append(times[1:] > ends[:-1], True)[: len(times)]

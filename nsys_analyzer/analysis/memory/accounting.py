@@ -78,17 +78,17 @@ def find_growth(
     end = int((failures if len(failures) else allocations[::-1])[0])
     step = np.where(blocks.allocated >= 0, times.step[np.maximum(blocks.allocated, 0)], UNKNOWN)
     is_left = blocks.in_use(end) & (step >= 0) & (step < times.step[end])
-    left, step = blocks.select(is_left), step[is_left]
-    place_of_block = places.of_stack[left.stack]
+    leftovers, step = blocks.select(is_left), step[is_left]
+    place_of_block = places.of_stack[leftovers.stack]
     rows = []
     for place in np.unique(place_of_block).tolist():
         is_here = place_of_block == place
-        bytes_of_step = np.bincount(step[is_here], left.size_bytes[is_here])
+        bytes_of_step = np.bincount(step[is_here], leftovers.size_bytes[is_here])
         bytes_of_step = bytes_of_step[bytes_of_step > 0]
         # A cache that is full holds blocks of a few steps, and releases the oldest.
         if len(bytes_of_step) >= max(_LEAST_GROWING_STEPS, times.steps / 2):
-            per_step, held = int(np.median(bytes_of_step)), int(bytes_of_step.sum())
-            rows.append(MemoryGrowth(places.places[place], per_step, len(bytes_of_step), held))
+            per_step, held_bytes = int(np.median(bytes_of_step)), int(bytes_of_step.sum())
+            rows.append(MemoryGrowth(places.places[place], per_step, len(bytes_of_step), held_bytes))
     in_use_bytes = int(blocks.size_bytes[blocks.in_use(end)].sum())
     is_relevant = sum(row.bytes_per_step for row in rows) >= _LEAST_GROWTH_SHARE * in_use_bytes
     return tuple(sorted(rows, key=lambda row: -row.held_bytes)) if is_relevant else ()

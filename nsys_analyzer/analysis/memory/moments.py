@@ -46,8 +46,8 @@ def measure_moment(
     # each such start is followed by the start of a block or the end of a segment.
     piece_starts = np.sort(np.concatenate([segment_starts, block_starts + block_sizes]))
     piece_ends = np.sort(np.concatenate([block_starts, segment_ends]))
-    known = event >= 0 and times.source is not None
-    phase, step = (int(column[event]) if known else UNKNOWN for column in (times.phase, times.step))
+    has_times = event >= 0 and times.source is not None
+    phase, step = (int(column[event]) if has_times else UNKNOWN for column in (times.phase, times.step))
     return MemoryMoment(
         float(events.time_ns[event] - events.time_ns[0]) / NS_PER_MS if event >= 0 else 0.0,
         PHASES[phase] if phase != UNKNOWN else None,

@@ -71,9 +71,11 @@ def find_remedies(
         growth: the memory that grows from step to step.
     """
     if growth:
-        held = sum(row.held_bytes for row in growth)
-        yield MemoryRemedy("growth", held, held >= missing, tuple(row.place for row in growth[:_MOST_PLACES]))
-        if held >= missing:  # anything else only delays the failure by a few steps
+        held_bytes = sum(row.held_bytes for row in growth)
+        yield MemoryRemedy(
+            "growth", held_bytes, held_bytes >= missing, tuple(row.place for row in growth[:_MOST_PLACES])
+        )
+        if held_bytes >= missing:  # anything else only delays the failure by a few steps
             return
     unused = moment.fragmented_bytes + moment.cached_bytes
     if unused and unused + requested - missing >= requested and not snapshot.settings.get("expandable_segments"):

@@ -58,12 +58,12 @@ def find_modules(memory: TensorMemory, patterns: Sequence[str]) -> list[Checkpoi
     for (path, _), indices in groups.items():
         written = {storage for index in indices for storage in memory.writes[index]} & memory.size_bytes.keys()
         readers = [index for index in backward_of.get(path, ()) if not written.isdisjoint(memory.reads[index])]
-        read = {storage for index in readers for storage in memory.reads[index]}
-        saved = read & written
+        read_storages = {storage for index in readers for storage in memory.reads[index]}
+        saved = read_storages & written
         needed = [number for number, index in enumerate(indices, 1) if not saved.isdisjoint(memory.writes[index])]
         if needed:
             modules.append(
-                CheckpointedModule(path, tuple(indices), needed[-1], tuple(readers), len(read - of_backward))
+                CheckpointedModule(path, tuple(indices), needed[-1], tuple(readers), len(read_storages - of_backward))
             )
     return modules
 
@@ -80,17 +80,17 @@ def order_accesses(
     repetition_of: dict[int, tuple[int, set[int]]] = {}
     repeated_before: dict[int, tuple[CheckpointedModule, int, set[int]]] = {}
     for number, module in enumerate(modules, 1):
-        own = {storage for index in module.forward[: module.needed] for storage in memory.writes[index]}
-        own &= memory.size_bytes.keys()
-        repeated_before[module.backward[0]] = module, number, own
-        repetition_of.update((index, (number, own)) for index in module.backward)
+        repeated_storages = {storage for index in module.forward[: module.needed] for storage in memory.writes[index]}
+        repeated_storages &= memory.size_bytes.keys()
+        repeated_before[module.backward[0]] = module, number, repeated_storages
+        repetition_of.update((index, (number, repeated_storages)) for index in module.backward)
     is_optimizer = memory.calls.in_phase("optimizer")
     first_of_optimizer = int(is_optimizer.argmax()) if is_optimizer.any() else len(is_optimizer)
     one_pass = list[Access]()
     for index in range(first_of_optimizer):
         if index in repeated_before:
-            module, number, own = repeated_before[index]
-            one_pass += [memory.repeat(call, number, own) for call in module.forward[: module.needed]]
+            module, number, repeated_storages = repeated_before[index]
+            one_pass += [memory.repeat(call, number, repeated_storages) for call in module.forward[: module.needed]]
         one_pass.append(memory.repeat(index, *repetition_of.get(index, ())))
     yield from one_pass
     for access in one_pass if micro_batches > 1 else ():

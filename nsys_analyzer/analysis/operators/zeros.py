@@ -78,8 +78,12 @@ def find_work_on_zeros(operators: PricedOperators) -> WorkOnZeros:
     sparse = _follow_zeros(operators)
     _follow_factors(operators, sparse)
     zero_share, in_rows, origin = np.zeros(len(calls)), np.zeros(len(calls), np.bool_), np.full(len(calls), -1)
-    for index, found in sparse.items():
-        zero_share[index], in_rows[index], origin[index] = 1 - found.density, found.rows > 0, found.origin
+    for index, sparse_tensor in sparse.items():
+        zero_share[index], in_rows[index], origin[index] = (
+            1 - sparse_tensor.density,
+            sparse_tensor.rows > 0,
+            sparse_tensor.origin,
+        )
     return WorkOnZeros(zero_share, in_rows, origin)
 
 
@@ -87,7 +91,7 @@ def _follow_zeros(operators: PricedOperators) -> dict[int, _Sparse]:
     """Returns the tensor that is mostly zeros for each call that reads or writes one, in the order of the calls."""
     calls = operators.calls
     in_backward, padded_rows = calls.in_phase("backward", "recomputed"), set[int]()
-    zeros, of_value, read = dict[int, int](), dict[int, _Sparse](), dict[int, _Sparse]()
+    zeros, of_value, sparse_inputs = dict[int, int](), dict[int, _Sparse](), dict[int, _Sparse]()
     for index, (reads, writes) in enumerate(zip(calls.reads, calls.writes, strict=True)):
         call = Call(calls.signatures[calls.signature[index]])
         name, output = call.signature.name, max(call.outputs or (), key=count_elements, default=None)
@@ -98,16 +102,16 @@ def _follow_zeros(operators: PricedOperators) -> dict[int, _Sparse]:
         elif zeros.keys() & {*reads} and (written := _count_written(call)):
             elements = count_elements(output)
             rows = _count_rows(output) if _WRITES_ROWS.search(name) else 0
-            found = _Sparse(written / max(elements, 1), elements, rows, index)
-            if found.density < 1 and (not in_backward[index] or (rows and _is_near(rows, padded_rows))):
+            sparse_tensor = _Sparse(written / max(elements, 1), elements, rows, index)
+            if sparse_tensor.density < 1 and (not in_backward[index] or (rows and _is_near(rows, padded_rows))):
                 padded_rows.add(rows)
-                of_value.update(dict.fromkeys(writes, found))
-                read[index] = found
+                of_value.update(dict.fromkeys(writes, sparse_tensor))
+                sparse_inputs[index] = sparse_tensor
         elif _is_proportional(operators, index) and any(value in of_value for value in reads):
-            read[index] = min(of_value[value] for value in reads if value in of_value)
-            if after := _find_result(call, output, read[index]):
+            sparse_inputs[index] = min(of_value[value] for value in reads if value in of_value)
+            if after := _find_result(call, output, sparse_inputs[index]):
                 of_value.update(dict.fromkeys(writes, after))
-    return read
+    return sparse_inputs
 
 
 def _count_written(call: Call) -> int:
@@ -117,20 +121,22 @@ def _count_written(call: Call) -> int:
     return count_elements(tensors[0]) if tensors else 0
 
 
-def _find_result(call: Call, output: Tensor, found: _Sparse) -> _Sparse | None:
+def _find_result(call: Call, output: Tensor, sparse_tensor: _Sparse) -> _Sparse | None:
     """Returns the result of a call that reads a tensor of mostly zeros; None if the result is not mostly zeros."""
-    if found.rows:
-        return found if _is_near(_count_rows(output), {found.rows}) else None
+    if sparse_tensor.rows:
+        return sparse_tensor if _is_near(_count_rows(output), {sparse_tensor.rows}) else None
     elements = count_elements(output)
     if call.signature.name.endswith("::sum"):
-        density = found.density * found.elements / max(elements, 1)
-        return _Sparse(density, elements, 0, found.origin) if density < 1 else None
+        density = sparse_tensor.density * sparse_tensor.elements / max(elements, 1)
+        return _Sparse(density, elements, 0, sparse_tensor.origin) if density < 1 else None
     if not _KEEPS_ZEROS.search(call.signature.name):
         return None
     # A factor with one element for each row makes whole rows zeros.
-    of_rows = any(tensor.shape[-1:] == (1,) and count_elements(tensor) == found.elements for tensor in call.tensors())
-    rows = _count_rows(output) if of_rows and elements > found.elements else 0
-    return found._replace(elements=elements, rows=rows)
+    of_rows = any(
+        tensor.shape[-1:] == (1,) and count_elements(tensor) == sparse_tensor.elements for tensor in call.tensors()
+    )
+    rows = _count_rows(output) if of_rows and elements > sparse_tensor.elements else 0
+    return sparse_tensor._replace(elements=elements, rows=rows)
 
 
 def _follow_factors(operators: PricedOperators, sparse: dict[int, _Sparse]) -> None:
@@ -138,8 +144,8 @@ def _follow_factors(operators: PricedOperators, sparse: dict[int, _Sparse]) -> N
     calls = operators.calls
     passes = list(zip(calls.phase.tolist(), calls.instance.tolist(), strict=True))
     factors = {
-        index: found
-        for index, found in sparse.items()
+        index: sparse_tensor
+        for index, sparse_tensor in sparse.items()
         if calls.signatures[calls.signature[index]].name.endswith(("::mul", "::mul_"))
     }
     for index in range(len(calls) - 1, -1, -1):
@@ -153,10 +159,10 @@ def _follow_factors(operators: PricedOperators, sparse: dict[int, _Sparse]) -> N
         }
         outputs = calls.signatures[calls.signature[index]].outputs or ()
         if readers and outputs and readers <= factors.keys():
-            found = max(factors[reader] for reader in readers)
+            sparse_tensor = max(factors[reader] for reader in readers)
             rows = [_count_rows(_largest_output(operators, reader)) for reader in readers]
             if _count_rows(outputs[0]) in rows:
-                sparse[index] = factors[index] = found
+                sparse[index] = factors[index] = sparse_tensor
 
 
 def _is_proportional(operators: PricedOperators, index: int) -> bool:
@@ -175,5 +181,5 @@ def _count_rows(tensor: Tensor) -> int:
     return math.prod(tensor.shape[:-1])
 
 
-def _is_near(rows: int, others: set[int]) -> bool:
-    return any(abs(rows - other) <= _ROWS_TOLERANCE * other for other in others)
+def _is_near(rows: int, row_counts: set[int]) -> bool:
+    return any(abs(rows - row_count) <= _ROWS_TOLERANCE * row_count for row_count in row_counts)

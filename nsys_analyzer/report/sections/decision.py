@@ -147,13 +147,13 @@ def _describe_failure(capture: CaptureSummary) -> StrOrText:
     message = describe_message(capture).rstrip(".") or "an allocation failed"
     snapshots = capture.run.memory if capture.run else None
     if snapshots:
-        told = phrase("A snapshot shows what filled the memory: `nsys-analyze memory {}`.", snapshots[0])
+        advice = phrase("A snapshot shows what filled the memory: `nsys-analyze memory {}`.", snapshots[0])
     else:
-        told = phrase(
+        advice = phrase(
             "What filled the memory is not recorded. If a program of `nsys-analyze run` runs out of memory, a snapshot "
             "of PyTorch's memory shows it."
         )
-    return join_texts(" ", (f"The program ran out of memory: {message}.", told))
+    return join_texts(" ", (f"The program ran out of memory: {message}.", advice))
 
 
 def _describe_length(capture: CaptureSummary, step: StepSummary) -> str:

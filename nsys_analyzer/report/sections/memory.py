@@ -107,10 +107,10 @@ def _say_peak(account: MemoryAccount) -> StrOrText:
 
 def _say_rest(account: MemoryAccount) -> str:
     """Returns sentences on the memory that PyTorch, CUDA, NCCL and other processes hold."""
-    held = f"PyTorch then holds {format_bytes(account.peak.reserved_bytes)} of the GPU. "
+    held_text = f"PyTorch then holds {format_bytes(account.peak.reserved_bytes)} of the GPU. "
     if account.outside_bytes is None:
-        return f"{held}What other processes, CUDA and NCCL hold is not part of a snapshot."
-    return f"{held}CUDA, NCCL and other processes hold {format_bytes(account.outside_bytes)}."
+        return f"{held_text}What other processes, CUDA and NCCL hold is not part of a snapshot."
+    return f"{held_text}CUDA, NCCL and other processes hold {format_bytes(account.outside_bytes)}."
 
 
 def _say_moment(moment: MemoryMoment) -> StrOrText:
@@ -129,8 +129,8 @@ def _tabulate_parts(parts: Sequence[MemoryPart], peak: MemoryMoment, title: str)
     rows: list[tuple[str, int, int | None]] = [
         (_name_category(part.category), part.bytes, part.blocks) for part in sorted(parts, key=lambda part: -part.bytes)
     ]
-    rest = ((_REST_WORDS, peak.fragmented_bytes, None), (_CACHED_WORDS, peak.cached_bytes, None))
-    rows += [row for row in rest if row[1] > 0]
+    unused_rows = ((_REST_WORDS, peak.fragmented_bytes, None), (_CACHED_WORDS, peak.cached_bytes, None))
+    rows += [row for row in unused_rows if row[1] > 0]
     total = max(peak.reserved_bytes, peak.allocated_bytes)
     return make_table(
         (
@@ -147,7 +147,7 @@ def _tabulate_parts(parts: Sequence[MemoryPart], peak: MemoryMoment, title: str)
 
 def _say_growth(growth: Sequence[MemoryGrowth]) -> StrOrText:
     per_step = sum(row.bytes_per_step for row in growth)
-    held = sum(row.held_bytes for row in growth)
+    held_bytes = sum(row.held_bytes for row in growth)
     steps = max(row.steps for row in growth)
     caller = _find_only_caller([row.place for row in growth])
     where = phrase(" It is allocated in calls at `{}`.", caller) if caller else ""
@@ -155,7 +155,7 @@ def _say_growth(growth: Sequence[MemoryGrowth]) -> StrOrText:
         "",
         [
             phrase("Memory grows by {} per step.", format_bytes(per_step)),
-            f" {format_bytes(held)} of {format_count(steps, 'earlier step')} are still in use at the end.",
+            f" {format_bytes(held_bytes)} of {format_count(steps, 'earlier step')} are still in use at the end.",
             where,
             " A snapshot tells which line allocates memory, not which variable keeps it.",
         ],

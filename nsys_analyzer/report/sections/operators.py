@@ -108,12 +108,12 @@ def _summarize_account(account: StepAccount, length: str) -> str:
     attainable = format_ms(parts.pop(ATTAINABLE, 0.0))
     causes = sorted((cause for cause in parts if parts[cause] > 0), key=lambda cause: -parts[cause])
     largest = [f"{_WORDS[cause]} ({format_ms(parts[cause])})" for cause in causes[:_MAX_ANSWERED_CAUSES]]
-    rest = (
+    other_rows = (
         f" The largest {plural(len(largest), 'part')} above the attainable time: {join_names(largest)}."
         if largest
         else ""
     )
-    return f"A step takes {length}; about {attainable} would be attainable on this GPU.{rest}"
+    return f"A step takes {length}; about {attainable} would be attainable on this GPU.{other_rows}"
 
 
 def _tabulate_account(account: StepAccount, title: str) -> Table:
