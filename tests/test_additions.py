@@ -32,7 +32,8 @@ from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.experiments import benches
 from nsys_analyzer.questions import ask
 from nsys_analyzer.questions import figure as figure_module
-from nsys_analyzer.questions.named_figures import FIGURES, PHASE_PART
+from nsys_analyzer.questions.named_figures import FIGURES
+from nsys_analyzer.questions.summary_parts import PHASE_PART
 from nsys_analyzer.report import finding_texts, palette, sections
 from nsys_analyzer.report.model import Block, Field, Paragraph, make_table
 from nsys_analyzer.report.renderers import step_bar
