@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from pathlib import Path
 from typing import Any
 
-from .ranges import RANK_PLACEHOLDER, Clock
+from .ranges import Clock, find_rank_file
 from .step_times import StepTimes
 
 #: The environment variable with the seconds for which steps should run, the largest number of steps, and the file for
@@ -35,9 +34,7 @@ class EnergySteps:
     def __init__(self, torch: Any) -> None:
         seconds, count, path = os.environ[VARIABLE].split(":", 2)
         self._torch, self._seconds, self._most_steps = torch, float(seconds), int(count)
-        rank = os.environ.get("RANK", "0")
-        is_wanted = rank == "0" or RANK_PLACEHOLDER in path
-        self._path = Path(path.replace(RANK_PLACEHOLDER, rank)) if is_wanted else None
+        self._path = find_rank_file(path)
         self._clock: Clock | None = None
         self._start: Any = None
         self._end: Any = None

@@ -26,6 +26,14 @@ _COUNTER = re.compile(r"\d+(\s*(/|of)\s*\d+)?\W*$")
 _EPOCH = re.compile(r"^epoch (\d+ )((of )?\d+ )?")
 
 
+def find_rank_file(path: str | None) -> Path | None:
+    """Returns the file that this rank writes; None without a path, or if rank 0 writes the file for all ranks."""
+    rank = os.environ.get("RANK", "0")
+    if not path or (rank != "0" and RANK_PLACEHOLDER not in path):
+        return None
+    return Path(path.replace(RANK_PLACEHOLDER, rank))
+
+
 class Ranges:
     """Writes the ranges of the hooks, except for phases for which the program has its own ranges.
 
@@ -193,9 +201,7 @@ class Results:
 
     def __init__(self, path: str | None) -> None:
         self.is_measured = self._is_written = False
-        rank = os.environ.get("RANK", "0")
-        is_written = path is not None and (rank == "0" or RANK_PLACEHOLDER in path)
-        self._path = Path(str(path).replace(RANK_PLACEHOLDER, rank)) if is_written else None
+        self._path = find_rank_file(path)
         self._notes: list[str] = []
         self._hook_time_ns = 0
 

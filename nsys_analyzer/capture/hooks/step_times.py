@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
-from .ranges import RANK_PLACEHOLDER, Clock
+from .ranges import Clock, find_rank_file
 
 #: The environment variable with the largest number of steps to measure on each side of the capture range, a colon, and
 #: the file for their lengths. Without this variable, nothing is measured.
@@ -32,9 +31,7 @@ class StepTimes:
 
     def __init__(self, torch: Any) -> None:
         count, _, path = os.environ.get(VARIABLE, "").partition(":")
-        rank = os.environ.get("RANK", "0")
-        is_wanted = bool(path) and (rank == "0" or RANK_PLACEHOLDER in path)
-        self._path = Path(path.replace(RANK_PLACEHOLDER, rank)) if is_wanted else None
+        self._path = find_rank_file(path)
         self._torch, self._most_steps = torch, int(count or 0)
         self._key: str | None = _BEFORE  # None inside the capture range and after the last measured step
         self._ended_steps = self._measured_steps = 0
