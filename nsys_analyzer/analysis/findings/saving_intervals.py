@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nsys_analyzer.analysis.steps.pace import CPU_RUN_TOLERANCE
 from nsys_analyzer.analysis.steps.replay import MIN_STEPS, Replay
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.trace.columns import DEVICE_TO_PAGEABLE, PAGEABLE_TO_DEVICE
@@ -22,12 +23,6 @@ GPU_TIME_TOLERANCE = 0.03
 #: The assumed relative difference between two runs in the GPU's time of a step. In the rounds of the timed pairs, steps
 #: that the GPU fills have a standard deviation of 0 to 2 %.
 _GPU_RUN_TOLERANCE = 0.01
-#: The assumed relative difference between two runs in the CPU's time on the critical path. In the rounds of the timed
-#: pairs, the steps that are not filled by the GPU have a standard deviation of 1 to 21 %, of which the median is 8 %.
-#: Processes differ more than rounds: 0.15 is the smallest of 0.08, 0.1, 0.12, 0.15 and 0.2 with which at least eight of
-#: ten savings of each of the two programs are in their intervals.
-_CPU_RUN_TOLERANCE = 0.15
-
 #: The columns of a replay whose times a change can remove from a step.
 _REMOVED_COLUMNS = ("cpu_ns", "min_wait_ns", "return_ns", "latency_ns", "spacing_ns", "work_ns", "join_gap_ns")
 
@@ -56,8 +51,8 @@ def estimate_interval(
         (most_ns - least_ns) / 2,
         GPU_TIME_TOLERANCE * (before_ns.gpu - after_ns.gpu),
         _GPU_RUN_TOLERANCE * after_ns.gpu,
-        _CPU_RUN_TOLERANCE * (before_ns.cpu - after_ns.cpu),
-        _CPU_RUN_TOLERANCE * after_ns.cpu,
+        CPU_RUN_TOLERANCE * (before_ns.cpu - after_ns.cpu),
+        CPU_RUN_TOLERANCE * after_ns.cpu,
         step_spread * float(np.median([before.step_ns for before, _ in replays])),
     )
     middle_ns, ms_per_ns = (least_ns + most_ns) / 2, scale / NS_PER_MS
@@ -76,7 +71,7 @@ def _measure_removed_ns(replays: tuple[Replay, Replay]) -> float:
     if before.least_step_ns > after.least_step_ns or not np.array_equal(before.awaited, after.awaited):
         return math.inf
     removed_ns = (np.maximum(getattr(before, name) - getattr(after, name), 0.0).sum() for name in _REMOVED_COLUMNS)
-    return float(sum(removed_ns)) / before.steps * (1 + _CPU_RUN_TOLERANCE)
+    return float(sum(removed_ns)) / before.steps * (1 + CPU_RUN_TOLERANCE)
 
 
 class _PathTimes(NamedTuple):
